@@ -32,7 +32,7 @@ from cluster.run_files import (
 )
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
-from configs.runs import USUAL_ROWS
+from configs.runs import USUAL_ROWS, has_ended
 from configs.strict_json import strict_json
 
 SEED = re.compile(r"[0-9]{1,19}")
@@ -150,7 +150,8 @@ def read_run(
     known = _evidence(run, jobs, ends or {})
     rows, job = known.rows, known.job
     checkpoint, age = newest_checkpoint(run)
-    state, reason = state_of(known, _finished(run, rows, steps, hours))
+    is_finished = has_ended(json_object(run / "evaluation.json"), steps, hours)
+    state, reason = state_of(known, is_finished)
     return RunStatus(
         name=run.resolve().name,
         state=state,
@@ -249,14 +250,6 @@ def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:
     ]
     waits = events[-1:] and events[-1]["event"] in ("requeue", "left")
     return [str(reason) for reason in [*reasons, *([events[-1]["reason"]] if waits else [])]]
-
-
-def _finished(run: Path, rows: Sequence[Row], steps: int, hours: float | None) -> bool:
-    """Whether the run has results of its last step, which `hours` may set before `steps`."""
-    step = json_object(run / "evaluation.json").get("step")
-    if not isinstance(step, int):
-        return False
-    return step >= steps or (hours is not None and (not rows or step >= rows[-1]["step"]))
 
 
 def _newest(rows: Sequence[Row], key: str) -> float | None:

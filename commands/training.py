@@ -115,11 +115,12 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
 
 def final_results(job: JobConfig) -> dict[str, Any] | None:
     """What the job's run has come to; None where it has not reached its end."""
+    from configs.runs import has_ended
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import read_evaluation
 
     results = read_evaluation(RunFolder.of(job).evaluation)
-    return None if results is None or results["step"] < job.steps else results
+    return results if results and has_ended(results, job.steps, job.hours) else None
 
 
 def announce_if_finished(job: JobConfig) -> bool:

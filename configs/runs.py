@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 STOPPED = 75  # the exit code of a process that has saved and stopped on request
 USUAL_ROWS = 10  # the usual interval is the mean over this many rows of metrics
@@ -31,3 +33,16 @@ def seconds_since(file: Path) -> float:
         return time.time() - file.stat().st_mtime
     except OSError:
         return math.inf
+
+
+def has_ended(results: Mapping[str, Any], steps: int, hours: float | None) -> bool:
+    """Whether a run of `steps` and perhaps `hours` has come to its end with these final results.
+
+    results: the content of ``evaluation.json``, which may be damaged. Its ``seconds`` are the
+    training time over all restarts.
+    """
+    step, seconds = results.get("step"), results.get("seconds")
+    if not isinstance(step, int):
+        return False
+    spent = seconds if isinstance(seconds, int | float) else 0.0
+    return step >= steps or (hours is not None and spent >= hours * 3600)

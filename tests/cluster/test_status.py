@@ -111,10 +111,11 @@ def test_finished(run):
 def test_finished_when_its_hours_are_used_up(run):
     run.log(70)
     run.save(70)
-    (run.path / "evaluation.json").write_text('{"step": 70}')
+    (run.path / "evaluation.json").write_text('{"step": 70, "seconds": 9001.5}')
     assert read_run(run.path, []).state == "stopped"  # more steps than it was finished with
-    (run.path / "config.yaml").write_text("steps: 100\nhours: 2.5\n")
-    assert read_run(run.path, []).state == "finished"
+    for hours, state in ((2.5, "finished"), (2.6, "stopped")):
+        (run.path / "config.yaml").write_text(f"steps: 100\nhours: {hours}\n")
+        assert read_run(run.path, []).state == state
 
 
 def test_an_attempt_that_made_no_step_has_failed(run):

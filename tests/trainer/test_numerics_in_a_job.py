@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import configs
+from commands.training import final_results
 from configs import ConfigError
 from tests.conftest import TINY_JOB, tandem
 from trainer.config import JobConfig
@@ -49,6 +52,17 @@ def test_a_job_of_every_precision_ends_at_its_deadline(corpus, tmp_path):
     taught = [row for row in steps if "students/tinybert/loss" in row]
     assert len(taught) < len(steps) or len(steps) == 1
     assert str(run(corpus, tmp_path)) == str(rows)  # its time is up; a norm may be nan
+    assert len(list(tmp_path.glob("tiny/attempts/*.json"))) == 1, "it is not started again"
+
+
+def test_hours_that_are_used_up_end_a_run_until_there_are_more(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    results = {"step": 7, "seconds": 3600.5, "learners": {"teacher": {}}}
+    (tmp_path / "tiny/evaluation.json").write_text(json.dumps(results))
+    for words, ended in ((["hours=1"], True), (["hours=1.1"], False), (["steps=7"], True)):
+        places = ["data.path=c", f"output_dir={tmp_path}"]
+        job = configs.load(str(TINY_JOB), JobConfig, "job", [*places, *words])
+        assert (final_results(job) is not None) == ended
 
 
 def test_hours_are_positive():

@@ -51,6 +51,7 @@ def evaluate_run(
     measurement = _Measurement(saved, heartbeat)
     return {
         "step": saved.checkpoint.step,
+        "seconds": saved.state.seconds,
         "machine": describe_machine(),
         "corpus": _describe(saved.corpora),
         "metric": saved.job.primary_column.name,
