@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
-from commands.options import ENCODING, FRACTION, PATH, POSITIVE, parse_pair
+from commands.options import ENCODING, FRACTION, PATH, POSITIVE, TEXT, parse_pair
 from configs import assignment
 
 if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
 
-SEPARATOR = click.option("--separator", help="The line between documents; default: blank lines.")
+SEPARATOR = click.option(
+    "--separator", type=TEXT, help="The line between documents; default: blank lines."
+)
 FIELD = click.option(
     "--field",
     "text_field",
+    type=TEXT,
     default="text",
     show_default=True,
     help="JSON key or column of the text.",
@@ -76,6 +80,7 @@ def tokenizer_train(
     """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
     from data_pipeline.building.reporting import problem_lines
     from data_pipeline.text.documents import ReadOptions
+    from data_pipeline.tokenization.tokenizer import load
     from data_pipeline.tokenization.training import train
 
     reading = ReadOptions(separator, text_field)
@@ -83,7 +88,9 @@ def tokenizer_train(
     if unusable.count:
         click.echo(f"{unusable.count:,} unusable documents")
         click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
-    click.echo(f"The tokenizer is in {out}")
+    size = load(Path(out))[1].vocab_size
+    few = f": {size:,} of {vocab_size:,} entries, since the text has no more"
+    click.echo(f"The tokenizer is in {out}{few if size < vocab_size else ''}")
 
 
 @click.group()
@@ -110,7 +117,9 @@ def data() -> None:
     show_default=True,
     help="The fraction of the documents that is held out.",
 )
-@click.option("--task", metavar="I/N", help="Build slice I of N; `data merge` joins them.")
+@click.option(
+    "--task", type=TEXT, metavar="I/N", help="Build slice I of N; `data merge` joins them."
+)
 @SEPARATOR
 @FIELD
 @click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
@@ -199,7 +208,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 @data.command("dump")
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
+@click.option("--steps", type=TEXT, metavar="A:B", required=True, help="From step A up to step B.")
 @click.option(
     "--world-size",
     type=click.IntRange(min=1),
@@ -333,6 +342,7 @@ def data_augment(
 )
 @click.option(
     "--mask-token",
+    type=TEXT,
     default="[MASK]",
     show_default=True,
     help="What a masked word becomes: the mask token of the student's tokenizer.",

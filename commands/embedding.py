@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options import PATH
+from commands.options import PATH, TEXT
 
 if TYPE_CHECKING:
     from trainer.evaluation.text_vectors import TextVectors, Vector, WordVectors
@@ -40,7 +40,9 @@ class _Row:
     show_default=True,
     help="The first token's state, the mean of all, or the mean of the input vectors.",
 )
-@click.option("--word", help="The vectors of this word in each text: the mean of its pieces.")
+@click.option(
+    "--word", type=TEXT, help="The vectors of this word in each text: the mean of its pieces."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole vectors.")
 def embed(
     folder: str, texts: tuple[str, ...], pooling: str, word: str | None, as_json: bool

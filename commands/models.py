@@ -53,7 +53,11 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
     help="GPUs of each node.",
 )
 @click.option(
-    "--device", default="h100", show_default=True, help="The GPU: a name or file of configs/device."
+    "--device",
+    type=PATH,
+    default="h100",
+    show_default=True,
+    help="The GPU: a name or file of configs/device.",
 )
 @click.option(
     "--mfu",

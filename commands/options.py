@@ -23,10 +23,11 @@ class Number(click.FloatRange):
 MAX_DIGITS = 18  # a number of this many digits fits into 64 bits
 
 
-class PathOrName(click.ParamType):
-    """A file, a folder, or the name of a run or config: any text but an empty one."""
+class NotEmpty(click.ParamType):
+    """Any text but an empty one; `name` is what the help calls it."""
 
-    name = "path"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def convert(self, value: Any, *context: Any) -> str:
         """The text unchanged."""
@@ -49,7 +50,8 @@ class Encoding(click.ParamType):
         return str(value)
 
 
-PATH = PathOrName()
+PATH = NotEmpty("path")  # a file, a folder, or the name of a run or config
+TEXT = NotEmpty("text")
 ENCODING = Encoding()
 FRACTION = Number(0, 1)
 POSITIVE = Number(0, 1e9, min_open=True)

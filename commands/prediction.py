@@ -12,17 +12,18 @@ from typing import TextIO
 
 import click
 
-from commands.options import FRACTION, PATH
+from commands.options import FRACTION, PATH, TEXT
 
 
 @click.command()
 @click.argument("folder", type=PATH, metavar="DIR")
 @click.argument("input_", type=PATH, metavar="INPUT")
 @click.option("--out", type=PATH, help="The file to write; standard output without it.")
-@click.option("--head", help="The task that INPUT is about, for a model of several.")
+@click.option("--head", type=TEXT, help="The task that INPUT is about, for a model of several.")
 @click.option(
     "--column",
     "columns",
+    type=TEXT,
     multiple=True,
     metavar="FIELD=COLUMN",
     help="Where a text stands in a table, by name or number; may be repeated.",

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from commands.options import PATH
+from commands.options import PATH, TEXT
 from commands.submission import numbers
 from commands.suites import compare
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
-@click.option("--learner", help="Only this learner: teacher, or a student's name.")
+@click.argument("names", type=PATH, nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
+@click.option("--learner", type=TEXT, help="Only this learner: teacher, or a student's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--suite", type=PATH, help="A suite: a file, or a name from configs/suite/.")
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
@@ -63,10 +63,11 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.option("--learner", required=True, help="teacher, or a student's name.")
+@click.option("--learner", type=TEXT, required=True, help="teacher, or a student's name.")
 @click.option("--out", type=PATH, required=True, help="The folder to write.")
 @click.option(
     "--head",
+    type=TEXT,
     help="Write the head of this task alone, for a model of several; transformers loads it.",
 )
 @click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from commands.options import PATH, Number
+from commands.options import PATH, TEXT, Number
 
 _WAIT = click.option(
     "--wait", type=Number(0), default=60.0, show_default=True, help="Seconds to wait for an answer."
@@ -47,7 +47,7 @@ def _ask(run: str, kind: str, wait: float) -> None:
 @click.argument("run", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--step", type=int, required=True, help="The step of the checkpoint to start from.")
-@click.option("--name", required=True, help="The new run's name.")
+@click.option("--name", type=TEXT, required=True, help="The new run's name.")
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
     """Create a new run from a checkpoint of RUN, with changes of its config.
 

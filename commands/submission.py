@@ -14,7 +14,7 @@ from configs.typed import shown
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
     """The seeds of an option such as 1,2,3, each named once."""
-    found = text.split(",") if text else []
+    found = [] if text is None else text.split(",")
     if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in found):
         raise click.BadParameter(f"{shown(text)}: must be numbers, such as 1,2,3")
     seeds = [int(number) for number in found]
@@ -26,7 +26,7 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config", type=PATH)
 @click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
-@click.option("--cluster", help="The cluster: a name or file of configs/cluster.")
+@click.option("--cluster", type=PATH, help="The cluster: a name or file of configs/cluster.")
 @click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
 @click.option(
     "--chain",

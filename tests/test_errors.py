@@ -102,19 +102,6 @@ def test_wrong_usage_exits_2():
         assert (done.exit_code, "nan is not a number" in done.output) == (2, True), done.output
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["import", "x", "--out", ""], ["export", "x", "--learner", "teacher", "--out", ""],
-        ["data", "build", "x", "--tokenizer", "t", "--out", ""], ["train", ""], ["stop", ""],
-        ["data", "check", ""], ["data", "build", "", "--tokenizer", "t", "--out", "o"],
-    ],
-)  # fmt: skip
-def test_an_empty_path_is_wrong_usage(words):
-    done = CliRunner().invoke(command_line.main, words)
-    assert (done.exit_code, "must not be empty" in done.output) == (2, True), done.output
-
-
 def test_what_the_system_refuses_is_one_line_with_its_path(tmp_path):
     for error, line in {
         OSError(errno.EIO, "Input/output error", "a/file"): "a/file: Input/output error",
