@@ -19,6 +19,7 @@ from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
 from cluster.status import is_array, read_array, read_one, read_runs, to_json
 from cluster.status_table import table
+from configs.runs import is_run
 
 
 def submit(
@@ -116,9 +117,9 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     if run is None:
         runs = read_runs(root, jobs)
     else:
-        folder = next(filter(_is_run, (Path(run), root / run)), None)
+        folder = next(filter(is_run, (Path(run), root / run)), None)
         if folder is None:
-            raise LaunchError(f"{run}: not a run: no config.yaml in {run} or {root / run}")
+            raise LaunchError(f"{run}: not a run: no job has begun in {run} or {root / run}")
         runs = read_array(folder, jobs) if is_array(folder) else [read_one(folder, jobs)]
     if as_json:
         print(to_json(runs))
@@ -127,7 +128,3 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     console.print(table(runs) if runs else f"no runs in {root}")
     if remark and list(root.glob("*/submissions")):
         console.print(Text(remark, style="dim"))
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").exists() or (folder / "submissions").exists()

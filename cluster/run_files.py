@@ -88,6 +88,13 @@ def newest_attempt(run: Path) -> tuple[dict[str, Any], float]:
     return record if _fits(record, ATTEMPT_TYPES) else {}, records[-1].stat().st_mtime
 
 
+def failure_of(run: Path) -> str:
+    """Why the newest attempt failed, in one line, by its first rank to fail; empty if unknown."""
+    newest = max(run.glob("attempts/*.json"), default=None)
+    noted = json_object(newest.with_suffix(".failure")) if newest else {}
+    return " ".join(str(noted.get("error", "")).split())
+
+
 def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
     """The step of the newest checkpoint, and its age in seconds; None where there is none."""
     folders = [path for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]

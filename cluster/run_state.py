@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.run_files import Row, newest_checkpoint
+from cluster.run_files import Row, failure_of, newest_checkpoint
 from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run, words
 from configs.runs import STOPPED, USUAL_ROWS, seconds_since, stall_timeout
 
@@ -199,6 +199,8 @@ def _ended_without_reason(known: Evidence) -> tuple[str, str]:
         return "failed", FAILED_ENDS[known.end]
     if known.end in STOPPED_ENDS:
         return "stopped", STOPPED_ENDS[known.end]
+    if failure := failure_of(known.run):
+        return "failed", failure
     checkpoint, _ = newest_checkpoint(known.run)
     if not known.rows and known.last_event != "start":
         return "failed", "it ended before it logged a step; see its log"

@@ -32,11 +32,10 @@ from cluster.run_files import (
 )
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
-from configs.runs import USUAL_ROWS, has_ended
+from configs.runs import USUAL_ROWS, has_begun, has_ended
 from configs.strict_json import strict_json
 
 SEED = re.compile(r"[0-9]{1,19}")
-BEGUN = ("config.yaml", "slurm.jsonl")  # a run that a job has started has one of these
 
 EndStates = Mapping[str, str]  # SLURM_JOB_ID -> final state, from SLURM's accounting
 ReadEndStates = Callable[[Sequence[str]], EndStates]
@@ -50,7 +49,7 @@ class RunStatus:
     state: str  # new, queued, running, stalled, stopped, failed, finished, unreadable
     reason: str = ""  # why it is in that state
     step: int = 0
-    steps: int = 0
+    steps: int | None = 0
     losses: dict[str, float] = field(default_factory=dict)  # learner -> newest loss
     tokens_per_second: float | None = None
     seconds_left: float | None = None
@@ -74,7 +73,7 @@ def read_runs(
     `jobs` is SLURM's queue, or None where it cannot be read. `read_ends` returns the final states
     of jobs that have left it. A folder that cannot be read becomes an ``unreadable`` row.
     """
-    begun = {path.parent for name in BEGUN for path in root.glob(f"*/{name}")}
+    begun = {*filter(has_begun, root.glob("*"))}
     waiting = {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")} - begun
     shown = begun | {run for run in waiting if not is_array(run) or _is_row(run)}
     return _rows([run for run in shown if not run.name.startswith(".")], jobs, read_ends)
@@ -84,7 +83,7 @@ def read_array(
     run: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
 ) -> list[RunStatus]:
     """The runs of the seed array that was submitted as `run`, and the seeds that have not begun."""
-    seeds = {path.parent for name in BEGUN for path in run.parent.glob(f"{run.name}-seed*/{name}")}
+    seeds = {*filter(has_begun, run.parent.glob(f"{run.name}-seed*"))}
     return _rows(seeds | {run} if _is_row(run) else seeds, jobs, read_ends)
 
 
@@ -97,7 +96,7 @@ def read_one(
 
 def is_array(run: Path) -> bool:
     """Whether `run` is only the name under which a seed array was submitted."""
-    return not (run / "config.yaml").exists() and any(run.glob("submissions/*/seeds"))
+    return not has_begun(run) and any(run.glob("submissions/*/seeds"))
 
 
 def _is_row(array: Path) -> bool:
@@ -121,7 +120,7 @@ def _seeds_to_come(array: Path) -> dict[str, str]:
     return {
         str(index): seed
         for index, (seed, run) in enumerate(zip(seeds, runs, strict=True))
-        if not any((run / name).exists() for name in BEGUN)
+        if not has_begun(run)
     }
 
 
@@ -150,7 +149,8 @@ def read_run(
     known = _evidence(run, jobs, ends or {})
     rows, job = known.rows, known.job
     checkpoint, age = newest_checkpoint(run)
-    is_finished = has_ended(json_object(run / "evaluation.json"), steps, hours)
+    results = json_object(run / "evaluation.json")
+    is_finished = steps is not None and has_ended(results, steps, hours)
     state, reason = state_of(known, is_finished)
     return RunStatus(
         name=run.resolve().name,
@@ -221,14 +221,19 @@ def to_json(runs: Sequence[RunStatus]) -> str:
     return strict_json([dataclasses.asdict(run) for run in runs])
 
 
-def _budget(run: Path) -> tuple[int, float | None]:
-    """``steps`` and ``hours`` of the run's config, or of the config that was submitted last."""
+def _budget(run: Path) -> tuple[int | None, float | None]:
+    """``steps`` and ``hours`` of the run's config, or of the config that was submitted last.
+
+    They are unknown (None) until the first start of a run has accepted its config.
+    """
     array = run.resolve().with_name(re.sub(r"-seed\d+$", "", run.resolve().name))
     submitted = [*run.glob("submissions/*/config.yaml"), *array.glob("submissions/*/config.yaml")]
     files = [run / "config.yaml", *sorted(submitted, reverse=True)]
     file = next((file for file in files if file.is_file()), None)
+    if file is None and has_begun(run):
+        return None, None
     if file is None:
-        raise LaunchError(f"{run}: not a run: it has no config.yaml")
+        raise LaunchError(f"{run}: not a run: no job has begun in it")
     try:
         config = configs.plain(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
@@ -266,11 +271,11 @@ def _losses(rows: Sequence[Row]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "teacher", item[0])))
 
 
-def _seconds_left(rows: Sequence[Row], steps: int, hours: float | None) -> float | None:
+def _seconds_left(rows: Sequence[Row], steps: int | None, hours: float | None) -> float | None:
     """Seconds until its steps or its hours of training are done, whichever comes first."""
     recent = training_rows(rows)[-USUAL_ROWS:]
     made = recent[-1]["step"] - recent[0]["step"] if recent else 0
-    if made <= 0:
+    if made <= 0 or steps is None:
         return None
     seconds = recent[-1]["seconds"]
     left = (seconds - recent[0]["seconds"]) / made * (steps - recent[-1]["step"])

@@ -36,7 +36,7 @@ def table(runs: Sequence[RunStatus]) -> RenderableType:
         grid.add_row(
             Text(run.name),
             Text(run.state, style=COLOURS.get(run.state, "")),
-            f"{run.step:,} of {run.steps:,}",
+            f"{run.step:,} of {'?' if run.steps is None else f'{run.steps:,}'}",
             Text("\n".join(f"{learner} {loss:.3f}" for learner, loss in run.losses.items())),
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             duration(run.seconds_left),

@@ -20,7 +20,7 @@ def stop(run: str, wait: float) -> None:
     from trainer.checkpoint import live_owner
     from trainer.run_folder.folder import RunFolder
 
-    folder = RunFolder.submitted(run)
+    folder = RunFolder.begun(run)
     lines, has_started = cancel_waiting(folder.path)
     for line in lines:
         click.echo(line)
@@ -40,7 +40,7 @@ def _ask(run: str, kind: str, wait: float) -> None:
     from trainer.control.asking import ask_and_wait
     from trainer.run_folder.folder import RunFolder
 
-    click.echo(ask_and_wait(RunFolder.existing(run), kind, wait))
+    click.echo(ask_and_wait(RunFolder.begun(run), kind, wait))
 
 
 @click.command("fork")

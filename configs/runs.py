@@ -14,6 +14,18 @@ USUAL_ROWS = 10  # the usual interval is the mean over this many rows of metrics
 _LEAST_TIMEOUT = 300.0
 _FIRST_TIMEOUT = 1800.0
 
+_BEGUN = ("config.yaml", "slurm.jsonl", "attempts/*.json")
+
+
+def has_begun(run: Path) -> bool:
+    """Whether a job has started in a folder; ``config.yaml`` is there once it has been accepted."""
+    return any(True for name in _BEGUN for _ in run.glob(name))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a job has started in a folder, or was submitted there."""
+    return has_begun(folder) or (folder / "submissions").exists()
+
 
 def stall_timeout(usual: float | None) -> float:
     """Seconds without progress after which a run has stalled.

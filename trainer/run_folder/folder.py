@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import configs
+from configs.runs import is_run
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 
@@ -35,12 +36,12 @@ class RunFolder:
         raise TrainingError(f"{run}: not a run: no config.yaml in {run} or runs/{run}")
 
     @classmethod
-    def submitted(cls, run: str) -> RunFolder:
-        """As `existing`, but also a run that is still queued."""
+    def begun(cls, run: str) -> RunFolder:
+        """As `existing`, but also a run that is still queued, or loading in its first start."""
         for path in (Path(run), Path("runs") / run):
-            if (path / "submissions").is_dir():
+            if is_run(path):
                 return cls(path)
-        return cls.existing(run)
+        raise TrainingError(f"{run}: not a run: no job has begun in {run} or runs/{run}")
 
     @property
     def config(self) -> Path:
