@@ -1,12 +1,15 @@
 """Submitting a job to SLURM.
 
 A submission is a folder in the run folder, written once and never changed: the script, the resolved
-config and a copy of the code. Later edits of the checkout or the YAML do not affect a queued job.
+config, and copies of the code and of the job's plugins. Later edits of the checkout, the YAML or a
+plugin do not affect a queued job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import configs
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.limits import refuse_never_granted
@@ -23,6 +27,7 @@ from cluster.script import Job, build
 
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
 PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
+PLUGINS = re.compile(r"(?m)^plugins:\n(?:- .*\n(?:  .*\n)*)+")  # as `configs.dump` writes them
 
 # When sbatch's answer is lost: how often the queue is read, and the pause before each read.
 QUEUE_READS, PAUSE_SECONDS = 5, 3.0
@@ -178,10 +183,28 @@ def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
     for name in PACKAGES:
         _copy(source / name, code / name)
     (code / "REVISION").write_text(_revision(source))
-    (job.submission / "config.yaml").write_text(config)
+    (job.submission / "config.yaml").write_text(_with_own_plugins(config, job.submission))
     (job.submission / "job.sbatch").write_text(text)
     if job.seeds:
         (job.submission / "seeds").write_text("".join(f"{seed}\n" for seed in job.seeds))
+
+
+def _with_own_plugins(config: str, submission: Path) -> str:
+    """The config with the paths of copies of its plugins, each in a folder of its own.
+
+    They keep their names, which messages about them have.
+    """
+    found = PLUGINS.search(config)
+    if not found:
+        return config
+    copies = []
+    for number, path in enumerate(configs.plain(found[0], "config.yaml")["plugins"], 1):
+        copy = submission / "plugins" / str(number) / Path(path).name
+        copy.parent.mkdir(parents=True)
+        shutil.copyfile(path, copy)
+        copies.append(str(copy))
+    words = f"plugins: {json.dumps(copies, ensure_ascii=False)}\n"
+    return config[: found.start()] + words + config[found.end() :]
 
 
 def _copy(source: Path, target: Path) -> None:

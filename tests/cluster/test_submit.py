@@ -1,17 +1,23 @@
 """`tandem submit` without SLURM: dry runs, refusals, and the folder of a submission."""
 
+import dataclasses
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import configs
 import tandem
 from cluster import LaunchError, commands, slurm
 from cluster.config import ClusterConfig
 from cluster.limits import seconds
+from commands.job_configs import changes_since_run
+from trainer.config import JobConfig
+from trainer.tasks import load_plugins
 
 START = (
     "sbatch: Job 41 to start at 2026-05-01T12:00:00 using 2 processors on nodes n1 in partition x"
@@ -67,6 +73,33 @@ def test_submission_folder(tmp_path, capsys):
     commands.submit("demo", Path("runs/demo"), "steps: 4\n")
     assert (folder / "config.yaml").read_text() == "steps: 3\n"
     assert (folder.with_name("002") / "config.yaml").read_text() == "steps: 4\n"
+
+
+def test_a_submission_has_its_own_copies_of_plugins(tmp_path, monkeypatch):
+    """Also of two of one name; a plugin that is edited afterwards changes no queued job."""
+    long = "a folder " * 20
+    for folder in (".", long):
+        Path(folder).mkdir(exist_ok=True)
+        Path(folder, "plug.py").write_text(f"PLACE = {folder!r}\n")
+    job = configs.load("demo", JobConfig, "job", ["data.path=c", "name=demo"])
+    job = dataclasses.replace(job, plugins=["plug.py", f"{long}/plug.py"])
+    commands.submit("demo", Path("runs/demo"), configs.dump(job))
+    Path("plug.py").write_text("raise ValueError('edited')\n")
+    for name in [name for name in sys.modules if name.startswith("tandem_plugin")]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "runs/demo/submissions/001"
+    submitted = configs.load(str(folder / "config.yaml"), JobConfig, "job")
+    assert submitted.plugins == [str(folder / f"plugins/{number}/plug.py") for number in (1, 2)]
+    assert dataclasses.replace(submitted, plugins=job.plugins) == job
+    assert [Path(path).read_text() for path in submitted.plugins] == [
+        f"PLACE = {folder!r}\n" for folder in (".", long)
+    ]
+    load_plugins(job.plugins)  # as of an earlier start's config: the copies stand for them
+    assert changes_since_run(job) == []
+    Path("runs/demo/config.yaml").write_text(configs.dump(submitted))
+    assert changes_since_run(dataclasses.replace(job, plugins=["plug.py", "plug.py"])) == []
+    changed = changes_since_run(dataclasses.replace(job, plugins=["plug.py"]))
+    assert [one.key for one in changed] == ["plugins"]
 
 
 def test_seeds(tmp_path, capsys):

@@ -17,20 +17,30 @@ from pathlib import Path
 from configs import ConfigError
 from trainer.objectives.objective_config import declare_terms
 
+COPIES = "submissions"  # the folder of a run in which `tandem submit` keeps copies
+
 
 def load_plugins(paths: Sequence[str]) -> None:
     """Register the tasks, terms and kinds of models in these files, each imported once per process.
 
     Raises ConfigError, naming the file, where one does not exist or cannot be imported.
     """
+    names: list[str] = []
     for path in map(Path, paths):
-        name = f"tandem_plugin_{path.stem}"
-        if name in sys.modules and sys.modules[name].__file__ == str(path.resolve()):
+        names.append(path.stem)
+        same = names.count(path.stem)  # plugins of one name are told apart by their order
+        name = f"tandem_plugin{same if same > 1 else ''}_{path.stem}"
+        if name in sys.modules and _is_same(Path(str(sys.modules[name].__file__)), path.resolve()):
             continue
         if not path.is_file():
             raise ConfigError(f"plugins: {path}: no such file")
         _import_file(name, path.resolve())
     declare_terms()
+
+
+def _is_same(loaded: Path, path: Path) -> bool:
+    """Whether a plugin that is loaded stands for this file: it, or another start's copy of it."""
+    return loaded == path or COPIES in loaded.parts or COPIES in path.parts
 
 
 def _import_file(name: str, path: Path) -> None:
