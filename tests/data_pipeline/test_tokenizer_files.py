@@ -45,18 +45,26 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 60), ("bpe", 270), ("unigram", 24)])
-def test_text_that_cannot_be_read_is_reported(tmp_path: Path, kind: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [("wordpiece", 60), ("wordpiece", 1000), ("bpe", 270), ("bpe", 1000), ("unigram", 24)],
+)
+def test_text_that_cannot_be_read_or_has_no_more_entries_is_reported(
+    tmp_path: Path, kind: str, asked: int
+) -> None:
     path = tmp_path / "text.txt"
     latin_1 = "\n\n".join(f"caf\xe9 {number}" for number in range(30)).encode("latin-1")
     path.write_bytes(b"A little text that is read, and more.\n\n" + latin_1)
     out = str(tmp_path / "out")
-    command = ["tokenizer", "train", str(path), "--kind", kind, "--vocab-size", str(size)]
+    command = ["tokenizer", "train", str(path), "--kind", kind, "--vocab-size", str(asked)]
     done = CliRunner().invoke(main, [*command, "--out", out])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[:2] == ["30 unusable documents", f"  {path}:3: not valid UTF-8"]
-    assert lines[-2:] == ["  ... and 10 more", f"The tokenizer is in {out}"]
+    size = load(tmp_path / "out")[1].vocab_size
+    few = f": {size} of {asked:,} entries, since the text has no more"
+    assert size < asked or asked < 1000
+    assert lines[-2:] == ["  ... and 10 more", f"The tokenizer is in {out}{few * (size < asked)}"]
 
 
 def test_a_full_disk_leaves_no_part_of_a_tokenizer(
