@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
-from commands.options import ENCODING, FRACTION, PATH, POSITIVE, parse_pair
+from commands.options import ENCODING, FRACTION, PATH, POSITIVE, TEXT, parse_pair
 from configs import assignment
 
 if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
 
-SEPARATOR = click.option("--separator", help="The line between documents; default: blank lines.")
+SEPARATOR = click.option(
+    "--separator", type=TEXT, help="The line between documents; default: blank lines."
+)
 FIELD = click.option(
     "--field",
     "text_field",
+    type=TEXT,
     default="text",
     show_default=True,
     help="JSON key or column of the text.",
@@ -113,7 +117,9 @@ def data() -> None:
     show_default=True,
     help="The fraction of the documents that is held out.",
 )
-@click.option("--task", metavar="I/N", help="Build slice I of N; `data merge` joins them.")
+@click.option(
+    "--task", type=TEXT, metavar="I/N", help="Build slice I of N; `data merge` joins them."
+)
 @SEPARATOR
 @FIELD
 @click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
@@ -202,7 +208,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
 @data.command("dump")
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--steps", metavar="A:B", required=True, help="From step A up to step B.")
+@click.option("--steps", type=TEXT, metavar="A:B", required=True, help="From step A up to step B.")
 @click.option(
     "--world-size",
     type=click.IntRange(min=1),
@@ -336,6 +342,7 @@ def data_augment(
 )
 @click.option(
     "--mask-token",
+    type=TEXT,
     default="[MASK]",
     show_default=True,
     help="What a masked word becomes: the mask token of the student's tokenizer.",
