@@ -68,9 +68,7 @@ def pair_spans(pool: Pool, rules: PackingRules, key: int) -> PairSpans:
     """
     cut, runs = _joined(pool, rules)
     pairs = _truncate(_split(cut, runs, key), rules.capacity)
-    if rules.kind == "sop":
-        return _swap(pairs, _draw(key, LABEL, len(runs.first), 2) == 1)
-    return _exchange(pairs, cut.documents[runs.first], key)
+    return _LABELLING[rules.kind](pairs, cut.documents[runs.first], key)
 
 
 def _joined(pool: Pool, rules: PackingRules) -> tuple[Pieces, Units]:
@@ -128,7 +126,9 @@ def _truncate(pairs: PairSpans, capacity: int) -> PairSpans:
     )
 
 
-def _swap(pairs: PairSpans, chosen: NDArray[np.bool_]) -> PairSpans:
+def _swap(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
+    """Swap the segments of half of the pairs, whatever their documents."""
+    chosen = _draw(key, LABEL, len(documents), 2) == 1
     return PairSpans(
         np.where(chosen, pairs.second_starts, pairs.first_starts),
         np.where(chosen, pairs.second_lengths, pairs.first_lengths),
@@ -156,6 +156,9 @@ def _exchange(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairS
         second_lengths=np.minimum(pairs.second_lengths, pairs.second_lengths[donors]),
         labels=chosen.astype(np.int64),
     )
+
+
+_LABELLING = {"segment_pair": _exchange, "sentence_pair": _exchange, "sop": _swap}
 
 
 def _partners(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -143,24 +143,50 @@ def pieces(block: Block, rules: PackingRules) -> Pieces:
 def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
     """Group pieces greedily into sequences."""
     document_end = np.searchsorted(cut.documents, cut.documents, side="right")
-    numbers = np.arange(len(cut.starts))
-    if rules.kind == "sentence_pair":
-        # The last sentence of a document joins the pair before it rather than stay alone.
-        last = numbers + np.where(document_end - numbers == 3, 3, 2)
-    else:
-        targets = _targets(len(numbers), rules, key)
-        last = np.searchsorted(cut.ends, cut.starts + targets, side="right")
-        last = np.maximum(last, numbers + (2 if rules.needs_boundary else 1))
-    if rules.kind != "full_sentences":
-        last = np.minimum(last, document_end)
-    first = _chain(last)
+    first = _chain(_UNIT_ENDS[rules.kind](cut, document_end, rules, key))
     if rules.needs_boundary:
         first = _rebalance_ends(first, document_end, cut.begins)
-    last = np.append(first[1:], len(numbers))
+    last = np.append(first[1:], len(cut.starts))
     if not rules.is_pair:
         return Units(first, last)
     splittable = cut.ends[last - 1] - cut.starts[first] > 1  # a single token cannot be split
     return Units(first[splittable], last[splittable])
+
+
+def _until_full(
+    cut: Pieces, document_end: NDArray[np.int64], rules: PackingRules, key: int
+) -> NDArray[np.int64]:
+    """As many pieces as fit, across documents; at least two where a boundary is needed."""
+    numbers = np.arange(len(cut.starts))
+    targets = _targets(len(numbers), rules, key)
+    last = np.searchsorted(cut.ends, cut.starts + targets, side="right")
+    return np.maximum(last, numbers + (2 if rules.needs_boundary else 1))
+
+
+def _within_document(
+    cut: Pieces, document_end: NDArray[np.int64], rules: PackingRules, key: int
+) -> NDArray[np.int64]:
+    """As many pieces of one document as fit."""
+    return np.minimum(_until_full(cut, document_end, rules, key), document_end)
+
+
+def _two_sentences(
+    cut: Pieces, document_end: NDArray[np.int64], rules: PackingRules, key: int
+) -> NDArray[np.int64]:
+    """Two pieces of one document; its last piece joins the two before it rather than stay alone."""
+    numbers = np.arange(len(cut.starts))
+    last = numbers + np.where(document_end - numbers == 3, 3, 2)
+    return np.minimum(last, document_end)
+
+
+# For each piece of a block, the end (exclusive) of the unit that begins with it.
+_UNIT_ENDS = {
+    "full_sentences": _until_full,
+    "doc_sentences": _within_document,
+    "segment_pair": _within_document,
+    "sentence_pair": _two_sentences,
+    "sop": _within_document,
+}
 
 
 def _rebalance_ends(

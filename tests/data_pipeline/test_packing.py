@@ -49,45 +49,6 @@ def segments(corpus: Corpus, ids: np.ndarray, segment_ids: np.ndarray) -> list[l
     return [ids[(segment_ids == number) & ~special[ids]].tolist() for number in (0, 1)]
 
 
-def greedy(split, length: int, within_documents: bool) -> list[list[int]]:
-    """full_sentences and doc_sentences by a plain loop: the tokens between [CLS] and [SEP]."""
-    found = []
-    sep = split.vocabulary.sep
-    for number in range(len(split.index.blocks)):
-        block = split.read_block(number)
-        current: list[int] = []
-        sentence_ends = np.cumsum(block.sentences)
-        sentences = np.split(block.tokens, sentence_ends[:-1])
-        at = 0
-        for size in block.documents:
-            for nth in range(size):
-                sentence = sentences[at].tolist()
-                at += 1
-                separator = [sep] if nth == 0 and current else []
-                while sentence:
-                    piece, sentence = sentence[: length - 2], sentence[length - 2 :]
-                    if len(current) + len(separator) + len(piece) > length - 2:
-                        found.append(current)
-                        current, separator = [], []
-                    current += separator + piece
-                    separator = []
-            if within_documents and current:
-                found.append(current)
-                current = []
-        if current:
-            found.append(current)
-    return found
-
-
-@pytest.mark.parametrize("length", [16, 64, 200])
-@pytest.mark.parametrize("packing", ["full_sentences", "doc_sentences"])
-def test_sentences_are_packed_as_by_a_plain_loop(corpus: Corpus, length: int, packing: str) -> None:
-    ids, _, _ = epoch_of(corpus, packing=packing, sequence_length=length)
-    pad = corpus.vocabulary.pad
-    found = [row[row != pad][1:-1].tolist() for row in ids]
-    assert found == greedy(corpus.split("train"), length, packing == "doc_sentences")
-
-
 def test_contiguous_wastes_nothing_but_the_end_of_a_block(corpus: Corpus) -> None:
     ids, _, _ = epoch_of(corpus, packing="contiguous")
     pad = corpus.vocabulary.pad

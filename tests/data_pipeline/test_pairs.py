@@ -14,6 +14,7 @@ import pytest
 from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repeat
 from data_pipeline import BuildOptions, Corpus, build
 from data_pipeline.packing import pairs
+from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.packing.pairs import Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, pieces, short_key, units
 from data_pipeline.shards.blocks import Block
@@ -38,6 +39,10 @@ def python_text() -> Documents:
         for document in gather(python_sources(Path(sysconfig.get_paths()["stdlib"])))
         if (ends := sentence_ends(document))
     ]
+
+
+def test_every_packing_of_pairs_is_tested_here() -> None:
+    assert {one for one in PACKINGS if PACKINGS[one].pair_labels} == {*NEXT, "sop"}
 
 
 def block_of(documents: Documents) -> Block:
