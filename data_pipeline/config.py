@@ -240,9 +240,9 @@ class DataConfig(TaskFilesConfig):
             yield "mixture", "set either path or mixture"
         if self.stage is not None and all(is_url(one) and not is_web(one) for one in self.paths()):
             yield "stage", "is for folders and web servers; other URLs have cache_dir"
-        packings = [packing for _, packing in self.lengths_and_packings()]
-        if self.short_sequence_probability and "contiguous" in packings:
-            yield "short_sequence_probability", "does not go with packing: contiguous"
+        fixed = [one for _, one in self.lengths_and_packings() if not PACKINGS[one].draws_lengths]
+        if self.short_sequence_probability and fixed:
+            yield "short_sequence_probability", f"does not go with packing: {fixed[0]}"
 
     def _conflicts_with_text(self) -> Iterator[Refusal]:
         for key in self.changed("root", "tokenizer"):

@@ -11,6 +11,7 @@ class Packing:
 
     pair_labels: tuple[str, ...] = ()  # what labels 0 and 1 of its pairs mean; empty: no pairs
     needs_boundary: bool = False  # each sequence is split in two at the beginning of a sentence
+    draws_lengths: bool = True  # some sequences may aim at a random smaller length
     version: int = 0  # of its rule: cached counts of sequences of another version are not read
 
 
@@ -18,9 +19,9 @@ _NEXT = ("next", "from another document")
 
 PACKINGS = {
     "full_sentences": Packing(),
-    "contiguous": Packing(),
+    "contiguous": Packing(draws_lengths=False),
     "doc_sentences": Packing(),
     "segment_pair": Packing(_NEXT, needs_boundary=True, version=2),
-    "sentence_pair": Packing(_NEXT, version=2),
+    "sentence_pair": Packing(_NEXT, draws_lengths=False, version=2),
     "sop": Packing(("in order", "swapped"), needs_boundary=True, version=2),
 }

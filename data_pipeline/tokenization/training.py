@@ -37,7 +37,6 @@ from data_pipeline.tokenization.vocabularies import (
 )
 
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
-KINDS = ("wordpiece", "bpe", "unigram")
 LINE_CHARACTERS = 4000  # SentencePiece skips longer lines
 MAX_VOCAB_SIZE = 1 << 20  # the libraries allocate memory for this many
 UNIGRAM_LINES = 2_000_000
@@ -77,8 +76,8 @@ def train(
     input, an unknown kind, or a folder that holds a tokenizer. Also if the vocabulary size does not
     fit the text or the kind.
     """
-    if kind not in KINDS:
-        raise DataError(f"--kind {kind}: must be one of {', '.join(KINDS)}")
+    if kind not in TRAINERS:
+        raise DataError(f"--kind {kind}: must be one of {', '.join(TRAINERS)}")
     refuse_existing(Path(out) / name for name in TOKENIZER_FILES)
     if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
         least = len(SPECIAL_TOKENS) + 1
@@ -88,10 +87,9 @@ def train(
     if next(read_documents(inputs, reading, on_problem=(found := Unusable())), None) is None:
         raise no_documents_error(inputs, found.count, next(iter(found.first), None))
     read = _reader(inputs, reading, unusable := Unusable())
-    trainer = {"wordpiece": _wordpiece, "bpe": _byte_level, "unigram": _unigram}[kind]
     lowercase = kind == "wordpiece" if cased is None else not cased
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles = trainer(read, vocab_size, lowercase)
+        tokenizer, roles = TRAINERS[kind](read, vocab_size, lowercase)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(
@@ -238,3 +236,11 @@ def _lines(documents: Iterable[str]) -> Iterator[str]:
         for line in document.splitlines():
             for start in range(0, len(line), LINE_CHARACTERS):
                 yield line[start : start + LINE_CHARACTERS]
+
+
+# By the words of `--kind`: read the text, and make a tokenizer of at most this many entries.
+TRAINERS: dict[str, Callable[[Read, int, bool], tuple[tokenizers.Tokenizer, Roles]]] = {
+    "wordpiece": _wordpiece,
+    "bpe": _byte_level,
+    "unigram": _unigram,
+}

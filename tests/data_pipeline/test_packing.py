@@ -9,6 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from configs.errors import ConfigError
+from configs.typed import build
 from data_pipeline import (
     PAIRS,
     BatchStream,
@@ -183,10 +185,24 @@ def test_padding_fraction() -> None:
         assert 1 - lengths.sum() / (512 * len(lengths)) < limit
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_short_sequences_make_more_of_them_or_are_refused(corpus: Corpus, packing: str) -> None:
+    values = {"path": "x", "packing": packing, "short_sequence_probability": 0.5}
+    if PACKINGS[packing].draws_lengths:
+        build(values, DataConfig)
+        block = Block(np.zeros(3000, np.uint16), np.full(300, 10), np.full(10, 30))
+        assert count(block, PackingRules(packing, 64, 0.5)) > count(
+            block, PackingRules(packing, 64)
+        )
+    else:
+        with pytest.raises(ConfigError, match=f"probability: does not go with packing: {packing}"):
+            build(values, DataConfig)
+
+
 @pytest.mark.parametrize("short", [0.0, 0.3])
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_padding_share_is_that_of_an_epoch(corpus: Corpus, packing: str, short: float) -> None:
-    if packing == "contiguous" and short:
+    if short and not PACKINGS[packing].draws_lengths:
         return
     rules = PackingRules(packing, 64, short)
     ids, _, _ = epoch_of(corpus, packing=packing, short_sequence_probability=short)

@@ -12,8 +12,16 @@ from click.testing import CliRunner
 
 from data_pipeline import DataError
 from data_pipeline.tokenization.tokenizer import load
-from data_pipeline.tokenization.training import train
+from data_pipeline.tokenization.training import TRAINERS, train
 from tandem import main
+
+
+def test_the_command_knows_every_kind() -> None:
+    """It lists them itself, since it does not import what trains them."""
+    (kind,) = (
+        one for one in main.commands["tokenizer"].commands["train"].params if one.name == "kind"
+    )
+    assert tuple(kind.type.choices) == tuple(TRAINERS)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
