@@ -84,4 +84,5 @@ class Heartbeat:
             return
         if self._hang_watch.heartbeats > self._heard:
             self._heard = self._hang_watch.heartbeats
-            os.utime(self._metrics)
+            with contextlib.suppress(OSError):  # there is no row yet
+                os.utime(self._metrics)
