@@ -18,7 +18,7 @@ RECORDS = ("metrics.jsonl", "slurm.jsonl", "alerts.jsonl", "slow_ranks.json", "s
 
 NUMBER = (int, float)
 EVENT_TYPES = {"event": str, "time": NUMBER, "job": str}  # of what the status is inferred from
-ATTEMPT_TYPES = {"host": str, "process": int, "time": NUMBER, "job": str}
+ATTEMPT_TYPES = {"process": int, "machine": str, "started": int, "time": NUMBER, "job": str}
 
 Row = dict[str, Any]
 

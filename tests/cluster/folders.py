@@ -2,9 +2,12 @@
 
 import json
 import os
-import socket
 import time
 from pathlib import Path
+
+from configs.processes import machine, started
+
+ELSEWHERE = "another boot pid:[1]"  # the machine of a record
 
 
 class Folder:
@@ -24,11 +27,11 @@ class Folder:
                 file.write(json.dumps({"step": step, "val/teacher/loss": 1.0}) + "\n")
 
     def attempt(
-        self, process: int, number: int = 1, started: float | None = None, **more: object
+        self, process: int, number: int = 1, since: float | None = None, **more: object
     ) -> None:
         (self.path / "attempts").mkdir(exist_ok=True)
-        record = {"host": socket.gethostname(), "process": process, "time": started or time.time()}
-        record |= more
+        record: dict[str, object] = {"process": process, "time": since or time.time()}
+        record |= {"machine": machine(), "started": started(process), **more}
         (self.path / f"attempts/{number:06d}.json").write_text(json.dumps(record))
 
     def save(self, step: int) -> None:

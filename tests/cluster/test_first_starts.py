@@ -28,7 +28,7 @@ def said(*words):
 
 
 def test_a_start_that_was_refused_says_why(run):
-    run.attempt(2**22, started=1000.0)  # more than any process's id
+    run.attempt(2**22, since=1000.0)  # more than any process's id
     failure = {"rank": 2, "error": "batch: 16 sequences do not divide\nover 3 ranks"}
     (run.path / "attempts/000001.failure").write_text(json.dumps(failure))
     status = read_run(run.path, None)
@@ -57,11 +57,11 @@ def test_a_start_that_is_loading_runs_and_can_be_stopped(run):
 
 
 def test_the_reason_of_an_earlier_attempt_is_not_that_of_the_newest(run):
-    run.attempt(2**22, started=1000.0)
+    run.attempt(2**22, since=1000.0)
     (run.path / "attempts/000001.failure").write_text('{"error": "old"}')
     run.attempt(os.getpid(), number=2)
     assert read_run(run.path, None).state == "running"
-    run.attempt(2**22, number=2, started=2000.0)
+    run.attempt(2**22, number=2, since=2000.0)
     assert read_run(run.path, None).reason == "it ended before it logged a step; see its log"
 
 

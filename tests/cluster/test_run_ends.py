@@ -9,7 +9,7 @@ from cluster import commands
 from cluster.run_state import ON_REQUEST
 from cluster.scheduler import QueuedJob
 from cluster.status import read_run, read_runs
-from tests.cluster.folders import Folder
+from tests.cluster.folders import ELSEWHERE, Folder
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def run(tmp_path):
 def test_a_run_whose_job_is_over_does_not_run(run):
     """However recent the last heartbeat of its process on another machine is."""
     run.log(10)
-    run.attempt(1, host="elsewhere", job="7")
+    run.attempt(1, machine=ELSEWHERE, job="7")
     job = QueuedJob("7", "7", "RUNNING", "None")
     assert read_run(run.path, [job]).state == "running"  # without a batch script of ours
     assert read_run(run.path, None).state == "running"
@@ -38,7 +38,7 @@ def test_a_run_whose_job_is_over_does_not_run(run):
 def test_the_run_of_another_user_is_not_in_this_users_queue(run, monkeypatch):
     run.log(10)
     run.event("start")
-    run.attempt(1, host="elsewhere", job="7")
+    run.attempt(1, machine=ELSEWHERE, job="7")
     assert read_run(run.path, []).state == "failed"
     monkeypatch.setattr("os.getuid", lambda: 4242)
     assert read_run(run.path, []).state == "running"
@@ -46,7 +46,7 @@ def test_the_run_of_another_user_is_not_in_this_users_queue(run, monkeypatch):
 
 def test_what_was_done_elsewhere_since_counts_more_than_the_last_job(run):
     run.event("final", 1, "no such corpus", time=1000.0)
-    run.attempt(2**22 + 1, started=2000.0)
+    run.attempt(2**22 + 1, since=2000.0)
     run.log(10)
     run.save(10)
     assert (read_run(run.path, []).state, read_run(run.path, []).reason) == ("stopped", "")
@@ -102,7 +102,7 @@ def test_a_job_that_never_started(run, end, state, reason):
 def test_a_second_submission_that_never_started_is_not_the_first_ones_failure(run):
     run.event("start", job="5", time=1000.0)
     run.event("final", 1, "no such corpus", job="5", time=1001.0)
-    run.attempt(2**22 + 1, job="5", started=1000.0)
+    run.attempt(2**22 + 1, job="5", since=1000.0)
     assert read_run(run.path, []).reason == "no such corpus"
     run.submit("8", "9")
     status = read_run(run.path, [], {"9": "CANCELLED"})

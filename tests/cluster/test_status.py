@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -12,7 +13,8 @@ from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob
 from cluster.status import read_array, read_run, read_runs, to_json
 from cluster.status_table import duration
-from tests.cluster.folders import Folder
+from configs.processes import started
+from tests.cluster.folders import ELSEWHERE, Folder
 
 
 @pytest.fixture
@@ -53,8 +55,15 @@ def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(run):
 
 def test_a_recycled_process_id_is_not_the_run(run):
     run.log(10)
-    run.attempt(os.getpid(), started=1000.0)
+    run.attempt(os.getpid(), started=started(os.getpid()) - 1)
     assert read_run(run.path, []).state == "failed"
+
+
+def test_a_process_lives_however_new_its_folder_in_proc_is(run):
+    """Linux makes the folder anew after it was short of memory."""
+    run.log(10)
+    run.attempt(os.getpid(), since=1000.0)  # before any folder of this boot
+    assert read_run(run.path, []).state == "running"
 
 
 def test_stalled(run):
@@ -215,7 +224,7 @@ BROKEN = {
     ],
     "alerts.jsonl": ['{"a": 1}\n'],
     "slow_ranks.json": ['{"a": 1}'],
-    "attempts/000001.json": ["[]", "{}", "{", '{"time": "x"}', '{"job": []}'],
+    "attempts/000001.json": ["[]", "{}", "{", '{"time": "x"}', '{"job": []}', '{"machine": 1}'],
     "submissions/001/jobs": ["", "\n", "\x00"],
 }
 
@@ -362,13 +371,25 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_process_on_another_machine_shows_that_it_lives(run):
+@pytest.mark.parametrize("process", [1, os.getpid()])
+def test_a_process_on_another_machine_shows_that_it_lives(run, process):
+    """Whatever process has the same number here; of the same hostname, it is a container's."""
     run.log(1, 2)
-    run.attempt(1, host="elsewhere")
+    run.attempt(process, machine=ELSEWHERE, host=socket.gethostname())
     assert read_run(run.path, []).state == "running"
     run.age(120.0)
     assert read_run(run.path, []).state == "failed"
-    run.attempt(1, host="elsewhere", ended=True)
+    run.attempt(process, machine=ELSEWHERE, ended=True)
+    assert read_run(run.path, []).state == "failed"
+
+
+def test_a_record_of_an_old_version_that_names_no_machine_is_judged_by_its_heartbeat(run):
+    run.log(1, 2)
+    (run.path / "attempts").mkdir()
+    old = {"host": socket.gethostname(), "process": os.getpid(), "time": 1000.0}
+    (run.path / "attempts/000001.json").write_text(json.dumps(old))
+    assert read_run(run.path, []).state == "running"
+    run.age(120.0)
     assert read_run(run.path, []).state == "failed"
 
 

@@ -17,10 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from configs.processes import SILENT_SECONDS, is_alive, is_here, machine, started
 from configs.strict_json import parse_json
-
-HEARTBEAT_SECONDS = 5.0
-SILENT_SECONDS = 30.0  # without a heartbeat, after which the owner is dead or cut off
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Owner:
         """This process."""
         process = os.getpid()
         return cls(
-            socket.gethostname(), process, _machine(), _started(process), time.time(), job, restart
+            socket.gethostname(), process, machine(), started(process), time.time(), job, restart
         )
 
     @classmethod
@@ -69,12 +67,12 @@ class Owner:
     @property
     def is_on_this_machine(self) -> bool:
         """Whether the process runs, or ran, on this machine."""
-        return bool(self.machine) and self.machine == _machine()
+        return is_here(self.machine)
 
     @property
     def has_process(self) -> bool:
         """Whether the process is in the process table of this machine."""
-        return self.started != 0 and _started(self.process) == self.started
+        return is_alive(self.process, self.started)
 
     def succeeds(self, other: Owner) -> bool:
         """Whether this is `other`, or a later start of the same job by the scheduler.
@@ -127,21 +125,3 @@ def _modified(record: Path) -> float | None:
 def _file_system_time(folder: Path) -> float:
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime
-
-
-def _machine() -> str:
-    """The id of this boot and this process namespace; a container has its own."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _started(process: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if it has ended (proc(5): stat)."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if stat[0] in "ZX" else int(stat[19])

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from configs.processes import HEARTBEAT_SECONDS
 from trainer.checkpoint import Attempt, StaleAttempt, send_heartbeat
-from trainer.checkpoint.owner import HEARTBEAT_SECONDS
 from trainer.watch.first_failure import FAILED, FirstFailure
 from trainer.watch.hang_watch import HangWatch
 
