@@ -141,7 +141,7 @@ def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
     failed: list[str] = []
     for job in jobs:
         file = kept / f"{job.name}.jsonl"
-        if any(results.is_of(one, job) for one in results.read(file)):
+        if results.is_recorded(job, file):
             continue
         pairs = minimal_pairs(job)
         started = [one for one in (*job.needed(), job) if not one.has_finished]

@@ -8,8 +8,6 @@ plugin do not affect a queued job.
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -27,7 +25,6 @@ from cluster.script import Job, build
 
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
 PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
-PLUGINS = re.compile(r"(?m)^plugins:\n(?:- .*\n(?:  .*\n)*)+")  # as `configs.dump` writes them
 
 # When sbatch's answer is lost: how often the queue is read, and the pause before each read.
 QUEUE_READS, PAUSE_SECONDS = 5, 3.0
@@ -194,17 +191,14 @@ def _with_own_plugins(config: str, submission: Path) -> str:
 
     They keep their names, which messages about them have.
     """
-    found = PLUGINS.search(config)
-    if not found:
-        return config
+    tree = configs.plain(config, "config.yaml")
     copies = []
-    for number, path in enumerate(configs.plain(found[0], "config.yaml")["plugins"], 1):
+    for number, path in enumerate(tree.get("plugins", ()), 1):
         copy = submission / "plugins" / str(number) / Path(path).name
         copy.parent.mkdir(parents=True)
         shutil.copyfile(path, copy)
         copies.append(str(copy))
-    words = f"plugins: {json.dumps(copies, ensure_ascii=False)}\n"
-    return config[: found.start()] + words + config[found.end() :]
+    return configs.dump({**tree, "plugins": copies}) if copies else config
 
 
 def _copy(source: Path, target: Path) -> None:

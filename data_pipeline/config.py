@@ -221,6 +221,7 @@ class DataConfig(TaskFilesConfig):
     ] = 50.0
     stage: Annotated[
         str | None,
+        NOT_EMPTY,
         Doc(
             "A folder on each node's own disk, or a variable of its environment such as `$TMPDIR`, "
             "to which what the node will read is copied ahead."

@@ -9,8 +9,9 @@ import dataclasses
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import torch
 
 import configs
 from benchmarks.early_leaving import curve, encoded
-from benchmarks.studies.jobs import StudyJob
+from benchmarks.studies.jobs import StudyJob, digest, task_of
 from configs.studies import at_speed
-from data_pipeline import DataError
+from data_pipeline import Corpus, DataError
 from model import ModelError
 from trainer.config import JobConfig
 from trainer.device import own_device
@@ -43,7 +44,8 @@ class Result:
 
     digest: of the arm as it was then (`jobs.digest`); revision: the code's; seconds: of training,
     on a machine that may have been busy; flops: matrix products of each learner, over its steps;
-    held_out_tokens: of the corpus; scores: of each learner, by name, with its size and speed.
+    held_out_tokens: of the corpus, or the task's text; scores: of each learner, by name, with its
+    size and speed.
     """
 
     arm: str
@@ -74,6 +76,44 @@ def append(path: Path, result: Result) -> None:
 def is_of(result: Result, job: StudyJob) -> bool:
     """Whether a result is that of a job as the study now has it."""
     return (result.arm, result.seed, result.digest) == (job.arm, job.seed, job.digest)
+
+
+def is_recorded(job: StudyJob, file: Path) -> bool:
+    """Whether the result of a job is in the file.
+
+    Raises ClickException where results of its study, as it now is, are of another corpus.
+    """
+    found = read(file)
+    if not task_of(job.study, job.arm):
+        _require_same_corpus(job, [one for one in found if _is_current(one, job)], file)
+    return any(is_of(one, job) for one in found)
+
+
+def _is_current(result: Result, job: StudyJob) -> bool:
+    """Whether a result is of an arm of the job's study as that now has it."""
+    study, arm = job.study, result.arm
+    return arm in study.arms and result.digest == digest(study, arm, job.overrides)
+
+
+def _require_same_corpus(job: StudyJob, found: Sequence[Result], file: Path) -> None:
+    here = _held_out_tokens(job.sources.corpus)
+    there = next((one.held_out_tokens for one in found if one.held_out_tokens != here), None)
+    if here is not None and there is not None:
+        raise click.ClickException(
+            f"{job.sources.corpus}: has {here:,} held-out tokens, and the corpus of the results in "
+            f"{file} had {there:,}; keep yours in another folder: --results FOLDER"
+        )
+
+
+@lru_cache
+def _held_out_tokens(corpus: Path) -> int | None:
+    """The size of the held-out split; None where there is no corpus."""
+    if not corpus.exists():
+        return None
+    try:
+        return Corpus.open(str(corpus)).split("val").index.tokens
+    except DataError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def of_run(job: StudyJob, pairs: Path | None = None) -> Result:

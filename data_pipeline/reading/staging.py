@@ -155,10 +155,10 @@ class Stager:
 def stage_folder(stage: str, key: str) -> Path:
     """The staging folder of one attempt at a run. `stage` may hold variables such as ``$TMPDIR``.
 
-    Raises DataError for a variable that is not set on this node.
+    Raises DataError for a variable that is not set, or empty, on this node.
     """
     path = os.path.expandvars(stage)
-    if "$" in path:
+    if not path or "$" in path:
         raise DataError(
             f"data.stage: {stage} names a variable that is not set on this node; set it, or name "
             "a folder"

@@ -253,6 +253,17 @@ def test_missing_minimal_pairs_are_named_before_anything_runs(tmp_path):
         study.run_missing(jobs, tmp_path)
 
 
+def test_results_of_another_corpus_are_not_taken_for_those_of_this_one(tmp_path, corpus):
+    config = two_arms()
+    results.append(tmp_path / "why.jsonl", result(config, "first", 1))  # of 100 tokens
+    jobs = study.jobs_of("why", config, tmp_path, sources=Sources(Path(corpus)))
+    with pytest.raises(click.ClickException, match=r"held-out tokens, and .* had 100; keep yours"):
+        study.run_missing(jobs, tmp_path)
+    old = two_arms(steps=9)  # whose results are of other arms
+    none = study.jobs_of("why", old, tmp_path, sources=Sources(Path(corpus)))
+    assert not results.is_recorded(none[0], tmp_path / "why.jsonl")
+
+
 def test_an_arm_is_another_when_it_or_one_that_it_begins_with_changes():
     now, changed = two_arms(), two_arms()
     assert digest(now, "second") == digest(changed, "second")

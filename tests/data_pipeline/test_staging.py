@@ -331,8 +331,10 @@ def test_a_copy_that_is_dropped_while_its_next_reading_waits_is_made_again(
 def test_where_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_DISK", str(tmp_path))
     assert stage_folder("$NODE_DISK/me", "a-1") == tmp_path / "me" / f"{PREFIX}a-1"
-    with pytest.raises(DataError, match=r"data\.stage: \$NOWHERE_AT_ALL names .* not set"):
-        stage_folder("$NOWHERE_AT_ALL", "a-1")
+    monkeypatch.setenv("SET_BUT_EMPTY", "")
+    for unset in ("$NOWHERE_AT_ALL", "$SET_BUT_EMPTY"):
+        with pytest.raises(DataError, match=rf"data\.stage: \{unset} names .* not set"):
+            stage_folder(unset, "a-1")
     with pytest.MonkeyPatch.context() as lustre:
         lustre.setattr(fcntl, "flock", _no_locks)
         with (

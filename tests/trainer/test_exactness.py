@@ -42,10 +42,8 @@ LOSS_SCALE = LossScaleConfig(initial=2.0**19, growth_interval=3)  # overflows, a
 SCALED = 8  # steps, within which it does both
 CAUSE = "perhaps a term's loss is not a sum over examples, or its count is not its denominator"
 ELSEWHERE = {  # terms that no learner of `tiny` has, and why
-    "embedding": "its loss, states and denominator are among those of hidden_mse",
     "soft_cross_entropy": "tests/trainer/test_several_teachers.py compares it on two ranks",
     "from_student": "tests/trainer/test_two_way.py compares it on two ranks",
-    "early_exits": "its loss and denominator are those of soft_kl; it needs no teacher",
 }
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
 

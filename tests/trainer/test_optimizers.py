@@ -195,6 +195,26 @@ def test_gradients_are_unscaled_and_clipped_as_torch_does_it(clipping, scale):
     torch.testing.assert_close(-ours.data, theirs.grad)
 
 
+@pytest.mark.parametrize("factor", [1.0, None])
+def test_moments_are_forgotten_at_the_next_step_even_if_it_is_skipped(factor):
+    """Not before: a checkpoint is copied until the optimizer's step."""
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = GatedOptimizer(torch.optim.Adam([parameter], lr=1.0))
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    old = optimizer.state[parameter]["exp_avg"].clone()
+    optimizer.forget()
+    assert torch.equal(optimizer.state[parameter]["exp_avg"], old)
+    optimizer.gradient_factor = factor
+    optimizer.step()
+    steps, expected = (1, old) if factor else (0, torch.zeros(3))
+    assert optimizer.state[parameter]["step"] == steps
+    assert torch.equal(optimizer.state[parameter]["exp_avg"], expected)
+    optimizer.gradient_factor = 1.0
+    optimizer.step()
+    assert optimizer.state[parameter]["step"] == steps + 1
+
+
 def test_a_norm_is_as_precise_on_a_cpu_as_on_a_gpu():
     """torch adds up in float32, one element after the other: 0.2% off for BERT's embedding."""
     large = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))

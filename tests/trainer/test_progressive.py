@@ -140,6 +140,7 @@ def trained(stage):
         terms.append(result.terms[NAME])
         rates.append(student.learning_rate(step))
         ages.append((age_of_moments(student), age_of_moments(teacher)))
+    assert student.warm_up_ends(STEPS) == PROGRESSIVE.steps_per_layer * LAYERS + 2
     copied = {key: value.clone() for key, value in weights.items()}
     return history, terms, rates, copied, ages
 

@@ -57,7 +57,8 @@ class Evaluations:
         """Setbacks of active students, from the newest evaluation."""
         at_work = {one.name for one in (learners.teacher, *learners.active)}
         losses = {name: found for name, found in state.held_out.items() if name in at_work}
-        return setbacks(self._config, state.step, losses, self.unigram.get("loss"))
+        warm_ups = {one.name: one.warm_up_ends(state.step) for one in learners.active}
+        return setbacks(self._config, state.step, losses, warm_ups, self.unigram.get("loss"))
 
     def merit(self, learners: Learners, state: JobState) -> float | None:
         """The teacher's primary metric, which ranks checkpoints, if it was just measured."""

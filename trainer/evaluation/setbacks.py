@@ -47,11 +47,13 @@ def setbacks(
     config: JobConfig,
     step: int,
     losses: Mapping[str, Sequence[Sequence[float]]],
+    warm_ups: Mapping[str, float],
     unigram: float | None,
 ) -> list[Setback]:
     """The setbacks at the evaluation of `step`.
 
     losses: each learner's own steps and held-out loss, in nats, at every evaluation so far.
+    warm_ups: each student's own step at which its learning rate stops rising.
     unigram: the baseline's loss; without one (None) there are no setbacks.
     """
     if unigram is None:
@@ -63,9 +65,8 @@ def setbacks(
     found = []
     for name, student in config.students.items():
         key = student_key(name)
-        warm_up = student.schedule.warmup(student.budget.steps or config.steps)
         curves = leads.get(TEACHER, []), leads.get(key, [])
-        diagnosis = _diagnose(config.teacher, student, *curves, warm_up)
+        diagnosis = _diagnose(config.teacher, student, *curves, warm_ups.get(key, 0.0))
         if diagnosis is not None:
             kind, measured = diagnosis
             advice = _advice(config, name)
@@ -78,7 +79,7 @@ def _diagnose(
 ) -> tuple[str, str] | None:
     """The kind of a student's setback and its evidence; None if it has none.
 
-    warm_up: how many steps its learning rate rises.
+    warm_up: the student's own step at which its learning rate stops rising.
     """
     newest = curve[-2:]
     if len(newest) < 2 or newest[0][0] <= warm_up:

@@ -316,11 +316,19 @@ class Learner:
         if transfer is not None and transfer.lasts(done):
             shape = factor(config.schedule, done, transfer.steps) if transfer.is_scheduled else 1.0
             return transfer.rate(peak) * shape
-        before = self._transfer_steps
-        last = self.step_shape.steps
-        total = schedule_steps(config.budget, self.counters, step, last)
+        length = self._schedule_steps(step)
         used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
-        return peak * factor(config.schedule, done - before, total - before, used)
+        return peak * factor(config.schedule, done - self._transfer_steps, length, used)
+
+    def warm_up_ends(self, step: int) -> float:
+        """The own step at which the warm-up of its schedule ends, as known at the job's `step`."""
+        return self._transfer_steps + self.config.schedule.warmup(self._schedule_steps(step))
+
+    def _schedule_steps(self, step: int) -> float:
+        """The length of its schedule, which begins when a transfer ends."""
+        last = self.step_shape.steps
+        whole = schedule_steps(self.config.budget, self.counters, step, last)
+        return whole - self._transfer_steps
 
     def autocast(self) -> torch.autocast:
         """The autocast context of this learner's precision."""

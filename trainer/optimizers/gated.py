@@ -23,10 +23,21 @@ class GatedOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.state = inner, inner.state
         self.gradient_factor: float | None = 1.0
+        self._forgets = False
+
+    def forget(self) -> None:
+        """Reset all moments and step counts at the next step, even if that is skipped.
+
+        Not earlier, since a checkpoint may just be copied (`trainer.checkpoint.gate`). Every rank
+        must call it.
+        """
+        self._forgets = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of the groups that learn, or none at all when the step is skipped."""
+        if self._forgets:
+            self._reset()
         if self.gradient_factor is None:
             return
         # DeepSpeed puts groups in and out of `param_groups` between its steps.
@@ -38,9 +49,8 @@ class GatedOptimizer(torch.optim.Optimizer):
                 torch._foreach_mul_(gradients, self.gradient_factor)
         self.inner.step(closure)
 
-    @torch.no_grad()
-    def forget(self) -> None:
-        """Reset all moments and step counts to zero, in place. Every rank must call it."""
+    def _reset(self) -> None:
+        self._forgets = False
         for state in self.state.values():
             for tensor in state.values():
                 tensor.zero_()
