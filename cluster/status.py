@@ -32,6 +32,7 @@ from cluster.run_files import (
 )
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
+from configs.durations import seconds_left
 from configs.runs import USUAL_ROWS, has_begun, has_ended
 from configs.strict_json import strict_json
 
@@ -272,13 +273,11 @@ def _losses(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _seconds_left(rows: Sequence[Row], steps: int | None, hours: float | None) -> float | None:
-    """Seconds until its steps or its hours of training are done, whichever comes first."""
+    """At the speed of the newest rows; None before the second, or where the steps are unknown."""
     recent = training_rows(rows)[-USUAL_ROWS:]
     made = recent[-1]["step"] - recent[0]["step"] if recent else 0
     if made <= 0 or steps is None:
         return None
     seconds = recent[-1]["seconds"]
-    left = (seconds - recent[0]["seconds"]) / made * (steps - recent[-1]["step"])
-    if hours is not None:
-        left = min(left, hours * 3600 - seconds)
-    return float(max(0.0, left))
+    pace = (seconds - recent[0]["seconds"]) / made
+    return seconds_left(recent[-1]["step"], steps, pace, seconds, hours)

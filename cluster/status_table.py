@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.status import RunStatus
+from configs.durations import duration
 
 COLOURS = {
     "running": "green",
@@ -39,29 +40,15 @@ def table(runs: Sequence[RunStatus]) -> RenderableType:
             f"{run.step:,} of {'?' if run.steps is None else f'{run.steps:,}'}",
             Text("\n".join(f"{learner} {loss:.3f}" for learner, loss in run.losses.items())),
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
-            duration(run.seconds_left),
+            "" if run.seconds_left is None else duration(run.seconds_left),
             _checkpoint(run),
             str(run.attempts),
         )
     return Group(grid, *(Text(line) for run in runs for line in _remarks(run)))
 
 
-def duration(seconds: float | None) -> str:
-    """A time in its two largest units: 2d 3h, 5h 10m, 4m 20s."""
-    if seconds is None:
-        return ""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour}h"
-    if hours:
-        return f"{hours}h {minute}m"
-    return f"{minute}m {second}s"
-
-
 def _checkpoint(run: RunStatus) -> str:
-    if run.checkpoint is None:
+    if run.checkpoint is None or run.checkpoint_age is None:
         return ""
     return f"{run.checkpoint:,} {duration(run.checkpoint_age)} ago"
 

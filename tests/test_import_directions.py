@@ -17,7 +17,7 @@ ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
         "errors strict_json yaml_text kinds typed rules section declared json_schema reference "
-        "loading devices studies suites plan_facts runs processes"
+        "loading devices studies suites plan_facts runs processes durations"
     ),
     "data_pipeline": (
         "errors hashing text task_files shards tokenization packing masking config order reading "
@@ -93,7 +93,7 @@ ROOMS = {
     "trainer/schedules": "learning_rate stacking",
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
     "trainer/tracking": "wandb_follower tracking",
-    "trainer/measure": "parts timing profiling startup machine durations",
+    "trainer/measure": "parts timing profiling startup machine",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "task_heads examples batch_plan fit prefetch staging feed",

@@ -12,7 +12,6 @@ from cluster import LaunchError, commands
 from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob
 from cluster.status import read_array, read_run, read_runs, to_json
-from cluster.status_table import duration
 from configs.processes import started
 from tests.cluster.folders import ELSEWHERE, Folder
 
@@ -361,14 +360,6 @@ def test_numbers_stay_whole_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
 def test_unknown_run_is_one_line(tmp_path):
     with pytest.raises(LaunchError, match="not a run"):
         commands.status("nope", False, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, ""), (5, "0m 5s"), (260, "4m 20s"), (18600, "5h 10m"), (183600, "2d 3h")],
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("process", [1, os.getpid()])

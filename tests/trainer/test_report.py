@@ -154,7 +154,7 @@ def test_the_same_files_give_the_same_page(make):
 
 def test_facts_and_table(make):
     words = Page(write_report(make())).words
-    for fact in ("2.67M tokens", "200", "1.4M", "0.5 times the text", "0:40", "finished"):
+    for fact in ("2.67M tokens", "200", "1.4M", "0.5 times the text", "40s", "finished"):
         assert fact in words
     for cell in ("teacher", "half", "tiny", "1.87M", "25.0%", "80.0%", "40.0%", "6.540", "5.3%"):
         assert cell in words
@@ -181,10 +181,10 @@ def test_what_is_logged_beside_terms_is_none():
 
 def test_a_live_page_says_how_much_time_is_left(make):
     folder = make(results=False, logged=rows((), steps=range(10, 101, 10)))
-    assert "0:20 left" in render(RunFiles.read(folder), live=True)
+    assert "20s left" in render(RunFiles.read(folder), live=True)
     config_file = folder / "config.yaml"
     config_file.write_text(f"hours: {25 / 3600}\n" + config_file.read_text())
-    assert "0:05 left" in render(RunFiles.read(folder), live=True)
+    assert "5s left" in render(RunFiles.read(folder), live=True)
 
 
 def test_every_learner_is_drawn_against_steps_tokens_and_time(make):

@@ -45,10 +45,10 @@ def test_times_are_medians_of_the_logged_steps():
     assert (small.here, small.separately) == (STEPS * 3.5, STEPS * (3.5 + 3.0))
     assert (late.here, late.separately) == (30 * 3.5, 30 * (3.5 + 3.0))
     page = savings_section(finished)
-    assert "<td>small</td><td>5:50</td><td>10:50</td><td>5:00 (46.2%)</td>" in page
-    assert "<td>teacher</td><td>16:40</td><td>16:40</td><td></td>" in page
+    assert "<td>small</td><td>5m 50s</td><td>10m 50s</td><td>5m 0s (46.2%)</td>" in page
+    assert "<td>teacher</td><td>16m 40s</td><td>16m 40s</td><td></td>" in page
     together = 1000 + 650 + 195
-    assert f"6:30 ({390 / together:.1%})</td>" in page
+    assert f"6m 30s ({390 / together:.1%})</td>" in page
     assert "this run's logged steps" in page
 
 
@@ -90,7 +90,7 @@ def test_a_stored_teacher_costs_nothing_here_or_separately():
     assert (small.here, small.separately) == (STEPS * 3.5, STEPS * 3.5)
     assert (late.here, late.separately) == (30 * 3.5, 30 * 3.5)
     page = savings_section(finished)
-    assert "<td>small</td><td>5:50</td><td>5:50</td><td></td>" in page
+    assert "<td>small</td><td>5m 50s</td><td>5m 50s</td><td></td>" in page
     assert "nobody pays for its forward pass" in page
     assert "this run's logged steps" in page
     del rows[:]

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainer.measure.durations import duration, seconds_left
+from configs.durations import duration, seconds_left
 from trainer.run_folder.metrics import split_held_out
 from trainer.scoring.column import ACCURACY, Column
 
@@ -147,7 +147,7 @@ class Display:
         if self._tokens_per_second is not None:
             facts.append(f"{self._tokens_per_second:,.0f} tokens/s")
         left = self._seconds_left()
-        if left is not None:
+        if left:
             facts.append(f"{duration(left)} left")
         return " · ".join(facts)
 
@@ -167,7 +167,7 @@ class Display:
         return f"{short} {loss:.3f}" + (f" ({', '.join(details)})" if details else "")
 
     def _seconds_left(self) -> float | None:
-        """At the speed of the last minute; None before the first step, and at the end."""
+        """At the speed of the last minute; None before the first step, 0 at the end."""
         (then, first), (now, last) = self._history[0], self._history[-1]
         if last == first:
             return None

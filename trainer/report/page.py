@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from configs.durations import duration, seconds_left
 from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
-from trainer.measure.durations import duration, seconds_left
 from trainer.report.curves import curves_section
 from trainer.report.document import document
 from trainer.report.results import results_section, setbacks_section
@@ -75,7 +75,7 @@ def _time_left(run: RunFiles) -> str:
     if not step or not seconds:
         return ""
     left = seconds_left(step, run.config["steps"], seconds / step, seconds, run.config.get("hours"))
-    return "" if left is None else f", {duration(left)} left"
+    return f", {duration(left)} left" if left else ""
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:

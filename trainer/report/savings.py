@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from configs.durations import duration
 from trainer.learner_names import TEACHER, is_teacher
-from trainer.measure.durations import duration
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
