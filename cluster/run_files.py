@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.runs import remarks_in
 from configs.strict_json import is_torn, parse_json
 
 TAIL_BYTES = 256 * 1024  # read from the end of metrics.jsonl: hundreds of rows
@@ -56,19 +57,12 @@ def alerts_of(run: Path) -> list[str]:
 
 def slow_ranks(run: Path) -> list[str]:
     """A line for each rank that holds up the others."""
-    return _said(run / "slow_ranks.json")
+    return remarks_in(run / "slow_ranks.json")
 
 
 def setbacks(run: Path) -> list[str]:
     """A line for each student that learns worse than the run's measurements let one expect."""
-    return _said(run / "setbacks.json")
-
-
-def _said(file: Path) -> list[str]:
-    try:
-        return [str(one["says"]) for one in parse_json(file.read_text())]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
+    return remarks_in(run / "setbacks.json")
 
 
 def json_object(file: Path) -> dict[str, Any]:

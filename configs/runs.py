@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.strict_json import parse_json
+
 STOPPED = 75  # the exit code of a process that has saved and stopped on request
 USUAL_ROWS = 10  # the usual interval is the mean over this many rows of metrics
 
@@ -45,6 +47,17 @@ def seconds_since(file: Path) -> float:
         return time.time() - file.stat().st_mtime
     except OSError:
         return math.inf
+
+
+def remarks_in(file: Path) -> list[str]:
+    """What a file such as ``setbacks.json`` says, a line for each entry; none if it is unreadable.
+
+    Whoever shows a run shows these beside it, and must not fail for want of them.
+    """
+    try:
+        return [str(one["says"]) for one in parse_json(file.read_bytes())]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 def has_ended(results: Mapping[str, Any], steps: int, hours: float | None) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import configs
+from configs.runs import remarks_in
 from configs.strict_json import parse_json
 from trainer.run_folder import metrics
 from trainer.scoring.column import Column
@@ -26,14 +27,6 @@ def read_evaluation(file: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return dict(results) if whole else None
-
-
-def _setbacks(file: Path) -> list[str]:
-    """A line for each setback; none where there is no such file, or it is damaged."""
-    try:
-        return [str(one["says"]) for one in parse_json(file.read_bytes())]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return []
 
 
 def columns_of(evaluation: Mapping[str, Any]) -> list[Column]:
@@ -67,7 +60,7 @@ class RunFiles:
         rows = metrics.read(folder / "metrics.jsonl")
         if evaluation and any(row["step"] > evaluation["step"] for row in rows[-1:]):
             evaluation = None  # the run has been extended since
-        named = _setbacks(folder / "setbacks.json")
+        named = remarks_in(folder / "setbacks.json")
         return cls(folder.resolve().name, config, text, rows, evaluation, named)
 
     @property
