@@ -11,6 +11,7 @@ from typing import Any
 from configs.strict_json import parse_json
 
 STOPPED = 75  # the exit code of a process that has saved and stopped on request
+REVISION = "# git revision: "  # begins the first line of config.yaml
 USUAL_ROWS = 10  # the usual interval is the mean over this many rows of metrics
 
 _LEAST_TIMEOUT = 300.0
@@ -47,6 +48,12 @@ def seconds_since(file: Path) -> float:
         return time.time() - file.stat().st_mtime
     except OSError:
         return math.inf
+
+
+def revision_in(config: str) -> str:
+    """The git revision that the text of a ``config.yaml`` was written by; empty if unknown."""
+    first = config.partition("\n")[0]
+    return first.removeprefix(REVISION) if first.startswith(REVISION) else ""
 
 
 def remarks_in(file: Path) -> list[str]:

@@ -179,18 +179,6 @@ def test_what_is_logged_beside_terms_is_none():
     assert [name for name in ("mlm", "lead", "lr", "seconds_step") if is_term(name)] == ["mlm"]
 
 
-def test_a_page_needs_no_file_of_setbacks_that_can_be_read(make):
-    folder = make()
-    file = folder / "setbacks.json"
-    file.write_text('[{"says": "half is worse"}]')
-    assert RunFiles.read(folder).setbacks == ["half is worse"]
-    file.write_text('[{"says": "half')
-    assert RunFiles.read(folder).setbacks == []
-    file.unlink()
-    file.mkdir()
-    assert RunFiles.read(folder).setbacks == []
-
-
 def test_a_live_page_says_how_much_time_is_left(make):
     folder = make(results=False, logged=rows((), steps=range(10, 101, 10)))
     assert "20s left" in render(RunFiles.read(folder), live=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
+from configs.runs import REVISION
 from data_pipeline import contents
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
 from trainer.config import JobConfig
@@ -24,7 +25,7 @@ from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
 from trainer.learner_names import TEACHER
 from trainer.lifecycle.continuity import SHAPE, changes
-from trainer.run_folder.folder import REVISION, RunFolder
+from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics_log import resume
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
+from configs.runs import REVISION
 from data_pipeline import Corpus, contents
 from trainer.checkpoint import Attempt, Owner, newest_state
 from trainer.config import JobConfig
@@ -18,7 +19,7 @@ from trainer.control.requests import forget
 from trainer.durable import atomic_write
 from trainer.lifecycle.continuity import accepted_changes
 from trainer.lifecycle.first_stages import require_no_first_stage_again
-from trainer.run_folder.folder import REVISION, RunFolder
+from trainer.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import configs
-from configs.runs import is_run
+from configs.runs import is_run, revision_in
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 
-# The first line of config.yaml is a comment that begins like this.
-REVISION = "# git revision: "
 # The files of every export, in the order in which they are written.
 EXPORTED = ("config.json", "model.safetensors", "model.yaml")
 
@@ -124,8 +122,7 @@ class RunFolder:
 
     def revision(self) -> str:
         """The git revision that the run was last started from; empty if unknown."""
-        first = self.config.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        return first.removeprefix(REVISION) if first.startswith(REVISION) else ""
+        return revision_in(self.config.read_text(encoding="utf-8", errors="replace"))
 
     def load_config(self) -> JobConfig:
         """Load the config that this run was started with."""

@@ -29,14 +29,13 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 import wandb
 
 import configs
-from configs.runs import USUAL_ROWS, seconds_since, stall_timeout
+from configs.runs import USUAL_ROWS, revision_in, seconds_since, stall_timeout
 from configs.strict_json import parse_json
 from trainer.durable import atomic_write
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
 CRASH_LOOP = 3  # attempts in a row without a new step
-REVISION = "# git revision: "
 
 Row = dict[str, float]
 
@@ -315,9 +314,8 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
     text = path.read_text(encoding="utf-8")
     config = configs.plain(text, str(path))
-    first = text.partition("\n")[0]
-    if first.startswith(REVISION):
-        config["git_revision"] = first.removeprefix(REVISION)
+    if revision := revision_in(text):
+        config["git_revision"] = revision
     return config
 
 
