@@ -4,9 +4,15 @@ There is no generator state, so any rank can repeat any decision, at any time an
 `scalar_key` and `array_keys` mix integers into 64-bit keys with SplitMix64. Per-position decisions
 use 32-bit numbers (`random_uint32`), which numpy and torch (`torch_masker`) compute bit for bit
 alike.
+
+A key holds a tag, which says what is decided, so that two decisions about the same thing differ.
+All tags are below. Each class is for keys of one form, and has each number once. Keys of other
+forms may use the same number. A changed number changes what every run reads.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum, unique
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +22,85 @@ GOLDEN64 = 0x9E3779B97F4A7C15
 MIX64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 GOLDEN32 = 0x9E3779B9
 MIX32 = (0x85EBCA6B, 0xC2B2AE35)  # the finaliser of MurmurHash3
+
+
+@unique
+class TextDraw(IntEnum):
+    """The order of a text corpus: seed, epoch, tag, and for all but SHARDS which one."""
+
+    SHARDS = 1  # the order of the shards
+    BLOCKS = 2  # the order of the blocks inside a shard
+    SEQUENCES = 3  # the order of the sequences inside a block
+    PAIRS = 4  # the pairs of a pool; `PairDraw` continues this key
+
+
+@unique
+class ExampleDraw(IntEnum):
+    """The order of a task's examples: seed, epoch, tag, and for two of them which pool.
+
+    BLOCKS has the number of `TextDraw.PAIRS`: a job reads either text or examples.
+    """
+
+    BLOCKS = 4  # the order of the blocks, which are then cut into pools
+    EXAMPLES = 5  # the order of the examples of a pool
+    BATCHES = 6  # the order of the batches of a window of a pool
+    TASKS = 7  # which of several tasks each step is of
+
+
+@unique
+class MaskChoice(IntEnum):
+    """Which tokens are masked: seed, tag, epoch, and the number of the sequence or example."""
+
+    TEXT = 11  # tokens, words or n-grams of a packed sequence; `MaskDraw` mixes in this key
+    VIEW = 14  # tokens of an example's second text
+
+
+@unique
+class MaskDraw(IntEnum):
+    """A detail of a sequence's masks: tag, and the sequence's key (`MaskChoice.TEXT`).
+
+    NGRAM has the number of `MaskChoice.VIEW`, but begins the key. There it follows a seed.
+    """
+
+    ACTION = 12  # whether a chosen token becomes a mask, a random token, or stays
+    REPLACEMENT = 13  # which random token it becomes
+    NGRAM = 14  # how many words are masked together
+
+
+@unique
+class PackingDraw(IntEnum):
+    """How a block is packed: tag, and the sizes of the block."""
+
+    SHORT = 21  # which sequences aim at a smaller length
+
+
+@unique
+class PairDraw(IntEnum):
+    """A detail of a pool's pairs: the pool's key (`TextDraw.PAIRS`), tag, number of the unit."""
+
+    SPLIT = 31  # where a unit is split in two
+    LABEL = 32  # whether a couple exchanges its second segments, or a pair is swapped
+    TIE_BREAK = 33  # the order of units whose second segments are equally long
+
+
+@unique
+class PerturbationDraw(IntEnum):
+    """``tandem data perturb``: seed, which copy of which text, tag.
+
+    It shares its numbers with `ReplacementDraw`, which belongs to another command.
+    """
+
+    CHANGED = 1  # whether a word is masked, replaced or kept
+    CHOSEN = 2  # by which word it is replaced
+    CUT = 3  # whether, and where, an n-gram is cut out
+
+
+@unique
+class ReplacementDraw(IntEnum):
+    """``tandem data augment``: seed, which text, tag."""
+
+    REPLACED = 1  # whether a word of a copy is replaced
+    CHOSEN = 2  # by which of its candidates
 
 
 def scalar_key(*parts: int) -> int:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import array_keys, scalar_key
+from data_pipeline.hashing import PerturbationDraw, array_keys, scalar_key
 
-CHANGED, CHOSEN, CUT = 1, 2, 3  # domain tags of the hash's keys
 Tags = Sequence[str]
 
 
@@ -77,7 +76,8 @@ class Perturbation:
     def _varied(
         self, words: Sequence[str], tags: Tags, lexicon: Lexicon, place: tuple[int, ...]
     ) -> str:
-        changed, chosen = (self._draws(len(words), *place, tag) for tag in (CHANGED, CHOSEN))
+        decisions = PerturbationDraw.CHANGED, PerturbationDraw.CHOSEN
+        changed, chosen = (self._draws(len(words), *place, tag) for tag in decisions)
         made = [
             self.mask_token
             if change < self.mask
@@ -86,7 +86,7 @@ class Perturbation:
             else word
             for word, tag, change, choice in zip(words, tags, changed, chosen, strict=True)
         ]
-        cut, length, start = self._draws(3, *place, CUT)
+        cut, length, start = self._draws(3, *place, PerturbationDraw.CUT)
         if cut >= self.ngram:
             return " ".join(made)
         size = min(1 + int(length * self.longest), len(made))

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipeline.augmentation.sentence import Sentence
-from data_pipeline.hashing import array_keys, scalar_key
+from data_pipeline.hashing import ReplacementDraw, array_keys, scalar_key
 
-REPLACED, CHOSEN = 1, 2  # domain tags of the hash's keys
 # NLTK's English stop words with two endings, as in the code.
 _STOP_WORDS = """
 i me my myself we our ours ourselves you you're you've you'll you'd your yours yourself
@@ -56,7 +55,7 @@ class Replacement:
         rows = np.arange(self.copies)[:, None]
         draws = [
             array_keys(scalar_key(self.seed, *place, tag), rows, numbers[None])
-            for tag in (REPLACED, CHOSEN)
+            for tag in (ReplacementDraw.REPLACED, ReplacementDraw.CHOSEN)
         ]
         is_replaced = draws[0] / 2.0**64 < self.probability
         found = {sentence.text: None}  # in order

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import ExampleStream
-from data_pipeline.hashing import permutation, scalar_key
+from data_pipeline.hashing import ExampleDraw, permutation, scalar_key
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import Batch
-
-TASKS = 7  # domain tag of the hash's keys, beside those of `data_pipeline.examples.order`
 
 
 class TaskStep(NamedTuple):
@@ -88,7 +86,7 @@ class TaskSchedule:
     def _shuffled(self, epoch: int) -> _Epoch:
         first, last = map(np.array, (self._batches_before(epoch), self._batches_before(epoch + 1)))
         tasks = np.repeat(np.arange(len(first)), last - first)
-        tasks = tasks[permutation(scalar_key(self._seed, epoch, TASKS), len(tasks))]
+        tasks = tasks[permutation(scalar_key(self._seed, epoch, ExampleDraw.TASKS), len(tasks))]
         batches = np.empty_like(tasks)
         for number, (begin, end) in enumerate(zip(first, last, strict=True)):
             batches[tasks == number] = np.arange(begin, end)

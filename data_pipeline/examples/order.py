@@ -15,14 +15,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import permutation, scalar_key
+from data_pipeline.hashing import ExampleDraw, permutation, scalar_key
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.shards.index import Index
 
 POOL_BLOCKS = 64  # about 32 million tokens: most tasks are one pool
 WINDOW = 50  # batches, as many as `transformers` sorts together
-# Domain tags of the hash's keys, beside those of `data_pipeline.order.epoch`.
-BLOCKS, EXAMPLES, BATCHES = 4, 5, 6
 
 
 class ExampleTable:
@@ -75,7 +73,7 @@ class ExampleOrder:
         return np.diff(self._table.first_example)
 
     def _blocks(self, epoch: int) -> list[NDArray[np.int64]]:
-        shuffled = permutation(scalar_key(self._seed, epoch, BLOCKS), len(self._counts))
+        shuffled = permutation(scalar_key(self._seed, epoch, ExampleDraw.BLOCKS), len(self._counts))
         return [shuffled[at : at + POOL_BLOCKS] for at in range(0, len(shuffled), POOL_BLOCKS)]
 
     def _sizes_of_pools(self, epoch: int) -> list[int]:
@@ -96,13 +94,15 @@ class ExampleOrder:
         spans = [(int(starts[block]), int(starts[block + 1])) for block in blocks]
         examples = np.concatenate([np.arange(*span) for span in spans])
         lengths = np.concatenate([self._table.lengths(*span) for span in spans])
-        shuffled = permutation(scalar_key(self._seed, epoch, EXAMPLES, number), len(examples))
+        shuffled = permutation(
+            scalar_key(self._seed, epoch, ExampleDraw.EXAMPLES, number), len(examples)
+        )
         slot = epoch * self._table.total + first
         step = self._batches.step_of(slot)
         size, begin = self._batches.at(step), self._batches.before(step)
         head = min(-(slot - begin) % size, len(shuffled))
         whole = (len(shuffled) - head) // size
-        key = scalar_key(self._seed, epoch, BATCHES, number)
+        key = scalar_key(self._seed, epoch, ExampleDraw.BATCHES, number)
         middle = _by_length(shuffled[head : head + whole * size], lengths, size, key)
         order = np.concatenate([shuffled[:head], middle, shuffled[head + whole * size :]])
         return examples[order]

@@ -13,10 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import random_uint32, scalar_key
+from data_pipeline.hashing import MaskChoice, random_uint32, scalar_key
 from data_pipeline.reading.batches import MASKED, Batch, Target
-
-CHOICE = 14  # domain tag of the hashes that choose tokens
 
 
 class Masks(Protocol):
@@ -37,7 +35,7 @@ class SomeTokens:
     seed: int
 
     def __call__(self, tokens: int, epoch: int, number: int) -> NDArray[np.int64]:
-        key = np.array([scalar_key(self.seed, CHOICE, epoch, number)], np.uint64)
+        key = np.array([scalar_key(self.seed, MaskChoice.VIEW, epoch, number)], np.uint64)
         draws = random_uint32(key, np.arange(tokens))[0]
         least = max(round(self.fraction * 2**32), int(draws.min()) + 1)
         return np.where(draws < least, 0, -1)

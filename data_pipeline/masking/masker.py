@@ -13,13 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import array_keys, random_uint32, scalar_key
+from data_pipeline.hashing import MaskChoice, MaskDraw, array_keys, random_uint32, scalar_key
 from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.masking.words import choose_words
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
-CHOICE, ACTION, REPLACEMENT = 11, 12, 13  # domain tags: what a hash decides, in its key
-PURPOSES = np.array([[ACTION], [REPLACEMENT]], np.uint64)
 UNMASKABLE = np.uint32(0xFFFFFFFF)
 NO_LABEL = -100
 
@@ -48,7 +46,7 @@ class Masker:
     ) -> None:
         """`token_counts` [vocab_size] serves smoothing, `word_starts` [vocab_size] word masks."""
         self._config, self._vocabulary, self._word_starts = config, vocabulary, word_starts
-        self._key = scalar_key(seed, CHOICE)
+        self._key = scalar_key(seed, MaskChoice.TEXT)
         self._is_ordinary = ~vocabulary.is_special
         self._rarity = (np.maximum(token_counts, 1) ** config.smoothing).astype(np.float64)
         self.capacity = config.slots(length)
@@ -155,7 +153,8 @@ def _replace(
     """Put mask and random tokens at the chosen positions; the labels are the original ids."""
     place = positions + np.arange(0, input_ids.size, input_ids.shape[1])[:, None]
     original = input_ids.take(place)
-    both = array_keys(PURPOSES, keys.view(np.int64)).ravel()  # [2 R]
+    purposes = np.array([[MaskDraw.ACTION], [MaskDraw.REPLACEMENT]], np.uint64)
+    both = array_keys(purposes, keys.view(np.int64)).ravel()  # [2 R]
     drawn = random_uint32(both, np.concatenate([positions, positions])).astype(np.int64)
     action, draw = drawn[: len(keys)], drawn[len(keys) :]
     random_ids = vocabulary.ordinary.take((draw * len(vocabulary.ordinary)) >> 32)

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_pipeline.hashing import GOLDEN32, GOLDEN64, MASK64, MIX32, MIX64, scalar_key
+from data_pipeline.hashing import (
+    GOLDEN32,
+    GOLDEN64,
+    MASK64,
+    MIX32,
+    MIX64,
+    MaskChoice,
+    MaskDraw,
+    scalar_key,
+)
 from data_pipeline.masking.config import MaskingConfig
-from data_pipeline.masking.masker import ACTION, CHOICE, NO_LABEL, REPLACEMENT, UNMASKABLE
+from data_pipeline.masking.masker import NO_LABEL, UNMASKABLE
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 MASK32 = 0xFFFFFFFF
@@ -33,7 +42,7 @@ class TorchMasker:
 
     def __init__(self, seed: int, config: MaskingConfig, vocabulary: Vocabulary) -> None:
         self._config, self._vocabulary = config, vocabulary
-        self._key = scalar_key(seed, CHOICE)
+        self._key = scalar_key(seed, MaskChoice.TEXT)
         self._special = torch.from_numpy(vocabulary.is_special.copy())
         self._ordinary = torch.from_numpy(vocabulary.ordinary.copy())
 
@@ -57,8 +66,8 @@ class TorchMasker:
         self, input_ids: Tensor, positions: Tensor, used: Tensor, keys: Tensor
     ) -> TorchMasked:
         original = input_ids.gather(1, positions)
-        action = _random_uint32(_array_keys(ACTION, keys), positions)
-        draw = _random_uint32(_array_keys(REPLACEMENT, keys), positions)
+        action = _random_uint32(_array_keys(MaskDraw.ACTION, keys), positions)
+        draw = _random_uint32(_array_keys(MaskDraw.REPLACEMENT, keys), positions)
         random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
         to_mask, to_random = self._config.thresholds
         shown = torch.where(action < to_random, random_ids, original)

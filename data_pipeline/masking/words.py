@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import array_keys, random_uint32
+from data_pipeline.hashing import MaskDraw, array_keys, random_uint32
 
-NGRAM = 14  # domain tag: what a hash decides, in its key
 LOOKAHEAD = 16  # visits examined together
 
 
@@ -107,7 +106,7 @@ class NgramLengths:
     def __init__(self, keys: NDArray[np.uint64], found: Words, longest: int) -> None:
         """`keys` [R] seed the draws; `found` has a margin of `longest`."""
         self.longest = longest
-        self._keys = array_keys(NGRAM, keys.view(np.int64))
+        self._keys = array_keys(MaskDraw.NGRAM, keys.view(np.int64))
         self._is_word = found.sizes > 0
         self._follows = np.zeros(found.sizes.shape, bool)  # the word before it, without a gap
         ends = found.columns[:, :-1] + found.sizes[:, :-1]

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import permutation, scalar_key
-
-SHARDS, BLOCKS, SEQUENCES = 1, 2, 3  # domain tags: what is shuffled, in the hash's key
+from data_pipeline.hashing import TextDraw, permutation, scalar_key
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class EpochOrder:
     def __init__(self, counts: SequenceCounts, seed: int, epoch: int) -> None:
         self.counts, self.epoch = counts, epoch
         self._seed = seed
-        self._shards = permutation(scalar_key(seed, epoch, SHARDS), len(counts.per_shard))
+        self._shards = permutation(scalar_key(seed, epoch, TextDraw.SHARDS), len(counts.per_shard))
         self._ends = np.cumsum(counts.per_shard[self._shards])
         self._first_samples = np.cumsum(counts.per_shard) - counts.per_shard
 
@@ -88,9 +86,9 @@ class EpochOrder:
         return (first + np.sort(blocks[2 * pool : last])).tolist()
 
     def _shuffled(self, shard: int, blocks: int) -> NDArray[np.int64]:
-        return permutation(scalar_key(self._seed, self.epoch, BLOCKS, shard), blocks)
+        return permutation(scalar_key(self._seed, self.epoch, TextDraw.BLOCKS, shard), blocks)
 
     def within_block(self, span: BlockSpan) -> NDArray[np.int64]:
         """The order of the sequences inside a block: [span.count]."""
-        key = scalar_key(self._seed, self.epoch, SEQUENCES, span.block)
+        key = scalar_key(self._seed, self.epoch, TextDraw.SEQUENCES, span.block)
         return permutation(key, span.count)

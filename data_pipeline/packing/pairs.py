@@ -27,11 +27,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import array_keys
+from data_pipeline.hashing import PairDraw, array_keys
 from data_pipeline.packing.sequences import PackingRules, Pieces, Units, pieces, short_key, units
 from data_pipeline.shards.blocks import Block
-
-SPLIT, LABEL, TIE_BREAK = 31, 32, 33  # domain tags: what a hash decides, in its key
 
 # Units are sorted by the length of their second segments, and partners are found among this many
 # neighbours. A larger bucket couples more units of different blocks, and truncates more text.
@@ -93,7 +91,9 @@ def _end_to_end(parts: Sequence[NDArray[np.int64]], offsets: Iterable[int]) -> N
     return np.concatenate([part + offset for part, offset in zip(parts, offsets, strict=False)])
 
 
-def _draw(key: int, purpose: int, size: int, below: NDArray[np.int64] | int) -> NDArray[np.int64]:
+def _draw(
+    key: int, purpose: PairDraw, size: int, below: NDArray[np.int64] | int
+) -> NDArray[np.int64]:
     """A random integer in [0, below) for each of `size` units."""
     numbers = np.arange(size)
     words = (array_keys(key, np.full(size, purpose), numbers) >> np.uint64(32)).astype(np.int64)
@@ -105,7 +105,7 @@ def _split(cut: Pieces, runs: Units, key: int) -> PairSpans:
     begins = np.flatnonzero(cut.begins)
     first = np.searchsorted(begins, runs.first, side="right")
     count = np.searchsorted(begins, runs.last) - first
-    nth = first + _draw(key, SPLIT, len(first), np.maximum(count, 1))
+    nth = first + _draw(key, PairDraw.SPLIT, len(first), np.maximum(count, 1))
     start, end = cut.starts[runs.first], cut.ends[runs.last - 1]
     at_sentence = cut.starts[begins[np.minimum(nth, len(begins) - 1)]]
     middle = np.where(count > 0, at_sentence, (start + end) // 2)
@@ -128,7 +128,7 @@ def _truncate(pairs: PairSpans, capacity: int) -> PairSpans:
 
 def _swap(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
     """Swap the segments of half of the pairs, whatever their documents."""
-    chosen = _draw(key, LABEL, len(documents), 2) == 1
+    chosen = _draw(key, PairDraw.LABEL, len(documents), 2) == 1
     return PairSpans(
         np.where(chosen, pairs.second_starts, pairs.first_starts),
         np.where(chosen, pairs.second_lengths, pairs.first_lengths),
@@ -144,10 +144,10 @@ def _exchange(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairS
     The draw for each couple does not depend on lengths.
     """
     numbers = np.arange(len(documents))
-    tie = array_keys(key, np.full(len(numbers), TIE_BREAK), numbers)
+    tie = array_keys(key, np.full(len(numbers), PairDraw.TIE_BREAK), numbers)
     by_length = np.lexsort((tie, pairs.second_lengths))
     partners = _partners(by_length, documents)
-    chosen = _draw(key, LABEL, len(numbers), 2)[np.minimum(numbers, partners)] == 1
+    chosen = _draw(key, PairDraw.LABEL, len(numbers), 2)[np.minimum(numbers, partners)] == 1
     donors = _donors(partners, by_length, documents)
     chosen &= donors != numbers
     return replace(

@@ -24,11 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import array_keys, scalar_key
+from data_pipeline.hashing import PackingDraw, array_keys, scalar_key
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.shards.blocks import Block
-
-SHORT = 21  # domain tag: what a hash decides, in its key
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,8 @@ def short_key(block: Block) -> int:
 
     It depends only on the block, so that the number of sequences is fixed.
     """
-    return scalar_key(SHORT, len(block.tokens), len(block.sentences), len(block.documents))
+    sizes = len(block.tokens), len(block.sentences), len(block.documents)
+    return scalar_key(PackingDraw.SHORT, *sizes)
 
 
 def _targets(size: int, rules: PackingRules, key: int) -> NDArray[np.int64]:

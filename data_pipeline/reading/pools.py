@@ -14,14 +14,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.hashing import scalar_key
+from data_pipeline.hashing import TextDraw, scalar_key
 from data_pipeline.order.epoch import EpochOrder
 from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.blocks import Block
-
-PAIRS = 4  # domain tag, distinct from those of `order.epoch`
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Pools:
         pool = self._open.get(key)
         if pool is None:
             pool = self._open[key] = self._pack(
-                blocks, scalar_key(self._seed, key[0], PAIRS, key[1])
+                blocks, scalar_key(self._seed, key[0], TextDraw.PAIRS, key[1])
             )
         return pool
 

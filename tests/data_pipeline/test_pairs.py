@@ -7,12 +7,14 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repeat
 from data_pipeline import BuildOptions, Corpus, build
+from data_pipeline.hashing import PairDraw
 from data_pipeline.packing import pairs
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.packing.pairs import Pool, pair_spans
@@ -120,7 +122,8 @@ def test_what_is_drawn_for_labels_changes_no_length(
 ) -> None:
     pool, rules = pool_of(python_text[:100], python_text[100:200]), PackingRules(packing, 128)
     one = pair_spans(pool, rules, 1)
-    monkeypatch.setattr(pairs, "LABEL", 99)
+    others = {tag.name: int(tag) for tag in PairDraw}
+    monkeypatch.setattr(pairs, "PairDraw", SimpleNamespace(**{**others, "LABEL": 99}))
     other = pair_spans(pool, rules, 1)
     assert (one.labels != other.labels).mean() > 0.3
     for name in ("first_starts", "first_lengths", "second_lengths"):
