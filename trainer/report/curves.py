@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
 from trainer.report.colours import colour
 from trainer.report.scale import Floats
@@ -14,7 +15,6 @@ from trainer.run_folder.run_files import RunFiles
 
 KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale", "lead")
-PARTS = ("forward", "backward", "step", "communication")
 MOST_STROKES = 100  # with more checkpoints than this, none is marked
 
 
@@ -160,7 +160,7 @@ def _time(run: RunFiles) -> LineChart:
     """Each learner's time in a step: its forward and backward passes and its update."""
     curves = {}
     for name in run.learners:
-        parts = [run.curve(f"{name}/seconds_{part}") for part in PARTS[:3]]
+        parts = [run.curve(f"{name}/seconds_{part}") for part in (FORWARD, BACKWARD, STEP)]
         found = [(steps, seconds) for steps, seconds in parts if len(steps)]
         if found and len({len(steps) for steps, _ in found}) == 1:
             total = 1e3 * np.sum([seconds for _, seconds in found], axis=0)
