@@ -222,9 +222,8 @@ class _Launcher:
             if ended is None:
                 continue
             if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
-                os.killpg(
-                    child.pid, signal.SIGKILL
-                )  # what it left behind; as a zombie it keeps its id
+                # Kill what it left behind. Its id is not used again before it is reaped.
+                os.killpg(child.pid, signal.SIGKILL)
                 if not self.failed:
                     self.deadline = time.monotonic() + self.grace
                 self.failed.append(child)

@@ -281,8 +281,6 @@ def data_augment(
     candidates: those that the model predicts in its place, or, of a word of several pieces, those
     with the nearest word vectors. Repeating the command resumes an interrupted one.
     """
-    from pathlib import Path
-
     from data_pipeline.augmentation.replacement import Replacement
     from trainer.augmentation.replacing import Replacing
 
@@ -363,8 +361,6 @@ def data_perturb(
     part of speech, with these probabilities; with the probability of --ngram only 1 to --longest
     words of it are kept. Repeating the command resumes an interrupted one.
     """
-    from pathlib import Path
-
     from data_pipeline.augmentation.perturbation import Perturbation
     from trainer.augmentation.perturbing import Perturbing, TaggedFile
 
@@ -380,8 +376,6 @@ def data_perturb(
 
 
 def _augmented(task: str, words: tuple[str, ...], how: Method, out: str) -> None:
-    from pathlib import Path
-
     from trainer.augmentation.augmenting import augment
     from trainer.device import own_device
 

@@ -41,8 +41,7 @@ def log_likelihood(
 ) -> Tensor:
     """The log-probability of the tags of each text, float32 [B]; 0 for a text without any.
 
-    emissions [B, L, K]; tags int64 [B, L], read where the bool `mask` [B, L] is
-    true.
+    emissions [B, L, K]; tags int64 [B, L], read where the bool `mask` [B, L] is true.
     """
     order, real = _in_front(mask)
     steps = _along(emissions, order)
