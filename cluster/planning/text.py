@@ -13,7 +13,7 @@ from cluster.planning.machine import NODE_MTBF_HOURS, Machine
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import Plan
 from cluster.planning.recipes import JOINT, SEPARATE, SHARED
-from configs.plan_facts import JobFacts
+from configs.plan_facts import CacheFacts, JobFacts
 
 WIDTH = 100
 
@@ -202,11 +202,12 @@ def _scaling(plan: Plan) -> str:
 
 
 def _assumptions(plan: Plan) -> str:
-    return "Assumed:\n" + "\n".join(f"- {line}" for line in assumptions(plan.job, plan.machine))
+    """What the numbers rest on, one line each."""
+    lines = [*_assumed_of_machine(plan.machine), *_assumed_of_job(plan.job, plan.machine.nodes)]
+    return "Assumed:\n" + "\n".join(f"- {line}" for line in lines)
 
 
-def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
-    """The assumptions behind the numbers, one line each."""
+def _assumed_of_machine(machine: Machine) -> Iterator[str]:
     device = machine.device
     rates = ", ".join(f"{name} {rate:g}" for name, rate in device.tflops.items())
     yield (
@@ -231,6 +232,9 @@ def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
         f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stalls, "
         f"{machine.store_gbs:g} GB/s to storage in the background"
     )
+
+
+def _assumed_of_job(job: JobFacts, nodes: int) -> Iterator[str]:
     teacher = job.learners[0]
     partly = any(one.active < 1 for one in job.learners)
     students = "students train from their start until their budget is spent"
@@ -239,14 +243,18 @@ def assumptions(job: JobFacts, machine: Machine) -> Iterator[str]:
         yield f"the teacher trains in {teacher.training:.0%} of the steps, and then only teaches"
     yield from job.assumed
     if job.cache is not None:
-        rows = -(-job.rows // machine.nodes)
-        needed = rows * job.cache.shard_bytes / 1e9
-        yield (
-            f"URLs: a node caches a shard for each of its {rows:,} sequences of a step, "
-            f"{needed:.3g} GB (data.cache_gb: {job.cache.limit_gb:g})"
-        )
-        yield "a smaller corpus is cached whole; of a web server that sends parts of files, nothing"
+        yield from _assumed_of_cache(job.cache, rows=-(-job.rows // nodes))
     yield "data loading never delays a step; held-out evaluation is not counted"
+
+
+def _assumed_of_cache(cache: CacheFacts, rows: int) -> Iterator[str]:
+    """Of a node that computes this many rows of each step."""
+    needed = rows * cache.shard_bytes / 1e9
+    yield (
+        f"URLs: a node caches a shard for each of its {rows:,} sequences of a step, "
+        f"{needed:.3g} GB (data.cache_gb: {cache.limit_gb:g})"
+    )
+    yield "a smaller corpus is cached whole; of a web server that sends parts of files, nothing"
 
 
 def _waiting(time: StepTime) -> float:
