@@ -130,8 +130,9 @@ def write_dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with disk_errors(path), open(part, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        with disk_errors(path):
+            with open(part, "xb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
             part.replace(path)
     finally:
         with suppress(OSError):  # its message would hide why the file cannot be written
