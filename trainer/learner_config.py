@@ -18,7 +18,7 @@ from configs.rules import (
     Unit,
     positive,
 )
-from configs.section import Refusal, Section, default_of, within
+from configs.section import Refusal, Section, within
 from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.admission_config import BudgetConfig, StartConfig
@@ -224,20 +224,16 @@ class LearnerConfig(Section):
 
     def finished(self) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights."""
-        fields = dataclasses.fields(LearnerConfig)
-        untrained: dict[str, Any] = {
-            one.name: default_of(one) for one in fields if one.name in _FOR_TRAINING
+        names = (one.name for one in dataclasses.fields(LearnerConfig))
+        kept = {name: getattr(self, name) for name in names if name not in _FOR_TRAINING}
+        changed: dict[str, Any] = {
+            "model": self.architecture,
+            "frozen": True,
+            "budget": BudgetConfig(),
+            "zero_stage": 3 if self.zero_stage == 3 else 0,
+            "offload": "parameters" if self.offload == "parameters" else "none",
         }
-        return dataclasses.replace(
-            self,
-            **untrained,
-            model=self.architecture,
-            frozen=True,
-            init=InitConfig(pretrained="its own"),
-            budget=BudgetConfig(),
-            zero_stage=3 if self.zero_stage == 3 else 0,
-            offload="parameters" if self.offload == "parameters" else "none",
-        )
+        return _FinishedConfig(**(kept | changed))
 
     def at_rest(self) -> LearnerConfig:
         """The config of a teacher that runs in no step: its weights wait in host memory.
@@ -310,7 +306,7 @@ class LearnerConfig(Section):
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""
-        if self.init.pretrained is None:
+        if not self._has_weights:
             yield "init.pretrained", "must be set where frozen is true"
         if self.zero_stage not in FROZEN_STAGES:
             stages = " or ".join(map(str, FROZEN_STAGES))
@@ -320,6 +316,11 @@ class LearnerConfig(Section):
             yield "offload", "must be none or parameters where frozen is true"
         for key in self.changed(*_FOR_TRAINING):
             yield key, "is for training; remove it (null), or frozen"
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether it has weights that are worth reading without training."""
+        return self.init.pretrained is not None
 
     def _read_by(self) -> dict[str, frozenset[str]]:
         """Which tasks read a part of the model that not all of them read, by the part's name."""
@@ -346,3 +347,11 @@ class LearnerConfig(Section):
             read_by=self._read_by(),
             teacher_weight_changes=self.min_lead is not None,
         )
+
+
+class _FinishedConfig(LearnerConfig):
+    """The config of a learner that this job has trained: it has weights, whatever its `init`."""
+
+    @property
+    def _has_weights(self) -> bool:
+        return True
