@@ -96,7 +96,7 @@ ROOMS = {
     "trainer/measure": "parts timing profiling startup machine",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
-    "trainer/job_data": "task_heads examples batch_plan fit prefetch staging feed",
+    "trainer/job_data": "task_heads examples batch_plan fit prefetch staging counting feed",
     "trainer/report": (
         "document words labels scale colours chart curves results savings table page refreshing"
     ),

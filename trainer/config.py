@@ -115,7 +115,8 @@ class WatchConfig(Section):
         Unit("s"),
         Doc(
             "A rank without progress for this long writes its stacks to its log and exits. "
-            "Progress is a step, a scored batch or an export. Collectives time out a minute later."
+            "Progress is a step, a scored batch, a part of the start or an export. Collectives time "
+            "out a minute later."
         ),
     ] = 1800.0
 
@@ -265,7 +266,7 @@ class JobConfig(Section):
         if self.epochs is None and not self.steps:
             yield "steps", "must be set, or the epochs of a task"
         if self.epochs is not None and self.steps:
-            yield "epochs", "set either steps or epochs; the other one to 0 or null"
+            yield "epochs", "set either this or steps: steps to 0, or epochs to null"
         if self.epochs is not None and not self.data.has_examples:
             yield "epochs", "are for examples: name data.train, or tasks; for text, set steps"
         if self.data.has_examples and (self.batch.tokens or self.batch.growth):

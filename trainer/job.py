@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
+from data_pipeline.reading.corpus import SPLITS
 from trainer.checkpoint import CheckpointWriter, Retention
 from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
 from trainer.evaluation.evaluations import Evaluations
 from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.counting import count_sequences
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.admission import HOUR
@@ -55,19 +57,20 @@ class Job:
         changes = on_rank_0(lambda: changes_since_checkpoint(config, self.corpora))
         require_fit(config, self.corpora)
         on_rank_0(lambda: require_same_order(config, self.corpora))
+        count_sequences(config.data, self.corpora, SPLITS, context.hang_watch.heartbeat)
         feed = Feed(config, self.corpora, context.attempt.number)
         self.masker = feed.masker
         validation = ValidationSet(config, self.corpora, context.hang_watch.heartbeat)
         self.evaluations = Evaluations(config, validation, device)
-        context.startup.mark("data")
+        context.opened("data")
         resumption = Resumption.find(config)
-        context.startup.mark("finding a checkpoint")
+        context.opened("finding a checkpoint")
         require_pretrained(config, self.corpora, resumption.learners)
         self.state = resumption.state(self.corpora)
         shape = step_shape(config, self.corpora)
         self.learners = Learners(config, shape, self.state, resumption.checkpoint)
         require_same_teacher(config, self.learners.teacher)
-        context.startup.mark("building and loading the learners")
+        context.opened("building and loading the learners")
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # the same on all ranks
         self._take_over(resumption, feed, device)

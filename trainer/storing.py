@@ -24,6 +24,7 @@ from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job import step_shape
+from trainer.job_data.counting import count_sequences
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.engine import join_process_group
@@ -91,6 +92,7 @@ def _store_missing(
     corpora = open_corpora(config.data)
     require_fit(config, corpora)
     require_pretrained(config, corpora, set())
+    count_sequences(config.data, corpora, ["train"])
     teacher = dataclasses.replace(config.teacher, stored=None)
     running = dataclasses.replace(config, teacher=teacher, rollback=[])
     learner = Learners(running, step_shape(running, corpora), JobState(wandb_id=""), None).teacher

@@ -24,7 +24,7 @@ from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards import manifest
 from data_pipeline.shards.arrays import map_array
 from data_pipeline.shards.blocks import Block, decode_block
-from data_pipeline.shards.cached_counts import cached_array
+from data_pipeline.shards.cached_counts import cached_array, keep_array, kept_array
 from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
 from data_pipeline.shards.manifest import MANIFEST, FileRecord
 from data_pipeline.shards.ranges import Ranged, serves_ranges
@@ -85,10 +85,10 @@ class CorpusSplit:
         They are computed once, from the sentence boundaries in the index, and cached beside it. So
         are the sums over the blocks of each shard. With both, opening an index does not read it.
         """
-        path = self.folder / f"sequences-{rules.name}.npy"
+        path = self._counts_of(rules)
         shards, blocks = self.index.shards, self.index.blocks
         first = np.append(shards["first_block"], len(blocks)).astype(np.int64)
-        per_block = cached_array(path, self.index_digest, len(blocks), lambda: self._count(rules))
+        per_block = cached_array(path, self.index_digest, len(blocks), lambda: self.count(rules))
         per_shard = cached_array(
             path.with_name(f"{path.stem}-shards.npy"),
             self.index_digest,
@@ -97,16 +97,32 @@ class CorpusSplit:
         )
         return SequenceCounts(per_block, per_shard, first)
 
+    def has_counts(self, rules: PackingRules) -> bool:
+        """Whether `sequence_counts` need not compute the counts of these rules."""
+        path, blocks = self._counts_of(rules), len(self.index.blocks)
+        return kept_array(path, self.index_digest, blocks) is not None
+
+    def keep_counts(self, rules: PackingRules, per_block: NDArray[np.uint32]) -> None:
+        """Hand the counts of all blocks to `sequence_counts`, in this process if not in a file."""
+        keep_array(self._counts_of(rules), self.index_digest, per_block)
+
+    def count(
+        self, rules: PackingRules, first: int = 0, last: int | None = None
+    ) -> NDArray[np.uint32]:
+        """The number of sequences in each block from `first` up to `last`; None: to the end.
+
+        It takes 2 to 4 ms for each block. Raises DataError for boundaries that are damaged.
+        """
+        bounds = self.index.boundaries(first, last)
+        return np.fromiter((packing.count(block, rules) for block in bounds), np.uint32)
+
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
         """[vocab_size] True for tokens that begin a word."""
         return map_array(self.folder.parent / WORD_STARTS)
 
-    def _count(self, rules: PackingRules) -> NDArray[np.uint32]:
-        counts = np.zeros(len(self.index.blocks), np.uint32)
-        for number, boundaries in enumerate(self.index.boundaries()):
-            counts[number] = packing.count(boundaries, rules)
-        return counts
+    def _counts_of(self, rules: PackingRules) -> Path:
+        return self.folder / f"sequences-{rules.name}.npy"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 from data_pipeline.config import DataConfig
@@ -20,9 +19,10 @@ def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
     In a corpus with more than `SAMPLED_BLOCKS` blocks, about that many evenly spread blocks are
     sampled. For pairs the truncation differs a little from epoch to epoch.
     """
-    every = -(-len(split.index.blocks) // SAMPLED_BLOCKS)
+    blocks = len(split.index.blocks)
     used = sequences = 0
-    for block in itertools.islice(split.index.boundaries(), 0, None, every):
+    for number in range(0, blocks, -(-blocks // SAMPLED_BLOCKS)):
+        (block,) = split.index.boundaries(number, number + 1)
         text, count = _text_of(block, rules)
         used += text + count * (rules.length - rules.capacity)
         sequences += count

@@ -28,22 +28,40 @@ _log = logging.getLogger(__name__)
 PATTERN = "sequences-*.npy"
 DIGEST_BYTES = 32
 
+_unsaved: dict[tuple[Path, str], NDArray] = {}  # what this process could not write, by its origin
+
 
 def cached_array(path: Path, origin: str, size: int, compute: Callable[[], NDArray]) -> NDArray:
-    """The array of `size` numbers at `path`, memory-mapped; computed and written if not intact.
+    """The array of `size` numbers at `path`, memory-mapped; computed and kept if not intact.
 
-    `origin` identifies the data that it is computed from. If the folder is not writable, the next
-    process computes the array again.
+    `origin` identifies the data that it is computed from.
     """
-    if path.exists():
-        if is_intact(path, origin):
-            found = map_array(path)
-            if found.shape == (size,):
-                return found
-        _log.warning("%s: damaged; computed again", path)
+    found = kept_array(path, origin, size)
+    if found is not None:
+        return found
     fresh = compute()
-    _save(path, fresh, origin)
+    keep_array(path, origin, fresh)
     return fresh
+
+
+def kept_array(path: Path, origin: str, size: int) -> NDArray | None:
+    """The array of `size` numbers that was kept; None where there is none, or it is damaged."""
+    if (path, origin) in _unsaved:
+        return _unsaved[path, origin]
+    if not path.exists():
+        return None
+    if is_intact(path, origin):
+        found = map_array(path)
+        if found.shape == (size,):
+            return found
+    _log.warning("%s: damaged; computed again", path)
+    return None
+
+
+def keep_array(path: Path, origin: str, array: NDArray) -> None:
+    """Write an array to `path`; where that fails, remember it until this process ends."""
+    if not _save(path, array, origin):
+        _unsaved[path, origin] = array
 
 
 def is_intact(path: Path, origin: str) -> bool:
@@ -72,7 +90,8 @@ def _begun(path: Path, origin: str) -> hashlib._Hash:
     return hashlib.sha256(f"{origin} {path.name} ".encode())
 
 
-def _save(path: Path, array: NDArray, origin: str) -> None:
+def _save(path: Path, array: NDArray, origin: str) -> bool:
+    """Whether the array could be written."""
     content = io.BytesIO()
     np.save(content, array)
     digest = _begun(path, origin)
@@ -84,3 +103,5 @@ def _save(path: Path, array: NDArray, origin: str) -> None:
     except OSError:
         with suppress(OSError):  # a read-only file system has no file to remove
             part.unlink()
+        return False
+    return True

@@ -112,12 +112,9 @@ class Index:
 
         A document that is cut between blocks has the same number in each of them.
         """
-        shard = self.shard_of(block)
-        before = self.blocks[int(self.shards["first_block"][shard]) : block + 1]
-        sentences, documents = (
-            int(self._before_shards[shard, column] + before[name][:-1].sum(dtype=np.int64))
-            for column, name in enumerate(("sentences", "documents"))
-        )
+        first = int(self.shards["first_block"][self.shard_of(block)])
+        before = self.blocks[first : block + 1]
+        sentences, documents = self._before(block)
         record = before[-1]
         bounds = Block(
             np.broadcast_to(np.uint16(0), int(record["tokens"])),
@@ -127,13 +124,28 @@ class Index:
         earlier = before["documents"][:-1].sum(dtype=np.int64)
         return bounds, int(earlier - before["continues"][1:].sum(dtype=np.int64))
 
-    def boundaries(self) -> Iterator[Block]:
-        """Each block in order, with zeros for tokens, from the index alone.
+    def _before(self, block: int) -> tuple[int, int]:
+        """The sentences and the documents before a block; cut documents count again."""
+        shard = self.shard_of(block)
+        earlier = self.blocks[int(self.shards["first_block"][shard]) : block]
+        sentences, documents = self._before_shards[shard].tolist()
+        return (
+            sentences + int(earlier["sentences"].sum(dtype=np.int64)),
+            documents + int(earlier["documents"].sum(dtype=np.int64)),
+        )
 
-        Raises DataError if the boundaries of a block do not add up to its tokens.
+    def boundaries(self, first: int = 0, last: int | None = None) -> Iterator[Block]:
+        """Each block from `first` up to `last` in order, with zeros for tokens; None: to the end.
+
+        They come from the index alone. Raises DataError if the boundaries of a block do not add up
+        to its tokens.
         """
-        sentence = document = 0
-        for number, record in enumerate(self.blocks):
+        numbers = range(len(self.blocks))[first:last]
+        if not numbers:
+            return
+        sentence, document = self._before(numbers[0])
+        for number in numbers:
+            record = self.blocks[number]
             next_sentence = sentence + int(record["sentences"])
             next_document = document + int(record["documents"])
             block = Block(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from data_pipeline import DataError
 from data_pipeline.reading.dumping import write_dump
@@ -30,8 +31,19 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("read_only")
 def test_counts_are_computed_where_they_cannot_be_cached(tmp_path: Path) -> None:
-    found = cached_array(tmp_path / "sequences-x.npy", "origin", 3, lambda: np.arange(3))
-    assert found.tolist() == [0, 1, 2]
+    """Once in a process: on a large corpus that takes long."""
+    computed: list[int] = []
+
+    def compute() -> NDArray:
+        computed.append(1)
+        return np.arange(3)
+
+    for _ in range(2):
+        found = cached_array(tmp_path / "sequences-x.npy", "origin", 3, compute)
+        assert found.tolist() == [0, 1, 2]
+    assert len(computed) == 1
+    other = cached_array(tmp_path / "sequences-x.npy", "another origin", 3, lambda: np.ones(3))
+    assert other.tolist() == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("read_only")

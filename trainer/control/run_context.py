@@ -50,6 +50,11 @@ class RunContext:
             startup,
         )
 
+    def opened(self, part: str) -> None:
+        """Tell the hang watch and the startup clock that a part of the start is done."""
+        self.hang_watch.heartbeat()
+        self.startup.mark(part)
+
     def made_a_step(self) -> None:
         """Tell the hang watch and the startup clock that a step is done."""
         self.hang_watch.heartbeat()

@@ -1,0 +1,88 @@
+"""Counting the sequences in each block of a job's corpora, which the ranks share.
+
+A corpus of 10 trillion tokens has 20 million blocks, which one process counts in 16 hours. The
+counts are cached beside the index, so only the first job with a new packing or length counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from data_pipeline import Corpus, CorpusSplit, DataConfig
+from data_pipeline.packing.sequences import PackingRules
+from trainer.process_group import background_group
+from trainer.watch.rank_zero import SendHeartbeat
+
+_log = logging.getLogger(__name__)
+
+BLOCKS = 512  # that each rank counts between two heartbeats, in about two seconds
+
+
+def count_sequences(
+    data: DataConfig,
+    corpora: Mapping[str, Corpus],
+    splits: Collection[str],
+    heartbeat: SendHeartbeat = lambda: None,
+) -> None:
+    """Count the sequences of the text that a job reads, unless that has been done. Collective.
+
+    `splits` are "train", "val" or both. Afterwards every rank has the counts, also where it cannot
+    write them beside the index, or has an index of its own. The counting may take any time:
+    `heartbeat` is called on all ranks after every `BLOCKS` blocks of each. Raises DataError for a
+    split without documents and for a damaged index.
+    """
+    if data.has_examples:
+        return
+    for split, rules in _needed(data, corpora, splits):
+        has_counts = split.has_counts(rules)
+        if not _on_all_ranks(has_counts):
+            counts = _count_together(split, rules, heartbeat)
+            if not has_counts:
+                split.keep_counts(rules, counts)
+
+
+def _needed(
+    data: DataConfig, corpora: Mapping[str, Corpus], splits: Collection[str]
+) -> Iterator[tuple[CorpusSplit, PackingRules]]:
+    """Each split with the rules by which it is packed, once; "val" has those of the first phase."""
+    phases = [
+        PackingRules(kind, length, data.short_sequence_probability)
+        for length, kind in data.lengths_and_packings()
+    ]
+    for corpus in corpora.values():
+        for name in splits:
+            split = corpus.split(name)
+            for rules in dict.fromkeys(phases if name == "train" else phases[:1]):
+                yield split, rules
+
+
+def _on_all_ranks(holds: bool) -> bool:
+    """Whether something holds on every rank. Collective."""
+    held = torch.tensor(int(holds))
+    dist.all_reduce(held, dist.ReduceOp.MIN, background_group())
+    return bool(held)
+
+
+def _count_together(
+    split: CorpusSplit, rules: PackingRules, heartbeat: SendHeartbeat
+) -> NDArray[np.uint32]:
+    """The number of sequences in each block, on every rank. Collective.
+
+    The ranks meet after every `BLOCKS` blocks, so that none waits long for a slower one.
+    """
+    rank, at_once = dist.get_rank(), dist.get_world_size() * BLOCKS
+    counts = torch.zeros(len(split.index.blocks), dtype=torch.int64)
+    _log.info("%s: counting the sequences of %d blocks", split.name, len(counts))
+    for start in range(0, len(counts), at_once):
+        first = start + rank * BLOCKS
+        own = split.count(rules, first, first + BLOCKS)
+        counts[first : first + len(own)] = torch.from_numpy(own.astype(np.int64))
+        dist.all_reduce(counts[start : start + at_once], group=background_group())
+        heartbeat()
+    return counts.numpy().astype(np.uint32)
