@@ -272,12 +272,28 @@ def test_damaged_shards_and_other_masks_are_told(runs, tmp_path):
         (["students.one.objective.hidden_mse={}"], r"objective\.hidden_mse: needs more than pred"),
         (["students.one.objective.soft_kl.positions=attended"], "soft_kl: needs more than predic"),
         (["students.one.objective.soft_kl.teacher=mean"], "soft_kl: the mean is of teachers that"),
+        (
+            ["teacher.stored.top_k=4", "students.one.objective.blended.top_k=5"],
+            r"objective\.blended\.top_k: must be at most teacher\.stored\.top_k, which is 4; null",
+        ),
         (["students.one.stored={path: x}"], "students.one.stored: is for a frozen teacher"),
     ],
 )
 def test_configs_that_need_a_running_teacher_are_refused(corpus, tmp_path, overrides, said):
     with pytest.raises(ConfigError, match=said):
         job(corpus, tmp_path, Path("x"), "folder", *overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["teacher.stored.top_k=4", "students.one.objective.soft_kl.top_k=4"],
+        ["teacher.stored.top_k=4", "students.one.objective.soft_kl.top_k=null"],
+        ["teacher.stored.top_k=null", "students.one.objective.soft_kl.top_k=600"],
+    ],
+)
+def test_a_term_reads_what_is_stored_or_less(corpus, tmp_path, overrides):
+    job(corpus, tmp_path, Path("x"), "folder", *overrides)
 
 
 def test_the_plan_states_the_size_and_the_saving(corpus, tmp_path):

@@ -141,12 +141,15 @@ class ObjectiveConfig(Section):
                     f"{section_of(teacher)}.masked_only must be false",
                 )
 
-    def conflicts_with_stored(self, teacher: str) -> Iterator[Refusal]:
-        """The terms that read more of `teacher` than predictions at masked positions."""
+    def conflicts_with_stored(self, teacher: str, top_k: int | None) -> Iterator[Refusal]:
+        """The terms that read more of `teacher` than its `top_k` logits at masked positions.
+
+        None: all of them.
+        """
         key = f"{section_of(teacher)}.stored"
         for name, section in self.terms().items():
-            if section.source == teacher and (section.reads_states or not section.reads_masked):
-                yield name, f"needs more than predictions at masked positions; remove it, or {key}"
+            if section.source == teacher:
+                yield from within(name, section.misfits_with_stored(key, top_k))
             elif section.source == MEAN:
                 yield name, f"the mean is of teachers that run; name one teacher, or remove {key}"
 

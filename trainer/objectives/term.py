@@ -110,6 +110,11 @@ class TermConfig(Section, ABC):
         """Why the term does not fit this pair of models; an empty key means the whole section."""
         yield from ()
 
+    def misfits_with_stored(self, key: str, top_k: int | None) -> Iterator[Refusal]:
+        """Why it cannot read the section `key`, which stores `top_k` logits a token; None: all."""
+        if self.reads_states or not self.reads_masked:
+            yield "", f"needs more than predictions at masked positions; remove it, or {key}"
+
     @property
     def source(self) -> str | None:
         """The name of the source that it reads (`trainer.learner_names`); None: labels only."""
@@ -347,12 +352,7 @@ class LayerTerm(Term):
     reads_attention: ClassVar[bool] = False  # instead of hidden states
     averaged = False  # whether to divide by the layers of the map, also those of weight 0
 
-    def __init__(
-        self,
-        config: LayerTermConfig,
-        student: ModelShape,
-        teacher: ModelShape,
-    ) -> None:
+    def __init__(self, config: LayerTermConfig, student: ModelShape, teacher: ModelShape) -> None:
         super().__init__(config)
         self.map = config.layer_map(student, teacher)
         self.weights = config.layer_weights or [1.0] * len(self.map)

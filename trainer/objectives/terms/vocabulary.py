@@ -75,6 +75,11 @@ class PredictionTermConfig(VocabularyTermConfig, TeacherTermConfig):
         if self.top_k is not None and self.top_k > teacher.vocab_size:
             yield "top_k", f"the vocabulary has {teacher.vocab_size} tokens; null reads all"
 
+    def misfits_with_stored(self, key: str, top_k: int | None) -> Iterator[Refusal]:
+        yield from super().misfits_with_stored(key, top_k)
+        if self.top_k is not None and top_k is not None and self.top_k > top_k:
+            yield "top_k", f"must be at most {key}.top_k, which is {top_k}; null reads all of these"
+
 
 class PredictionTerm(VocabularyTerm):
     """A term that compares with a teacher's predictions."""
