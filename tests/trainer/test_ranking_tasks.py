@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from trainer.job_data.examples import with_examples
 from trainer.learner_names import TEACHER
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.exact_search import nearest_documents
-from trainer.scoring.ranking_metric import with_others
+from trainer.scoring.ranking_metric import PairRanking, RankingMetric, with_others
 from trainer.tasks.retrieval import DOCUMENTS, RELEVANT
 
 JOB = """
@@ -211,6 +212,57 @@ def test_exact_search_in_blocks(monkeypatch) -> None:
     assert torch.equal(places, rows)
     torch.testing.assert_close(found, scores)
     assert nearest_documents(queries, documents, 99)[1].shape == (7, 23)
+
+
+@pytest.fixture
+def some_without_text(folder: Path, tmp_path: Path) -> Path:
+    """The collection, but the queries q9 and q10, which are judged, have no text."""
+    for path in folder.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    lines = (folder / "queries.jsonl").read_text().splitlines()
+    queries = [json.loads(line) for line in lines]
+    written(tmp_path, "queries.jsonl", [
+        one | {"text": ""} if one["_id"] in ("q9", "q10") else one for one in queries
+    ])  # fmt: skip
+    candidates = [f"q{n} Q0 d{(n + k) % 66} 1 {9 - k} x\n" for n in range(66) for k in range(3)]
+    (tmp_path / "run.txt").write_text("".join(candidates))
+    return tmp_path
+
+
+def perfect(metric: RankingMetric, split: ExampleSplit) -> dict[str, float]:
+    """The scores where the examples that are read find document n for query n."""
+    labels = [split.labels(name(metric.head)) for name in (metric.query, metric.document)]
+    query, document = (torch.tensor(one).long() for one in labels)
+    if isinstance(metric, PairRanking):
+        said = (query == document).float()[:, None]
+    else:
+        said = torch.nn.functional.one_hot(torch.maximum(query, document), 100).float()
+    return metric.finish(torch.cat([query[:, None].float(), document[:, None].float(), said], 1))
+
+
+@pytest.mark.parametrize("task", ["retrieval", "reranking"])
+@pytest.mark.parametrize(
+    ("more", "queries", "without_text"),
+    [
+        ("data.validation=train.tsv", 50, 2),  # scored as a whole
+        ("data.validation_fraction=0.2", 10, 1),  # every fifth: q9, but not q10
+    ],
+)
+def test_a_judged_query_without_text_counts_as_0(
+    some_without_text, corpus, task, more, queries, without_text
+) -> None:
+    files = ["data.files.candidates=run.txt"] if task == "reranking" else []
+    job = load(some_without_text, corpus, task, 1, "{negatives: 1}", more, *files)
+    (metric,) = job.teacher.objective.task_terms()[task].own_metrics()
+    found = perfect(metric, ExampleSplit(Corpus.open(job.data.path), "val"))
+    assert found[f"{task}_mrr_10"] == pytest.approx(1 - without_text / queries)
+    # As in a run of an older version, whose config does not say which queries are held out.
+    unknown = dataclasses.replace(job.teacher.objective.task_terms()[task], scored_fraction=None)
+    (metric,) = unknown.own_metrics()
+    again = perfect(metric, ExampleSplit(Corpus.open(job.data.path), "val"))
+    read = queries - without_text
+    assert again[f"{task}_mrr_10"] == pytest.approx(read / (read + 2))
 
 
 def test_candidates_that_were_not_read_stay_below() -> None:

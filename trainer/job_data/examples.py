@@ -171,7 +171,8 @@ def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
     scored = "validation" if "validation" in files else "train"
     task = one.task.with_labels_of(one.file("train"))
     require_same_labels(job, task)
-    file = one.file(scored, is_scored=True)
+    held_out = one.data.validation_fraction if scored == "train" else None
+    file = dataclasses.replace(one.file(scored, is_scored=True), held_out=held_out)
     return dataclasses.replace(one, task=task.scored_on(file, _tokenizer_of(job)))
 
 

@@ -47,13 +47,15 @@ UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training 
 class TaskFile:
     """A file of examples, the column that holds each field, and the task's other files by name.
 
-    Only the first `most` records are read; None: all.
+    Only the first `most` records are read; None: all. If it is scored on, only the `held_out`
+    fraction of its units is; None: all.
     """
 
     path: Path
     columns: Mapping[str, str]
     others: Mapping[str, Path] = field(default_factory=dict)
     most: int | None = None
+    held_out: float | None = None
 
     def first(self, records: Iterator[Record]) -> Iterator[Record]:
         """The records that are read."""

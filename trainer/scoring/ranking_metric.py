@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -24,18 +25,40 @@ DEPTH = 1000  # documents that are ranked for a query, as in TREC's runs
 Value = TypeVar("Value")
 
 
-class RankingMetric(GatheredMetric[ScoreInputs]):
-    """Scores of rankings, as ``trec_eval`` computes them, over the queries that are scored.
+@dataclass(frozen=True)
+class ScoredQueries:
+    """Queries to be scored, and the files that say what to find for them.
 
-    `scored` names the files: documents, queries and judgements. Raises TrainingError where a
-    package that a score needs is not installed.
+    files: documents, queries and judgements, and perhaps candidates, by these names. by_order: see
+    `read_queries`. has: whether the query that is number n, from 0, of those judged is scored.
     """
 
-    def __init__(
-        self, head: str, names: Sequence[str], scored: Mapping[str, str], by_order: bool
-    ) -> None:
+    files: Mapping[str, str]
+    by_order: bool
+    has: Callable[[int], bool]
+
+    def collection(self) -> Collection:
+        """The documents and queries, which are read again: their texts may be large."""
+        return Collection.read(self.files["documents"], self.files["queries"], self.by_order)
+
+    def judged(self) -> tuple[Relevance, list[int]]:
+        """All judgements, and the queries among those scored that have no text."""
+        collection = self.collection()
+        relevance = collection.relevance(self.files["judgements"])
+        scored = [query for number, query in enumerate(sorted(relevance)) if self.has(number)]
+        return relevance, [query for query in scored if not collection.queries[query].text]
+
+
+class RankingMetric(GatheredMetric[ScoreInputs]):
+    """Scores of rankings over the `scored` queries that are judged, as ``trec_eval -c`` has them.
+
+    A query without a text is not read, has no ranking, and counts as 0. Raises TrainingError where
+    a package that a score needs is not installed.
+    """
+
+    def __init__(self, head: str, names: Sequence[str], scored: ScoredQueries) -> None:
         require_packages(names)
-        self.head, self.names, self.scored, self.by_order = head, tuple(names), scored, by_order
+        self.head, self.names, self.scored = head, tuple(names), scored
         self.columns = tuple(Column(f"{head}_{name}", name) for name in names)
 
     @staticmethod
@@ -71,21 +94,18 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
         if not len(total):
             return {}
         ranking = self.ranking(total.cpu())
-        judged = {query: self._relevance[query] for query in ranking}
+        relevance, without_text = self._judged
+        judged = {query: relevance[query] for query in (*ranking, *without_text)}
         found = ranking_scores(_by_name(ranking), _by_name(judged), self.names)
         return {f"{self.head}_{name}": score for name, score in found.items()}
 
     @abstractmethod
     def ranking(self, rows: Tensor) -> Ranking:
-        """What the rows [N, 2 + outputs] find for each query that is scored."""
-
-    def collection(self) -> Collection:
-        """The documents and queries, which are read again: their texts may be large."""
-        return Collection.read(self.scored["documents"], self.scored["queries"], self.by_order)
+        """What the rows [N, 2 + outputs] find for each query that has been read."""
 
     @cached_property
-    def _relevance(self) -> Relevance:
-        return self.collection().relevance(self.scored["judgements"])
+    def _judged(self) -> tuple[Relevance, list[int]]:
+        return self.scored.judged()
 
 
 class VectorRanking(RankingMetric):
@@ -121,7 +141,7 @@ class PairRanking(RankingMetric):
 
     @cached_property
     def _candidates(self) -> Ranking:
-        return self.collection().ranking(self.scored["candidates"])
+        return self.scored.collection().ranking(self.scored.files["candidates"])
 
 
 def with_others(read: Mapping[int, float], candidates: Mapping[int, float]) -> dict[int, float]:

@@ -150,7 +150,7 @@ def ranking_scores(
     relevance: Mapping[str, Mapping[str, int]],
     names: Collection[str] = tuple(TREC_NAMES),
 ) -> dict[str, float]:
-    """Measures of ``trec_eval``, each averaged over the judged queries; mrr_10: as MS MARCO has it.
+    """Measures of ``trec_eval -c``: means over the judged queries; mrr_10: as MS MARCO has it.
 
     `ranked`: query -> document found -> score; `relevance`: query -> document judged -> relevance.
     A query for which nothing was found counts as 0; one without a relevant document is left out.

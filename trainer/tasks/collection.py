@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
+from configs.rules import COUNT, FRACTION, INDEX, Doc, OneOf, Unit
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import (
     Collection,
@@ -24,7 +24,7 @@ from data_pipeline.task_files.collection import (
     training_groups,
 )
 from trainer.objectives.task import Part, TaskConfig, TaskFile
-from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
+from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL, ScoredQueries
 
 NEGATIVES = Doc(
     "Documents that are not relevant, in each example: those judged so, then those of "
@@ -54,15 +54,27 @@ class CollectionTask(TaskConfig):
     scored: Annotated[dict[str, str], Doc("The files to score on; filled in by the job.")] = field(
         default_factory=dict
     )
+    scored_fraction: Annotated[
+        float | None,
+        FRACTION,
+        Doc("How many of the judged queries are scored; null: all; filled in by the job."),
+    ] = None
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
     can_read_some: ClassVar[bool] = False
     joins: ClassVar[bool] = False
-    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored")
+    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored", "scored_fraction")
 
     def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
         others = {name: str(path) for name, path in file.others.items()}
-        return dataclasses.replace(self, scored={**others, "judgements": str(file.path)})
+        scored = {**others, "judgements": str(file.path)}
+        return dataclasses.replace(self, scored=scored, scored_fraction=file.held_out)
+
+    @property
+    def scored_queries(self) -> ScoredQueries:
+        """Which queries are scored, and where they and their documents are."""
+        part = Part(is_held_out=True, fraction=self.scored_fraction)
+        return ScoredQueries(self.scored, self.numbered_by_order, part.has)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         return self.encode_part(file, encoder, Part(is_held_out=False))

@@ -79,7 +79,7 @@ class Reranking(CollectionTask):
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or USUAL
-        return (PairRanking(NAME, names, self.scored, self.numbered_by_order),)
+        return (PairRanking(NAME, names, self.scored_queries),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return RerankingTerm(self)
