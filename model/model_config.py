@@ -38,18 +38,21 @@ def may_name_a_head(name: str) -> bool:
 
 
 class Ability(str, Enum):
-    """Abilities that training may require, and that not every kind of model has."""
+    """Abilities that training may require, and that not every kind of model has.
 
-    POOL = "heads on a pooled state"
-    TASK_HEAD = "heads for tasks"
-    FREEZE_POSITIONS = "frozen position embeddings"
-    MASKED_ONLY = "a last layer at the masked positions only"
-    GROW = "layers that double"
-    LAYER_BY_LAYER = "layers that learn one at a time"
-    CHECKPOINT = "layers that are computed again in the backward pass"
-    COMPILE = "compiled layers"
-    LEAVE_EARLY = "layers after which examples can leave"
-    GENERATE = "decoder"
+    Each is what a model can or cannot do, as messages say it.
+    """
+
+    POOL = "have heads on a pooled state"
+    TASK_HEAD = "have heads for tasks"
+    FREEZE_POSITIONS = "freeze its position embeddings"
+    MASKED_ONLY = "compute its last layer at the masked positions only"
+    GROW = "double its layers"
+    LAYER_BY_LAYER = "train its layers one at a time"
+    CHECKPOINT = "recompute its layers in the backward pass"
+    COMPILE = "compile its layers"
+    LEAVE_EARLY = "let examples leave after any of its layers"
+    GENERATE = "generate text"
 
 
 class ModelShape(Protocol):
@@ -250,11 +253,9 @@ class ModelConfig(Section, ABC):
 
     def cannot(self, ability: Ability) -> str:
         """Why the model lacks an ability, as a message for the key that needs it; else empty."""
-        return (
-            ""
-            if ability in self.abilities
-            else f"a model of kind {self.kind} has no {ability.value}"
-        )
+        if ability in self.abilities:
+            return ""
+        return f"a model of kind {self.kind} cannot {ability.value}"
 
     def cannot_copy(self, layers: Sequence[int]) -> str:
         """Why no model can begin as these of its layers, counted from 0; empty if one can."""

@@ -215,12 +215,13 @@ class LearnerConfig(Section):
             yield from within("stored", refusals)
         for key, ability in _ABILITIES.items():
             if getattr(self, key) and (why := self.model.cannot(ability)):
-                yield key, why
+                yield key, self._naming_folder(why)
         yield from self._conflicts_with_transfer()
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and self.init.weights:
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
-        yield from within("objective", self.objective.unequippable(self.model))
+        for key, why in self.objective.unequippable(self.model):
+            yield f"objective.{key}", self._naming_folder(why)
 
     def finished(self) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights."""
@@ -282,6 +283,11 @@ class LearnerConfig(Section):
             return self
         model = self.model.with_layers(layers)
         return dataclasses.replace(self, model=model, stacking=StackingConfig())
+
+    def _naming_folder(self, why: str) -> str:
+        """What a model cannot do, and where it comes from if no key of the config says so."""
+        folder = self.init.pretrained
+        return why if folder is None else f"{why}; init.pretrained is {folder}"
 
     def _conflicts_with_zero(self) -> Iterator[Refusal]:
         """Conflicts that DeepSpeed would report later, or less clearly."""

@@ -199,5 +199,5 @@ def test_heads_that_cannot_have_branches(changes, message) -> None:
 
 def test_a_bilstm_has_no_branches() -> None:
     tree = {"kind": "bilstm", "task_heads": {"task": dataclasses.asdict(HEAD)}}
-    with pytest.raises(ConfigError, match="has no layers after which examples can leave"):
+    with pytest.raises(ConfigError, match="kind bilstm cannot let examples leave after any"):
         configs.validate(tree, model.ModelConfig, "model")

@@ -85,10 +85,10 @@ def test_a_plan_counts_its_products(corpus, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("students.lstm.compile=true", "students.lstm.compile: a model of kind bilstm has no comp"),
+        ("students.lstm.compile=true", "students.lstm.compile: a model of kind bilstm cannot comp"),
         ("students.lstm.freeze_positions=true", "lstm.freeze_positions: a model of kind bilstm"),
         ("students.lstm.checkpoint_activations=true", "lstm.checkpoint_activations: a model of"),
-        ("students.lstm.progressive={}", "students.lstm.progressive: a model of kind bilstm has"),
+        ("students.lstm.progressive={}", "students.lstm.progressive: a model of kind bilstm can"),
         ("students.lstm.objective.attention_mse={}", "attention_mse: .*must have attention"),
         ("students.lstm.init.teacher_layers=[0]", "teacher_layers: model.kind is bilstm, and the"),
         ("students.lstm.init.teacher_embeddings=true", "teacher_embeddings: model.kind is bilstm"),

@@ -248,7 +248,7 @@ def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
             ["teacher.objective.branches={}", "teacher.model.layers=1"],
             "teacher.objective.branches: needs a model of two layers or more",
         ),
-        (["students.lstm.objective.branches={}"], "bilstm has no layers after which examples"),
+        (["students.lstm.objective.branches={}"], "bilstm cannot let examples leave after an"),
         (["teacher.task_first.steps=3"], "task_first: objective must have a task, and branches"),
         (["teacher.task_first={}"], "task_first.fraction: set either this or steps"),
     ],

@@ -20,7 +20,8 @@ import tandem
 from configs import ConfigError
 from data_pipeline import MASKED, Corpus, DataError, ExampleSplit, TextEncoder
 from data_pipeline.task_files.parallel import Languages, read_pairs
-from model import Ability, from_pretrained
+from model import Ability, build, from_pretrained, save_pretrained
+from model.kinds.seq2seq import Seq2SeqConfig
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.batches import to_device
@@ -271,7 +272,7 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
     [
         (
             "students.small.objective.soft_labels={}",
-            "soft_labels: a model of kind seq2seq has no heads",
+            "soft_labels: a model of kind seq2seq cannot have heads for tasks",
         ),
         ("teacher.model.heads=3", "teacher.model.heads: 3 does not divide the width 16"),
         ("teacher.model.pad_token_id=600", "teacher.model.pad_token_id: 600 is outside"),
@@ -312,3 +313,19 @@ def test_a_model_that_generates_is_refused_in_a_job_that_reads_text(corpus, tmp_
     student = "students.s={model: {kind: seq2seq, vocab_size: 600}, objective: {mlm: {}}}"
     with pytest.raises(ConfigError, match=r"students.s.model.kind: seq2seq reads pairs of texts"):
         jobs.tiny_job(corpus, tmp_path, student)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "masked_only: a model of kind seq2seq cannot compute its last layer at the masked po"),
+        (["teacher.masked_only=false"], "objective.single_sentence: a model of kind seq2seq canno"),
+    ],
+)
+def test_a_folder_whose_model_cannot_do_a_task_is_named(tmp_path, overrides, said) -> None:
+    sizes = {"vocab_size": 30, "hidden_size": 8, "layers": 1, "decoder_layers": 1, "heads": 2}
+    model = build(Seq2SeqConfig(**sizes, ffn_size=8, max_positions=8), seed=0)
+    save_pretrained(model, tmp_path)
+    words = ["data.train=x.tsv", f"teacher.init.pretrained={tmp_path}", *overrides]
+    with pytest.raises(ConfigError, match=rf"teacher\.{said}.*; init.pretrained is {tmp_path}$"):
+        configs.load("single_sentence", JobConfig, "task", words)
