@@ -115,8 +115,8 @@ class WatchConfig(Section):
         Unit("s"),
         Doc(
             "A rank without progress for this long writes its stacks to its log and exits. "
-            "Progress is a step, a scored batch, a part of the start or an export. Collectives time "
-            "out a minute later."
+            "Progress is a step, a scored batch, a part of the start or an export. Collectives "
+            "time out a minute later."
         ),
     ] = 1800.0
 
