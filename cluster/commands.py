@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def submit(
         return
     start = expected_start(build(job, site))
     ids = submit_job(job, site, config, chain)
-    print(f"Submitted {name} as job {', '.join(ids)}. To follow it: tandem status {run}")
+    follow = f"tandem status {shlex.quote(str(run))}"
+    print(f"Submitted {name} as job {', '.join(ids)}. To follow it: {follow}")
     if start:
         print(f"SLURM expects it to start at {start.replace('T', ' ')}")
     logs = f"{job.run}-seedN/logs" if seeds else job.run / "logs"

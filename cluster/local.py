@@ -54,17 +54,24 @@ class _Child:
     shown: bytes = b""  # the end of what was passed on of its standard error
 
 
-def launch(rank: Callable[[], int], nproc: int, grace: float = GRACE_SECONDS) -> int:
+def launch(
+    rank: Callable[[], int],
+    nproc: int,
+    grace: float = GRACE_SECONDS,
+    one_of_several: bool = False,
+) -> int:
     """Fork `nproc` ranks, and return an exit code: in each of them, what `rank` returns there.
 
     The launcher returns the job's. It is 0 when all ranks end well, 75 when they stopped on
     request, the code of the rank that failed first otherwise (128 + n after signal n), and 130
-    after a second Ctrl-C. Once a rank has failed the others get `grace` seconds to end, and are
-    then killed. Call from the main thread, before anything has started threads that a rank needs.
+    after a second Ctrl-C. It is 75 too where the job is `one_of_several`, so that others would
+    follow, and all ranks ended well although they were asked to stop. Once a rank has failed the
+    others get `grace` seconds to end, and are then killed. Call from the main thread, before
+    anything has started threads that a rank needs.
     """
     if nproc < 1:
         raise LaunchError(f"--nproc {nproc}: at least one process is needed")
-    code = _Launcher(grace).run(nproc)
+    code = _Launcher(grace, one_of_several).run(nproc)
     return rank() if code is None else code
 
 
@@ -93,8 +100,8 @@ def leave(code: int) -> NoReturn:
 
 
 class _Launcher:
-    def __init__(self, grace: float) -> None:
-        self.grace = grace
+    def __init__(self, grace: float, one_of_several: bool) -> None:
+        self.grace, self.one_of_several = grace, one_of_several
         self.children: list[_Child] = []
         self.running: list[_Child] = []
         self.failed: list[_Child] = []  # in the order in which they ended
@@ -261,7 +268,8 @@ class _Launcher:
         if not _told(self.children[0], shown):
             _show(shown)
         if not self.failed:
-            return max(child.code for child in self.children)
+            asked = STOPPED if self.one_of_several and self.forwarded else 0
+            return max(asked, *(child.code for child in self.children))
         code = self.failed[0].code
         if code < 0:
             name = signal.Signals(-code).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,26 +39,38 @@ def finetune(
     ignore_write_errors()
     if not Path(model).is_dir():
         raise click.UsageError(f"--model {model}: no such folder")
+    _refuse_own_keys(overrides, bool(seeds))
     words = [assignment(MODEL, Path(model)), *overrides]
     if not any(word.startswith("name=") for word in overrides):
         words.append(assignment("name", f"{Path(task).stem}-{Path(model).resolve().name}"))
     if not seeds:
-        sys.exit(_train(task, tuple(words), nproc))
+        sys.exit(_train(task, tuple(words), nproc, one_of_several=False))
     name = load_job(task, tuple(words), ["task"]).name
     runs = {
         seed: (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}")) for seed in seeds
     }
     for own in runs.values():
-        if code := _train(task, own, nproc):
+        if code := _train(task, own, nproc, one_of_several=True):
+            click.echo("tandem: ended early; the same command trains what is left", err=True)
             sys.exit(code)
     click.echo(f"\n{_summary({seed: load_job(task, own, ['task']) for seed, own in runs.items()})}")
 
 
-def _train(task: str, overrides: tuple[str, ...], nproc: int | None) -> int:
+def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
+    """Raise UsageError for a key of the job that an option sets."""
+    keys = {word.partition("=")[0] for word in overrides}
+    for key, option in {MODEL: "--model", **({"seed": "--seeds"} if has_seeds else {})}.items():
+        if key in keys:
+            raise click.UsageError(f"{key}: {option} sets this; name one of the two")
+
+
+def _train(task: str, overrides: tuple[str, ...], nproc: int | None, one_of_several: bool) -> int:
     """Train the run to its end, unless it has come to it already; the exit code."""
     job = load_job(task, overrides, ["task"])
     _require_same(job)
-    return 0 if announce_if_finished(job) else run_ranks(task, overrides, nproc)
+    if announce_if_finished(job):
+        return 0
+    return run_ranks(task, overrides, nproc, one_of_several)
 
 
 def _require_same(job: JobConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from commands.options import PATH, TEXT, Number
@@ -61,7 +63,7 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
         click.echo(line)
     for learner in made.begin_anew:
         click.echo(f"{learner} is not copied; if the config names it, it starts anew")
-    click.echo(f"To train it: tandem train {made.folder.config}")
+    click.echo(f"To train it: tandem train {shlex.quote(str(made.folder.config))}")
 
 
 @click.command()

@@ -33,7 +33,7 @@ OWN_KEYS = {
 
 # In the folder of a suite; the first is written before anything else, and shows whose folder it is.
 MODELS = "models.json"  # a checksum of each model's folder
-RESULTS, REPORT = "suite.json", "report.html"
+RESULTS, REPORT, RUNS = "suite.json", "report.html", "runs"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def compare(
     shared = tuple(_assignments(suite.job))
 
     def words(task: SuiteTaskConfig, model: _Model, seed: int) -> tuple[str, ...]:
-        own = (*model.words, configs.assignment("output_dir", out / "runs"), f"seed={seed}")
+        own = (*model.words, configs.assignment("output_dir", out / RUNS), f"seed={seed}")
         return (*own, *shared, *_assignments(task.job), *overrides)  # the last one wins
 
     runs = [
@@ -114,6 +114,17 @@ def compare(
     (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
     write_comparison(out / REPORT, Path(name).stem, suite.about, results)
     click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
+    if others := _finished_others(out, runs):
+        click.echo(
+            f"Left out: {others} finished runs in {out / RUNS} of other models, tasks or seeds, "
+            "which this command does not name"
+        )
+
+
+def _finished_others(out: Path, runs: Sequence[_Run]) -> int:
+    """How many runs of earlier comparisons in `out` are not in this one."""
+    named = {run.name for run in runs}
+    return sum(path.parent.name not in named for path in out.glob(f"{RUNS}/*/evaluation.json"))
 
 
 def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
@@ -238,9 +249,9 @@ def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:
     found = final_results(job)
     if found is None:
         with _output_to(out / "logs" / f"{run.name}.log"):
-            code = run_ranks(run.config, run.words, None)
+            code = run_ranks(run.config, run.words, None, one_of_several=True)
         if code:
-            click.echo(f"tandem: {run.name}: ended early; the same command resumes it", err=True)
+            click.echo(f"tandem: ended at {run.name}; the same command goes on there", err=True)
             sys.exit(code)
         found = read_evaluation(folder.evaluation)
         assert found is not None, "a run that has ended well has results"

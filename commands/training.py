@@ -47,7 +47,9 @@ def run_if_launched(as_rank: Callable[[], int], nproc: int | None) -> None:
         sys.exit(as_rank())
 
 
-def run_ranks(config: str, overrides: tuple[str, ...], nproc: int | None) -> int:
+def run_ranks(
+    config: str, overrides: tuple[str, ...], nproc: int | None, one_of_several: bool = False
+) -> int:
     """Train a job as ranks on this machine; returns the launcher's exit code, and only there."""
     from trainer.measure.startup import Startup
 
@@ -55,10 +57,16 @@ def run_ranks(config: str, overrides: tuple[str, ...], nproc: int | None) -> int
         startup.mark("starting the ranks")
         return _train_as_rank(lambda: load_job(config, overrides), startup)
 
-    return launch_ranks(["train", config, *overrides], partial(train_as_fork, Startup()), nproc)
+    words = ["train", config, *overrides]
+    return launch_ranks(words, partial(train_as_fork, Startup()), nproc, one_of_several)
 
 
-def launch_ranks(words: list[str], as_fork: Callable[[], int], nproc: int | None) -> int:
+def launch_ranks(
+    words: list[str],
+    as_fork: Callable[[], int],
+    nproc: int | None,
+    one_of_several: bool = False,
+) -> int:
     """Run ``tandem WORDS`` as ranks on this machine; returns the launcher's exit code, only there.
 
     Without GPUs a rank is a fork of this process, which calls `as_fork`.
@@ -72,7 +80,7 @@ def launch_ranks(words: list[str], as_fork: Callable[[], int], nproc: int | None
         import trainer.run  # noqa: F401  imported once: the ranks are forks of this process
 
         rank = partial(_leave_as_fork, as_fork)
-    return launch(rank, nproc or max(1, gpus))
+    return launch(rank, nproc or max(1, gpus), one_of_several=one_of_several)
 
 
 def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:

@@ -79,9 +79,9 @@ def export_onnx(model: Model, path: str | Path) -> None:
     sequence = torch.export.Dim("length", min=2, max=longest)
     was_training = model.training
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    # The exporter prints its progress and warns about the axis names that it chooses.
+    # The exporter prints its progress, and warns about axis names that it chooses and about torch.
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             _OutputsModel(model).eval(),
             examples,

@@ -20,7 +20,7 @@ def fill_in_models(tree: Mapping[str, Any]) -> None:
 
     A learner that is trained gets the model without the heads of earlier tasks. Raises ConfigError,
     naming the key, for a folder without a model. Where `model` is given, the folder may be made
-    later: the start of the job reads it.
+    later, and be gone when a run is resumed.
     """
     for section, learner in learners_of(tree):
         init = learner.get("init")
@@ -36,7 +36,8 @@ def _model_in(folder: str, section: str) -> ModelConfig:
     key = f"{section}.init.pretrained"
     if not Path(folder).is_dir():
         raise ConfigError(
-            f"{key}: {folder}: no such folder; if it is made later, set {section}.model"
+            f"{key}: {folder}: no such folder; put it there, or set {section}.model too (the "
+            "config.yaml of a run has it)"
         )
     try:
         return read_config(folder)

@@ -178,6 +178,12 @@ def test_a_signal_reaches_every_rank_once(tmp_path, number, kind):
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == [number.name] * 2
 
 
+@pytest.mark.parametrize(("one_of_several", "code"), [(True, 75), (False, 0)])
+def test_a_stop_too_late_for_a_job_is_one_for_those_after_it(one_of_several, code):
+    script = "import os, signal; os.kill(os.getppid(), signal.SIGTERM)"
+    assert launch(becoming(python(script)), 1, one_of_several=one_of_several) == code
+
+
 @KINDS
 def test_a_signal_before_the_ranks_are_ready_is_kept(tmp_path, kind):
     process = subprocess.Popen(launcher(python(OBEDIENT, tmp_path, 0, 1), 2, kind))

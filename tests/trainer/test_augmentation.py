@@ -26,6 +26,7 @@ from trainer.augmentation.replacing import Replacing
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")
+UNREAD = ("teacher.init.pretrained=x", "teacher.model={}")
 
 
 class Constant(nn.Module):
@@ -97,7 +98,7 @@ def settings(folder: Path, **changes) -> Replacing:
 
 
 def job(folder: Path, *words: str) -> JobConfig:
-    given = ["teacher.init.pretrained=x", f"data.root={folder}", "data.train=train.tsv"]
+    given = [*UNREAD, f"data.root={folder}", "data.train=train.tsv"]
     words = (*given, "data.validation=dev.tsv", *words)
     return configs.load("sentence_pair", JobConfig, "task", words)
 
@@ -166,7 +167,7 @@ def test_columns_by_number_stay_where_they_are(folder, tmp_path) -> None:
         "single_sentence",
         JobConfig,
         "task",
-        ["teacher.init.pretrained=x", f"data.train={numbered}", "data.validation=x.tsv", word],
+        [*UNREAD, f"data.train={numbered}", "data.validation=x.tsv", word],
     )
     augment(one, settings(folder), out, CPU)
     assert out.read_text().splitlines()[0] == "-\t1\tthe water"
@@ -195,7 +196,7 @@ def test_what_cannot_be_augmented_is_refused(folder, tmp_path, words, out, messa
 
 
 def test_tasks_of_other_files_and_models_of_no_words_are_refused(folder, corpus, tmp_path) -> None:
-    given = ["teacher.init.pretrained=x", "data.train=x", "data.validation=x"]
+    given = [*UNREAD, "data.train=x", "data.validation=x"]
     tagging = configs.load("tagging", JobConfig, "task", given)
     with pytest.raises(DataError, match="tagging does not read texts from tables"):
         augment(tagging, settings(folder), tmp_path / "more.tsv", CPU)

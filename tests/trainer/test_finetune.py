@@ -31,6 +31,10 @@ def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> No
         assert refused.returncode == 1, "what has ended is not given as another's result"
         assert "single_sentence-teacher-seed1 is of another job (" in refused.stderr
         assert change in refused.stderr
+    for key in ("seed=3", f"teacher.init.pretrained={best}"):
+        refused = tandem("finetune", *words, key, "--seeds", "1,2")
+        assert refused.returncode == 2
+        assert f"{key.partition('=')[0]}: --" in refused.stderr
     refused = tandem("finetune", "single_sentence", "--model", tmp_path / "none")
     assert refused.returncode == 2
     assert "no such folder" in refused.stderr

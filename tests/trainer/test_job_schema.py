@@ -54,18 +54,22 @@ def test_a_batch_may_be_stated_in_tokens():
     ("key", "learners"),
     [
         ("teacher", "teacher: {init: INIT, objective: {mlm: {}}}"),
-        ("students.a", "teacher: {objective: {mlm: {}}}\nstudents: {a: {init: INIT, objective: {mlm: {}}}}"),
+        (
+            "students.a",
+            "teacher: {objective: {mlm: {}}}\nstudents: {a: {init: INIT, objective: {mlm: {}}}}",
+        ),
     ],
 )
 def test_the_folder_of_a_model_must_exist_unless_the_model_is_named(key, learners, tmp_path):
     """Else the model would be that of a config without any keys."""
     made = learners.replace("INIT", f"{{pretrained: {tmp_path / 'gone'}}}")
+    made = made.replace("TERMS", "{mlm: {}}")
     text = f"name: x\nsteps: 5\ndata: {{path: c}}\n{made}"
     with pytest.raises(configs.ConfigError) as refused:
         configs.load_text(text, JobConfig, "job", [], "job.yaml")
     assert str(refused.value) == (
-        f"job.yaml: {key}.init.pretrained: {tmp_path / 'gone'}: no such folder; if it is made "
-        f"later, set {key}.model"
+        f"job.yaml: {key}.init.pretrained: {tmp_path / 'gone'}: no such folder; put it there, or "
+        f"set {key}.model too (the config.yaml of a run has it)"
     )
     (tmp_path / "gone").mkdir()
     with pytest.raises(configs.ConfigError, match=r"init\.pretrained: .*config\.json: not found"):

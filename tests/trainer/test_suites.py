@@ -183,6 +183,8 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     }
     torch.testing.assert_close(ended["big"], begun, rtol=0, atol=1e-2)
     assert (ended["untrained"] - begun).abs().mean() > 1e-2, "other random weights"
+    code, output, errors = evaluate(folder, both[0])
+    assert "Left out: 2 finished runs in " in output, errors
 
 
 def refusal(suite: Path, *words: str) -> str:

@@ -12,6 +12,7 @@ the same run is refused.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def _claim(run_folder: Path, owner: Owner) -> int:
         if holder and not owner.succeeds(holder) and holder.is_alive(before):
             raise CheckpointError(
                 f"{run_folder}: this run is already running ({holder}); wait for it, end it with "
-                f"`tandem stop {run_folder}`, or give this job another name"
+                f"`tandem stop {shlex.quote(str(run_folder))}`, or give this job another name"
             )
         try:
             with open(Attempt(run_folder, newest + 1).record, "x") as file:
