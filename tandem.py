@@ -22,6 +22,7 @@ from commands import (
     submission,
     training,
 )
+from commands.ending import unwind_all
 from commands.errors import OneLineErrors
 
 
@@ -53,6 +54,9 @@ for command in (
     analysis.analyze,
 ):
     main.add_command(command)
+# These stop on request, resume what is left undone, or run for long in libraries where Python
+# handles no signal.
+unwind_all(main, but=["train", "store", "finetune", "evaluate", "data build", "tokenizer train"])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from commands.ending import unwound
 from commands.options import PATH, TEXT
 from commands.submission import numbers
 from commands.suites import compare
@@ -50,6 +51,7 @@ def evaluate(
     _evaluate_run(names[0], learner, as_json)
 
 
+@unwound()
 def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
     from configs.strict_json import strict_json
     from trainer.evaluation.final_scores import evaluate_run

@@ -128,7 +128,7 @@ ROOMS = {
     ),
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
-        "errors options output job_configs data submission runs models embedding training "
+        "errors options output ending job_configs data submission runs models embedding training "
         "storing finetuning suites results prediction analysis reference schema"
     ),
 }

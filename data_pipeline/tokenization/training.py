@@ -108,7 +108,7 @@ def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
     try:
         with disk_errors(out / "tokenizer.json"):
             save(tokenizer, roles, out)
-    except DataError:
+    except BaseException:
         for name in TOKENIZER_FILES:
             with suppress(OSError):
                 (out / name).unlink()

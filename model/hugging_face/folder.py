@@ -68,13 +68,14 @@ def require_free(folder: str | Path) -> None:
 def written_whole(folder: Path) -> Iterator[None]:
     """Remove the files of a model that were begun in `folder` where one cannot be written.
 
-    So the same command can be repeated. Raises ModelError for an OSError.
+    Also where whoever writes them is interrupted. So the same command can be repeated. Raises
+    ModelError for an OSError.
     """
     paths = [folder / name for name in (*MODEL_FILES, *TOKENIZER_FILES)]
     begun = [path for path in paths if not os.path.lexists(path)]
     try:
         yield
-    except (OSError, ModelError) as error:
+    except BaseException as error:
         for path in begun:
             with suppress(OSError):
                 path.unlink()

@@ -337,6 +337,10 @@ def fill_at_the_yaml(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("place", "filled"),
     [
@@ -351,6 +355,11 @@ def test_a_full_disk_leaves_no_part_of_a_model(
     with monkeypatch.context() as patched:
         patched.setattr(place, filled)
         with pytest.raises(model.ModelError, match=r"out: cannot be written \(.*No space left"):
+            model.import_folder(source, out)
+    assert not [*out.iterdir()]
+    with monkeypatch.context() as patched:
+        patched.setattr(place, interrupt)
+        with pytest.raises(KeyboardInterrupt):
             model.import_folder(source, out)
     assert not [*out.iterdir()]
     model.import_folder(source, out)

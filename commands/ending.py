@@ -1,0 +1,76 @@
+"""Commands that SIGTERM or SIGHUP ends, after they have removed what they had begun to write.
+
+By default these signals, which SLURM and a closed terminal send, end Python at once. Here they
+unwind a command as Ctrl-C does, and then end the process as they would have.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+REPEAT_SECONDS = 1.0  # a closed terminal may send SIGHUP twice; a later signal is a second request
+
+
+def unwind_all(group: click.Group, but: Collection[str], above: str = "") -> None:
+    """Make the signals unwind each command of a group and its groups, `but` some, by name."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            unwind_all(command, but, f"{above}{name} ")
+        elif f"{above}{name}" not in but and command.callback is not None:
+            command.callback = unwound()(command.callback)
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """Unwind the code within at the first of the signals, and then let it end the process.
+
+    A signal that is ignored (by nohup) or handled already is left alone. Does nothing in a thread
+    other than the main one, which alone may handle signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = _Handler()
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+        if handler.received is not None:  # also where a library has caught our exception
+            _end_by(handler.received)
+
+
+class _Handler:
+    """Raises SystemExit at the first signal, but not in a fork of the process."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._process = os.getpid()
+        self._ends_at = float("inf")  # from when on another signal ends the process at once
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if os.getpid() != self._process or now >= self._ends_at:
+            _end_by(number)
+        if self.received is None:
+            self.received, self._ends_at = number, now + REPEAT_SECONDS
+            raise SystemExit(128 + number)
+
+
+def _end_by(number: int) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the signal is blocked
