@@ -52,9 +52,9 @@ def store(
 ) -> Outcome:
     """Write what is missing of the predictions that the job of `load` reads.
 
-    One of the ranks that the environment describes. `say` gets a line for each shard, on rank 0.
-    Raises TrainingError for a job without `teacher.stored`, or a folder with other predictions, and
-    DataError for one to which another process writes.
+    One of the ranks that the environment describes. `say` gets a line for each shard, and one at
+    the end, on rank 0. Raises TrainingError for a job without `teacher.stored`, or a folder with
+    other predictions, and DataError for one to which another process writes.
     """
     join_process_group()
     try:
@@ -104,6 +104,7 @@ def _store_missing(
     for numbers in missing:
         with Feed(running, corpora, 0) as feed:
             if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
+                on_rank_0(lambda: say(_what_is_kept(writer.manifest, config.steps, folder)))
                 return Outcome.STOPPED
     on_rank_0(lambda: say(_summary(writer.manifest, teacher_logits.k, folder)))
     return Outcome.FINISHED
@@ -253,6 +254,11 @@ class TeacherLogits:
         rows = len(batch.input_ids) // batch.sequences
         counts = is_masked.view(rows, -1).sum(1, dtype=torch.int32).cpu()
         return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)
+
+
+def _what_is_kept(manifest: Manifest, steps: int, folder: Path) -> str:
+    kept = steps - sum(len(numbers) for numbers in manifest.missing(folder, steps))
+    return f"Stopped: {kept:,} of {steps:,} batches are in {folder}; the same command resumes"
 
 
 def _summary(manifest: Manifest, k: int, folder: Path) -> str:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn import functional as F
 
 from configs.errors import ConfigError
@@ -71,8 +72,11 @@ def on_two_ranks(corpus, runs, finished):
     every = job(corpus, runs, finished, "all", *ALL)
     assert storing.store_job(every, lambda: False) is Outcome.FINISHED
     some = largest(corpus, runs, finished, "largest")
-    assert storing.store_job(some, stop_after(3)) is Outcome.STOPPED
+    said = []
+    assert storing.store_job(some, stop_after(3), said.append) is Outcome.STOPPED
     steps = Manifest.load(runs / "largest").steps
+    kept = f"Stopped: {steps} of {STEPS} batches are in {runs / 'largest'}; the same command"
+    assert [one.startswith(kept) for one in said[-1:]] == [True] * (dist.get_rank() == 0)
     for name in (f"shard-{steps:09d}.safetensors", "manifest.json.new"):  # of a killed writer
         (runs / "largest" / name).write_bytes(b"torn")
     assert storing.store_job(some, lambda: False) is Outcome.FINISHED
