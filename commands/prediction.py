@@ -58,6 +58,7 @@ def predict(
     JSON. For retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
     Prints one JSON object per line. With --speed it names the layer at which the example left.
     """
+    from data_pipeline.text.text_files import STDIN
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
     from trainer.prediction.rankings import rankings
@@ -65,6 +66,10 @@ def predict(
     for option, value in (("--candidates", candidates), ("--top", top)):
         if value and not documents:
             raise click.UsageError(f"{option}: needs --documents, the file of what is ranked")
+    if documents == STDIN:
+        raise click.UsageError("--documents: must be a file, whose name says in which form it is")
+    if input_ == candidates == STDIN:
+        raise click.UsageError("--candidates: standard input is INPUT already; name a file")
     if columns and documents:
         raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
     if speed is not None and documents:

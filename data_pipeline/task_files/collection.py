@@ -11,6 +11,7 @@ from functools import cached_property
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
+from data_pipeline.task_files.contents import source_name
 from data_pipeline.task_files.rankings import RankedDocument, read_ranking
 from data_pipeline.task_files.retrieval import (
     Judgement,
@@ -23,24 +24,36 @@ from data_pipeline.task_files.retrieval import (
 Relevance = Mapping[int, Mapping[int, int]]  # of documents, by query and document
 Ranking = Mapping[int, Mapping[int, float]]  # the scores of documents, by query and document
 
+# What a message about an unknown query says of the ids of those that are there.
+COUNTED = "; its queries are counted 1, 2, 3, ..."
+_AS_NAMED = "; where queries are counted 1, 2, 3, ... set numbered_by_order: true"
+
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents and queries, with the names of their files for messages."""
+    """Documents and queries, with the names of their files for messages.
+
+    `ids` is what a message adds about the ids of the queries.
+    """
 
     documents: Sequence[RetrievalText]
     queries: Sequence[RetrievalText]
     names: tuple[str, str]
+    ids: str = ""
 
     @classmethod
     def read(cls, documents: str, queries: str, numbered_by_order: bool = False) -> Collection:
-        """Both files; the last argument as in `read_queries`. Raises DataError."""
-        return cls.of(documents, read_queries(queries, numbered_by_order), queries)
+        """Both files of a task; the last argument as in `read_queries`. Raises DataError."""
+        ids = COUNTED if numbered_by_order else _AS_NAMED
+        return cls.of(documents, read_queries(queries, numbered_by_order), queries, ids)
 
     @classmethod
-    def of(cls, documents: str, queries: Iterable[RetrievalText], source: str) -> Collection:
+    def of(
+        cls, documents: str, queries: Iterable[RetrievalText], source: str, ids: str = ""
+    ) -> Collection:
         """The documents of a file, and queries of a `source`. Raises DataError."""
-        return cls([*read_retrieval_documents(documents)], [*queries], (documents, source))
+        names = documents, source_name(source)
+        return cls([*read_retrieval_documents(documents)], [*queries], names, ids)
 
     def relevance(self, path: str) -> Relevance:
         """The judgements of a file. Raises DataError, with the line, for an unknown id."""
@@ -77,8 +90,7 @@ class Collection:
         """The numbers of the query and the document that a line is about."""
         documents, queries = self._numbers
         if one.query not in queries:
-            hint = "where queries are counted 1, 2, 3, ... set numbered_by_order: true"
-            raise DataError(f"{one.where}: {self.names[1]} has no query {one.query!r}; {hint}")
+            raise DataError(f"{one.where}: {self.names[1]} has no query {one.query!r}{self.ids}")
         if one.document not in documents:
             raise DataError(f"{one.where}: {self.names[0]} has no document {one.document!r}")
         return queries[one.query], documents[one.document]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, dropwhile
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import UTF_8, place, read_lines
+from data_pipeline.task_files.contents import UTF_8, place, read_lines, source_name
 
 DOCUMENT_START = "-DOCSTART-"
 LAST = -1  # the number of the last column
@@ -43,7 +43,7 @@ def read_conll(
         empty = False
         yield TaggedSentence(place(path, lines[0][0]), words, tags)
     if empty:
-        raise DataError(f"{path}: holds no words")
+        raise DataError(f"{source_name(path)}: holds no words")
 
 
 def _sentences(path: str, encoding: str) -> Iterator[list[tuple[int, str]]]:

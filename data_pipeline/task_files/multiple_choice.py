@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines
+from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
 from data_pipeline.task_files.json_records import text_in, texts_in, value_in
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -41,7 +41,7 @@ def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQue
                 empty = False
                 yield question
     if empty:
-        raise DataError(f"{path}: holds no questions")
+        raise DataError(f"{source_name(path)}: holds no questions")
 
 
 def _files(path: str) -> list[str]:
@@ -61,14 +61,14 @@ def _records(path: str) -> Iterator[tuple[str, Any]]:
     every = list(read_lines(path))
     lines = [(number, line) for number, line in every if line.strip()]
     if not lines:
-        raise DataError(f"{path}: is empty")
+        raise DataError(f"{source_name(path)}: is empty")
     if len(lines) > 1 and all(line.startswith("{") for _, line in lines[:2]):
         for number, line in lines:
             yield place(path, number), parse_json(line, path, number)
         return
     document = parse_json("\n".join(line for _, line in every), path, 1)
     for number, record in enumerate(document if isinstance(document, list) else [document], 1):
-        yield f"{path}: record {number}", record
+        yield f"{source_name(path)}: record {number}", record
 
 
 def _questions(where: str, record: Any, labelled: bool) -> Iterator[ChoiceQuestion]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, suffix_of
+from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name, suffix_of
 from data_pipeline.task_files.tables import as_number
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -35,7 +35,7 @@ def read_ranking(path: str) -> Iterator[RankedDocument]:
         empty = False
         yield ranked
     if empty:
-        raise DataError(f"{path}: holds no ranked documents")
+        raise DataError(f"{source_name(path)}: holds no ranked documents")
 
 
 def _trec_lines(path: str) -> Iterator[RankedDocument]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import place, read_lines, read_text, suffix_of
+from data_pipeline.task_files.contents import place, read_lines, read_text, source_name, suffix_of
 from data_pipeline.task_files.tables import LAYOUTS, column_names, read_table
 
 DOCUMENT_FIELDS = ("title", "text")
@@ -109,7 +109,7 @@ def _unique(path: str, texts: Iterator[RetrievalText]) -> Iterator[RetrievalText
         seen.add(text.id)
         yield text
     if not seen:
-        raise DataError(f"{path}: holds no documents or queries")
+        raise DataError(f"{source_name(path)}: holds no documents or queries")
 
 
 def _tagged(path: str, element: str, name: str, fields: Sequence[str]) -> Iterator[RetrievalText]:

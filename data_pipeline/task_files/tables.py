@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from configs.typed import nearest_of_all
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, suffix_of
+from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name, suffix_of
 from data_pipeline.text.text_files import decompressing, is_plain, open_text
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
@@ -72,7 +72,7 @@ def read_plain_lines(path: str, fields: Sequence[str]) -> Iterator[Row]:
             raise DataError(f"{where}: a line must be {asked}")
         yield where, dict(zip(fields, cells, strict=True))
     if where is None:
-        raise DataError(f"{path}: holds no lines")
+        raise DataError(f"{source_name(path)}: holds no lines")
 
 
 def column_names(path: str) -> list[str]:

@@ -84,6 +84,22 @@ def test_a_run_about_an_unknown_document(collection: Collection, tmp_path: Path)
         collection.ranking(written(tmp_path, "run", "a Q0 d7 1 3.5 x\n"))
 
 
+@pytest.mark.parametrize(
+    ("by_order", "said"),
+    [
+        (False, "where queries are counted 1, 2, 3, ... set numbered_by_order: true"),
+        (True, "its queries are counted 1, 2, 3, ..."),
+    ],
+)
+def test_an_unknown_query_is_told_by_which_ids_there_are(
+    collection: Collection, by_order: bool, said: str, tmp_path: Path
+) -> None:
+    found = Collection.read(*collection.names, by_order)
+    with pytest.raises(DataError) as error:
+        found.ranking(written(tmp_path, "run", "c Q0 d1 1 2.5 x\n"))
+    assert str(error.value).endswith(f"queries.jsonl has no query 'c'; {said}")
+
+
 def test_negatives_are_those_listed_in_turn_then_others(collection: Collection) -> None:
     relevance = {0: {1: 1, 3: 2, 5: 0, 6: 1}}  # document 6 has no text
     listed = {0: {3: 9.0, 4: 1.0, 2: 5.0}}

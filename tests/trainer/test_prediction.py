@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from model import (
 )
 from model.task_head_config import KINDS
 from tests.trainer import tiny
-from trainer.prediction import passes
+from trainer.prediction import passes, rankings
 from trainer.prediction.predicting import PREDICTORS
 from trainer.task_facts import TaskFacts, write_facts
 
@@ -246,12 +247,27 @@ def test_choices(exported, tmp_path) -> None:
         (["--top", "3"], "--top: needs --documents"),
         (["--documents", "d.jsonl", "--column", "text=1"], "--column: is for tables of texts"),
         (["--column", "text"], "--column text: must be FIELD=COLUMN"),
+        (["--documents", "-"], "--documents: must be a file"),
+        (["--documents", "d.jsonl", "--candidates", "-"], "--candidates: standard input is INPUT"),
     ],
 )
 def test_options_that_would_have_no_effect(options, message) -> None:
-    ended = CliRunner().invoke(tandem.main, ["predict", "exports/teacher", "queries.tsv", *options])
+    ended = CliRunner().invoke(tandem.main, ["predict", "exports/teacher", "-", *options])
     assert ended.exit_code == 2
     assert message in ended.stderr
+
+
+def test_candidates_of_queries_that_standard_input_lacks(monkeypatch, tmp_path) -> None:
+    """Its queries have numbers whatever the model was trained on."""
+    facts = SimpleNamespace(section=lambda _: SimpleNamespace(numbered_by_order=False))
+    reranker = SimpleNamespace(head=SimpleNamespace(kind=REGRESSION), facts=facts)
+    monkeypatch.setattr(rankings.FineTuned, "open", lambda *_: reranker)
+    (documents := tmp_path / "d.jsonl").write_text('{"_id": "d0", "text": "no"}\n')
+    (first := tmp_path / "first").write_text("q0 Q0 d0 1 0.5 x\n")
+    words = ["predict", "m", "-", "--documents", str(documents), "--candidates", str(first)]
+    ended = CliRunner().invoke(tandem.main, words, input="Who?\n")
+    why = "standard input has no query 'q0'; its queries are counted 1, 2, 3, ..."
+    assert (ended.exit_code, ended.stderr) == (1, f"tandem: {first}:1: {why}\n")
 
 
 def test_input_that_cannot_be_read(classifier, exported, tokenizer, tmp_path) -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from data_pipeline import DataError
-from data_pipeline.task_files.collection import Collection, best_first
+from data_pipeline.task_files.collection import COUNTED, Collection, best_first
 from data_pipeline.task_files.retrieval import read_retrieval_documents
+from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.vectors import queries_in
@@ -76,7 +77,8 @@ def _reranked(
     tuned: FineTuned, queries: str, documents: str, candidates: str, count: int
 ) -> Iterator[dict[str, Any]]:
     by_order = tuned.facts.section(Reranking).numbered_by_order
-    collection = Collection.of(documents, queries_in(queries, by_order), queries)
+    counted = COUNTED if by_order or queries == STDIN else ""
+    collection = Collection.of(documents, queries_in(queries, by_order), queries, counted)
     for number, ranked in sorted(collection.ranking(candidates).items()):
         first = [one for one in best_first(ranked, count) if collection.documents[one].text]
         scores = _pair_scores(tuned, collection, number, first)
