@@ -15,8 +15,8 @@ def seconds_left(step: int, steps: int, pace: float, seconds: float, hours: floa
 
 
 def duration(seconds: float) -> str:
-    """A duration in its two largest units: 2d 3h, 5h 10m, 4m 20s, 42s."""
-    minutes, second = divmod(round(seconds), 60)
+    """A duration in its two largest units: 2d 3h, 5h 10m, 4m 20s, 42s; 0s if clocks disagree."""
+    minutes, second = divmod(max(0, round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     if days:

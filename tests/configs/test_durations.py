@@ -7,7 +7,7 @@ from configs.durations import duration, seconds_left
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (59.6, "1m 0s"), (754, "12m 34s"), (11045, "3h 4m"), (183845, "2d 3h")],
+    [(-5, "0s"), (0, "0s"), (59.6, "1m 0s"), (754, "12m 34s"), (11045, "3h 4m"), (183845, "2d 3h")],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
