@@ -52,7 +52,9 @@ $(DEMO)-text.txt: | $(READY)
 # A test file at a time, the longest first (tests/order.py), with one thread: the tests start processes
 # of their own, most of them as forks of a server that has imported everything (tests/fork_server.py).
 # One worker more than there are cores, since tests also wait: for a scheduler, a timeout, other ranks.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist loadfile \
+# A container's quota of CPU time is not seen here: make test WORKERS=3
+WORKERS ?= $$(($$(nproc) + 1))
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
     --no-loadscope-reorder
 
 # mypy needs a core for 20 s where it has no cache, so the tests begin beside it.
@@ -93,18 +95,25 @@ format: $(READY)
 	@$(BIN)/ruff format .
 
 # Takes about an hour. The studies take longer, and go by name: benchmarks/study.py.
-bench: $(DEMO)-data/corpus.json
+bench: $(DEMO)-data/corpus.json $(DEMO)-halves/corpus.json
 	@for command in checkpoint_stall.py cotraining_memory.py cotraining_speed.py \
 	    "data_build.py $(DEMO)-text.txt $(DEMO)-tokenizer" data_shuffle.py "data_speed.py $(DEMO)-data" \
 	    "faults.py configs/job/demo.yaml checkpoint.every=5" model_attention.py model_speed.py \
-	    model_vocabulary_loss.py objective_speed.py "pair_cues.py $(DEMO)-data"; do \
+	    model_vocabulary_loss.py objective_speed.py "pair_cues.py $(DEMO)-halves"; do \
 	    echo "benchmarks/$$command"; $(BIN)/python benchmarks/$$command || exit 1; done
 
-# Needs no GPU, but a C++ compiler and PyTorch's CUDA build, which pip's ordinary one is: 4.6 GB, in
-# an environment of its own. The rest comes from .venv.
+$(DEMO)-halves/corpus.json: $(DEMO)-tokenizer/tokenizer.json
+	@$(BIN)/tandem data build $(DEMO)-text.txt --tokenizer $(<D) --out $(@D) --val-fraction 0.5
+
+# Needs no GPU, but a C++ compiler and PyTorch's CUDA build, which pip's ordinary one is. Where .venv
+# has another, it goes into an environment of its own (4.6 GB); the rest comes from .venv.
 CUDA := .venv-cuda
-roofline: $(CUDA)/.ready
-	@$(CUDA)/bin/python benchmarks/roofline.py
+roofline: $(READY)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then \
+	    $(BIN)/python benchmarks/roofline.py; \
+	else \
+	    $(MAKE) --no-print-directory $(CUDA)/.ready && $(CUDA)/bin/python benchmarks/roofline.py; \
+	fi
 
 $(CUDA)/.ready: $(READY)
 	@$(BIN)/python -m venv $(CUDA)
