@@ -84,10 +84,14 @@ def tokenizer_train(
     from data_pipeline.tokenization.training import train
 
     reading = ReadOptions(separator, text_field)
-    unusable = train(text, kind, vocab_size, out, cased=cased, reading=reading)
+    left_out = train(text, kind, vocab_size, out, cased=cased, reading=reading)
+    unusable, sample = left_out.unusable, left_out.sample
     if unusable.count:
         click.echo(f"{unusable.count:,} unusable documents")
         click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
+    if sample is not None:
+        used = f"{sample.used:,} of {sample.lines:,} lines"
+        click.echo(f"{used} are used, drawn evenly from the whole text")
     size = load(Path(out))[1].vocab_size
     few = f": {size:,} of {vocab_size:,} entries, since the text has no more"
     click.echo(f"The tokenizer is in {out}{few if size < vocab_size else ''}")

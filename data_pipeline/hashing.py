@@ -103,6 +103,13 @@ class ReplacementDraw(IntEnum):
     CHOSEN = 2  # by which of its candidates
 
 
+@unique
+class LineDraw(IntEnum):
+    """``tandem tokenizer train``: tag, which stretch of the text's lines."""
+
+    SAMPLE = 1  # the line of a stretch that is used
+
+
 def scalar_key(*parts: int) -> int:
     """A 64-bit key from integers below 2**64. Their order matters."""
     key = 0

@@ -1,9 +1,12 @@
-"""Atomic, fsynced writes of small files."""
+"""Atomic, fsynced writes of files."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -14,11 +17,20 @@ def atomic_write(path: Path, content: bytes | str) -> None:
     Raises:
         OSError: names `path`, whichever call failed.
     """
-    data = content.encode() if isinstance(content, str) else content
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """As `atomic_write`, of content that the block writes to the file in parts.
+
+    The old content stays where the block raises; an OSError of the block names `path` too.
+    """
     beside = path.with_name(f"{path.name}.new")
     try:
         with open(beside, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)

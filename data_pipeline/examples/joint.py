@@ -8,8 +8,8 @@ of (seed, epoch, step): it depends neither on the ranks nor on restarts.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class TaskSchedule:
         """examples: how many each task trains on. size: examples of a batch."""
         self._names, self._counts = [*examples], [*examples.values()]
         self._seed, self._size = seed, size
-        self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
+        self._epoch = lru_cache(maxsize=2)(self._shuffled)
 
     def at(self, step: int) -> TaskStep:
         """The task of the job's `step`."""
@@ -75,13 +75,6 @@ class TaskSchedule:
         while self._before(epoch + 1) <= step:
             epoch += 1
         return epoch
-
-    def _epoch(self, epoch: int) -> _Epoch:
-        if epoch not in self._epochs:
-            self._epochs[epoch] = self._shuffled(epoch)
-            if len(self._epochs) > 2:
-                self._epochs.popitem(last=False)
-        return self._epochs[epoch]
 
     def _shuffled(self, epoch: int) -> _Epoch:
         first, last = map(np.array, (self._batches_before(epoch), self._batches_before(epoch + 1)))

@@ -9,8 +9,7 @@ first whole batch of a pool, and behind its last, stay unsorted.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +55,7 @@ class ExampleOrder:
 
     def __init__(self, table: ExampleTable, seed: int, sizes: BatchSizes) -> None:
         self._table, self._seed, self._batches = table, seed, sizes
-        self._pools: OrderedDict[tuple[int, int], NDArray[np.int64]] = OrderedDict()
+        self._pool = lru_cache(maxsize=2)(self._ordered)
 
     def examples(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The examples [R] at these positions [R] of an epoch, by number."""
@@ -79,17 +78,8 @@ class ExampleOrder:
     def _sizes_of_pools(self, epoch: int) -> list[int]:
         return [int(self._counts[blocks].sum()) for blocks in self._blocks(epoch)]
 
-    def _pool(self, epoch: int, number: int, first: int) -> NDArray[np.int64]:
-        """The examples of a pool that begins at position `first`, in order."""
-        key = epoch, number
-        if key not in self._pools:
-            self._pools[key] = self._ordered(epoch, number, first)
-            if len(self._pools) > 2:
-                self._pools.popitem(last=False)
-        self._pools.move_to_end(key)
-        return self._pools[key]
-
     def _ordered(self, epoch: int, number: int, first: int) -> NDArray[np.int64]:
+        """The examples of a pool that begins at position `first`, in order."""
         starts, blocks = self._table.first_example, self._blocks(epoch)[number]
         spans = [(int(starts[block]), int(starts[block + 1])) for block in blocks]
         examples = np.concatenate([np.arange(*span) for span in spans])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -64,8 +63,12 @@ class ExampleSplit:
             for name, kind in self.layout.targets.items()
             if kind == SEVERAL
         }
-        self._skip_bad_shards, self._views = skip_bad_shards, views or {}
-        self._blocks: OrderedDict[int, NDArray[np.integer] | None] = OrderedDict()
+        self._views = views or {}
+        # Of functions and not of methods, so that no split refers to itself: it is freed with its
+        # blocks as soon as nobody holds it.
+        kept = POOL_BLOCKS + 1  # a batch may straddle two pools
+        self._bounds = lru_cache(kept)(partial(_bounds, self.table))
+        self._tokens = lru_cache(kept)(partial(_tokens, self._split, skip_bad_shards))
 
     @property
     def total(self) -> int:
@@ -148,38 +151,6 @@ class ExampleSplit:
         ]
         return _Row(number, segments, int(table.first_token[block]) + start)
 
-    def _bounds(self, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where each example of a block begins in it, and its segments' sizes."""
-        if block not in self._known_bounds:
-            span = self.table.first_example[block : block + 2].tolist()
-            sizes = self.table.segment_sizes(*span)
-            lengths = sizes.sum(axis=1)
-            self._known_bounds[block] = np.cumsum(lengths) - lengths, sizes
-            if len(self._known_bounds) > POOL_BLOCKS + 1:
-                self._known_bounds.popitem(last=False)
-        return self._known_bounds[block]
-
-    @cached_property
-    def _known_bounds(self) -> OrderedDict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        return OrderedDict()
-
-    def _tokens(self, block: int) -> NDArray[np.integer] | None:
-        """The tokens of a block; None if it cannot be read and bad shards are skipped."""
-        if block not in self._blocks:
-            self._blocks[block] = self._read(block)
-            if len(self._blocks) > POOL_BLOCKS + 1:
-                self._blocks.popitem(last=False)
-        return self._blocks[block]
-
-    def _read(self, block: int) -> NDArray[np.integer] | None:
-        try:
-            return self._split.read_block(block).tokens
-        except BadShard as error:
-            if not self._skip_bad_shards:
-                raise
-            _log.warning("%s: its unreadable examples are trained on without labels", error)
-            return None
-
     def _several(self, name: str, row: _Row) -> NDArray[Any]:
         """The values of an example, none where it cannot be read."""
         ends = self._ends[name]
@@ -197,6 +168,24 @@ class ExampleSplit:
             return Target(_filled([self._several(name, row) for row in rows]))
         assert self.layout.targets[name] == TOKENS
         return sheet.token_target(rows, values)
+
+
+def _bounds(table: ExampleTable, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each example [E] of a block begins in it, and its segments' sizes [E, segments]."""
+    sizes = table.segment_sizes(*table.first_example[block : block + 2].tolist())
+    lengths = sizes.sum(axis=1)
+    return np.cumsum(lengths) - lengths, sizes
+
+
+def _tokens(split: CorpusSplit, skip_bad_shards: bool, block: int) -> NDArray[np.integer] | None:
+    """The tokens of a block; None if it cannot be read and bad shards are skipped."""
+    try:
+        return split.read_block(block).tokens
+    except BadShard as error:
+        if not skip_bad_shards:
+            raise
+        _log.warning("%s: its unreadable examples are trained on without labels", error)
+        return None
 
 
 @dataclass(frozen=True)

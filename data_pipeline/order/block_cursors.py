@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,11 @@ class BlockCursors:
     """The current block of each of R rows, for `Lanes` and for staging."""
 
     def __init__(self, counts: SequenceCounts, seed: int, rows: int) -> None:
-        self.counts, self._seed = counts, seed
+        self.counts = counts
         self.starts = np.zeros(rows, np.int64)  # the first position in each row's block
         self._ends = np.zeros(rows, np.int64)
         self._epochs = np.full(rows, -1)
-        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._order = lru_cache(maxsize=4)(partial(EpochOrder, counts, seed))
 
     def advance(
         self, epochs: NDArray[np.int64], positions: NDArray[np.int64]
@@ -39,8 +39,4 @@ class BlockCursors:
 
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch. Four are cached: a batch and its pairs may straddle two each."""
-        if epoch not in self._orders:
-            self._orders[epoch] = EpochOrder(self.counts, self._seed, epoch)
-            if len(self._orders) > 4:
-                self._orders.popitem(last=False)
-        return self._orders[epoch]
+        return self._order(epoch)

@@ -69,11 +69,17 @@ class Collection:
         return found
 
     def ranking(self, path: str) -> Ranking:
-        """The run in a file. Raises DataError, with the line, for an unknown id."""
+        """The run in a file.
+
+        Raises DataError, with the line, for an unknown id, and for a second score of a document.
+        """
         found: dict[int, dict[int, float]] = {}
         for one in read_ranking(path):
             query, document = self._pair(one)
-            found.setdefault(query, {})[document] = one.score
+            known = found.setdefault(query, {}).setdefault(document, one.score)
+            if known != one.score:
+                why = f"ranks document {one.document!r} for query {one.query!r} a second time"
+                raise DataError(f"{one.where}: {why}, with another score; remove one of them")
         return found
 
     @cached_property

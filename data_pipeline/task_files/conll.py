@@ -12,6 +12,8 @@ from data_pipeline.task_files.contents import UTF_8, place, read_lines, source_n
 
 DOCUMENT_START = "-DOCSTART-"
 LAST = -1  # the number of the last column
+CONLL_U_COLUMNS = 10
+_CONLL_U_NUMBER = re.compile(r"[0-9]+([-.][0-9]+)?")
 _GAP = re.compile(r"[ \t]+")
 
 
@@ -30,8 +32,10 @@ def read_conll(
     """The sentences of a file. Columns are numbered from 1; with `tag` None, tags are not read.
 
     Columns are separated by tabs, in lines that hold one, or by spaces. Lines of ``-DOCSTART-`` are
-    left out, and so are CoNLL-U's comments (``# text = ...``) before a sentence. Raises DataError
-    for a file without words and a line with too few columns.
+    left out. So are CoNLL-U's comments (``# text = ...``) before a sentence, and its lines that
+    hold no word of the sentence: ``2-3``, how words 2 and 3 are written together, and ``4.1``, a
+    word that is not written. Raises DataError for a file without words and a line with too few
+    columns.
     """
     needed = max(word, 1 if tag is None else 2, tag or 0)
     empty = True
@@ -47,15 +51,23 @@ def read_conll(
 
 
 def _sentences(path: str, encoding: str) -> Iterator[list[tuple[int, str]]]:
-    """The lines of each sentence with their numbers, without the comments before it."""
+    """The lines of each sentence's words, with their numbers."""
     lines: list[tuple[int, str]] = []
     for number, line in chain(read_lines(path, encoding), [(0, "")]):
         if line.strip() and not line.startswith(DOCUMENT_START):
             lines.append((number, line))
             continue
-        if words := _without_comments(lines):
+        if words := _words(_without_comments(lines)):
             yield words
         lines = []
+
+
+def _words(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines that hold a word; in CoNLL-U, the others have a number like 2-3 or 4.1."""
+    rows = [line.split("\t") for _, line in lines]
+    if not all(len(row) == CONLL_U_COLUMNS and _CONLL_U_NUMBER.fullmatch(row[0]) for row in rows):
+        return lines
+    return [line for line, row in zip(lines, rows, strict=True) if row[0].isdecimal()]
 
 
 def _without_comments(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.text.surrogates import without_surrogates
-from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, open_text
+from data_pipeline.text.text_files import STDIN, decompressing, open_text
 
 UTF_8 = "utf-8"
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # an escape of one, also in a pair
-
-
-def suffix_of(path: str) -> str:
-    """The suffix in small letters, without that of a compression: ``.tsv`` of ``train.TSV.xz``."""
-    name = Path(path)
-    return (name.with_suffix("") if name.suffix.lower() in COMPRESSED else name).suffix.lower()
 
 
 def source_name(path: str) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.tables import read_table
+from data_pipeline.text.text_files import files_in, suffix_of
 
+SUFFIX = ".jsonl"  # of the files of a folder
 SENTENCES = {"good": "sentence_good", "bad": "sentence_bad"}
 FACTS = {"paradigm": "UID", "phenomenon": "linguistics_term"}
 
@@ -25,9 +27,10 @@ class MinimalPair:
 
 
 def read_minimal_pairs(path: str) -> Iterator[MinimalPair]:
-    """The pairs of a file, or of the .jsonl files of a folder, by name.
+    """The pairs of a file, or of the .jsonl files of a folder and its folders, by name.
 
-    Raises DataError for a file without pairs, and for a pair of equal sentences.
+    They may be compressed. Files and folders whose names begin with a dot are left out. Raises
+    DataError for a file without pairs, and for a pair of equal sentences.
     """
     for file in _files(path):
         for where, row in read_table(file, SENTENCES | FACTS):
@@ -37,10 +40,9 @@ def read_minimal_pairs(path: str) -> Iterator[MinimalPair]:
 
 
 def _files(path: str) -> list[str]:
-    folder = Path(path)
-    if not folder.is_dir():
+    if not Path(path).is_dir():
         return [path]
-    files = sorted(str(file) for file in folder.rglob("*.jsonl*"))
+    files = [file for file in map(str, files_in(path)) if suffix_of(file) == SUFFIX]
     if not files:
-        raise DataError(f"{path}: holds no .jsonl files")
+        raise DataError(f"{path}: holds no {SUFFIX} files")
     return files

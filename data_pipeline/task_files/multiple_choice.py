@@ -10,6 +10,7 @@ from typing import Any
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
 from data_pipeline.task_files.json_records import text_in, texts_in, value_in
+from data_pipeline.text.text_files import files_in
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -45,15 +46,7 @@ def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQue
 
 
 def _files(path: str) -> list[str]:
-    folder = Path(path)
-    if not folder.is_dir():
-        return [path]
-    names = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
-    return [str(folder / name) for name in names if not _is_hidden(name)]
-
-
-def _is_hidden(name: Path) -> bool:
-    return any(part.startswith(".") for part in name.parts)
+    return [*map(str, files_in(path))] if Path(path).is_dir() else [path]
 
 
 def _records(path: str) -> Iterator[tuple[str, Any]]:

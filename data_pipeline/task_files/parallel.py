@@ -8,8 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import place, read_lines, suffix_of
-from data_pipeline.task_files.tables import LAYOUTS, Columns, read_table
+from data_pipeline.task_files.contents import place, read_lines
+from data_pipeline.task_files.tables import TABLES, Columns, is_table, read_table
 from data_pipeline.text.text_files import STDIN
 
 SOURCE, TARGET = "source", "target"
@@ -40,19 +40,14 @@ class Languages:
             return (path,)
         name = Path(path).name.split(".")
         if not self.source or name[1:].count(self.source) != 1:
-            endings = ", ".join(one for one in LAYOUTS if one != ".txt")
             raise DataError(
-                f"{path}: is no table ({endings}), and its name does not have .source_language "
-                f"once ({self.source or 'not set'}), as train.de does where that is de"
+                f"{path}: is no table ({', '.join(TABLES)}), and its name does not have "
+                f".source_language once ({self.source or 'not set'}), as train.de does where that "
+                "is de"
             )
         at = name.index(self.source, 1)
         other = ".".join([*name[:at], self.target, *name[at + 1 :]])
         return path, str(Path(path).with_name(other))
-
-
-def is_table(path: str) -> bool:
-    """Whether a file is a table, by its suffix, and not a text a line."""
-    return suffix_of(path) in LAYOUTS and suffix_of(path) != ".txt"
 
 
 def read_pairs(path: str, columns: Columns, languages: Languages) -> Iterator[TextPair]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name, suffix_of
+from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
 from data_pipeline.task_files.tables import as_number
+from data_pipeline.text.text_files import suffix_of
 
 JSON_LINES = (".jsonl", ".ndjson")
 

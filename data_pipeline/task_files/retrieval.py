@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import place, read_lines, read_text, source_name, suffix_of
-from data_pipeline.task_files.tables import LAYOUTS, column_names, read_table
+from data_pipeline.task_files.contents import place, read_lines, read_text, source_name
+from data_pipeline.task_files.tables import column_names, is_table, read_table
 
 DOCUMENT_FIELDS = ("title", "text")
-TABLES = {suffix for suffix in LAYOUTS if suffix != ".txt"}
 _TAG = re.compile(r"</?[A-Za-z][\w-]*(?:\s[^<>]*)?>")
 _LABEL = re.compile(r"^\s*(?:Number|Topic):", re.I)
 
@@ -43,7 +42,7 @@ def read_retrieval_documents(path: str) -> Iterator[RetrievalText]:
     .parquet) with the columns ``_id`` or ``id``, ``text`` and perhaps ``title``, as BEIR's. Raises
     DataError.
     """
-    if suffix_of(path) in TABLES:
+    if is_table(path):
         return _unique(path, _rows(path, DOCUMENT_FIELDS))
     return _unique(path, _tagged(path, "doc", "docno", DOCUMENT_FIELDS))
 
@@ -61,7 +60,7 @@ def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[Retriev
 
 
 def _queries(path: str) -> Iterator[RetrievalText]:
-    if suffix_of(path) in TABLES:
+    if is_table(path):
         return _rows(path, ("text",))
     return _tagged(path, "top", "num", ("title",))
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from configs.typed import nearest_of_all
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name, suffix_of
-from data_pipeline.text.text_files import decompressing, is_plain, open_text
+from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
+from data_pipeline.text.text_files import decompressing, is_plain, open_text, suffix_of
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
 
@@ -29,6 +29,8 @@ LAYOUTS = {
     ".ndjson": JSONL,
     ".parquet": PARQUET,
 }
+# Of a file that may be a table or plain text, these suffixes say that it is a table.
+TABLES = tuple(suffix for suffix in LAYOUTS if suffix != ".txt")
 
 
 def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterator[Row]:
@@ -55,6 +57,11 @@ def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterat
         yield row
     if empty:
         raise DataError(f"{path}: holds no rows")
+
+
+def is_table(path: str) -> bool:
+    """Whether a file that may be a table or plain text is a table, by its suffix."""
+    return suffix_of(path) in TABLES
 
 
 def read_plain_lines(path: str, fields: Sequence[str]) -> Iterator[Row]:

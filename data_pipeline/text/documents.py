@@ -16,12 +16,19 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from data_pipeline.errors import DataError
 from data_pipeline.text.surrogates import without_surrogates
-from data_pipeline.text.text_files import COMPRESSED, STDIN, decompressing, is_plain, open_text
+from data_pipeline.text.text_files import (
+    STDIN,
+    decompressing,
+    files_in,
+    is_plain,
+    open_text,
+    suffix_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -100,8 +107,9 @@ class Parsed:
 def find_files(inputs: Sequence[str]) -> list[str]:
     """The files that `inputs` name, in order; matches of a folder or glob are sorted by name.
 
-    `inputs` are files, folders, globs, or ``-`` for standard input. Raises DataError when one of
-    them matches nothing, or when standard input is named twice.
+    `inputs` are files, folders, globs, or ``-`` for standard input. Of a folder, files with a
+    suffix of text are read (`files_in`). Raises DataError when one of them matches nothing, or when
+    standard input is named twice.
     """
     if [*inputs].count(STDIN) > 1:
         raise DataError(f"{STDIN}: standard input can be read only once; name it once")
@@ -113,14 +121,13 @@ def find_files(inputs: Sequence[str]) -> list[str]:
             found.append(name)
             continue
         if os.path.isdir(name):
-            matches = [str(path) for path in Path(name).rglob("*") if path.is_file()]
-            matches = [path for path in matches if _suffixes(path)[0] in KINDS]
+            matches = [path for path in map(str, files_in(name)) if suffix_of(path) in KINDS]
         else:
             matches = [path for path in glob.glob(name, recursive=True) if os.path.isfile(path)]
         if not matches:
             what = "holds no text files" if os.path.isdir(name) else "no such file or folder"
             raise DataError(f"{name}: {what}")
-        found += sorted(matches)
+        found += sorted(matches)  # as strings: another order makes another corpus
     return found
 
 
@@ -132,13 +139,13 @@ def input_slice(
     Uncompressed text and JSON lines are cut at the next document start. Any other file belongs to
     a single task.
     """
-    whole = [FileSpan(path, _suffixes(path)[1]) for path in find_files(inputs)]
+    whole = [FileSpan(path, _kind(path)) for path in find_files(inputs)]
     if tasks == 1:
         return whole
     if any(span.path == STDIN for span in whole):
         raise DataError("--task: standard input cannot be split among tasks; use files instead")
     sizes = [os.path.getsize(span.path) for span in whole]
-    ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    ends = list(accumulate(sizes))
     first, last = (_cut(whole, ends, reading, at, tasks) for at in (task, task + 1))
     share = []
     for number, span in enumerate(whole):
@@ -176,8 +183,7 @@ def parse(chunk: RawChunk, reading: ReadOptions) -> Parsed:
 
 def location_of(problem: Problem) -> str:
     """Where a problem is, for a message: ``file:line``, or ``file: row N`` for Parquet."""
-    kind = _suffixes(problem.path)[1]
-    if kind == PARQUET:
+    if _kind(problem.path) == PARQUET:
         return f"{problem.path}: row {problem.position + 1}"
     if problem.path == STDIN:
         return f"standard input: byte {problem.position}"
@@ -259,13 +265,9 @@ def _no_string(value: object) -> str:
     return "the text is not a string"
 
 
-def _suffixes(path: str) -> tuple[str, str]:
-    """(suffix without compression, format). The format of an unknown suffix is text."""
-    name = Path(path)
-    if name.suffix.lower() in COMPRESSED:
-        name = name.with_suffix("")
-    suffix = name.suffix.lower()
-    return suffix, KINDS.get(suffix, TEXT)
+def _kind(path: str) -> str:
+    """The format of a file; that of an unknown suffix is text."""
+    return KINDS.get(suffix_of(path), TEXT)
 
 
 def _byte_chunks(span: FileSpan, reading: ReadOptions) -> Iterator[RawChunk]:

@@ -18,6 +18,26 @@ STDIN = "-"
 COMPRESSED = (".gz", ".xz", ".zst")
 
 
+def suffix_of(path: str) -> str:
+    """The suffix in small letters, without that of a compression: ``.tsv`` of ``train.TSV.xz``."""
+    name = Path(path)
+    return (name.with_suffix("") if name.suffix.lower() in COMPRESSED else name).suffix.lower()
+
+
+def files_in(folder: str) -> list[Path]:
+    """The files in a folder and in its folders, sorted, each path beginning with that of `folder`.
+
+    Names that begin with a dot are left out, and so is what is in such folders: an archive of macOS
+    has a ``._x.jsonl`` beside ``x.jsonl``, which is no text.
+    """
+    whole = Path(folder)
+    return [one for one in sorted(whole.rglob("*")) if one.is_file() and _is_shown(one, whole)]
+
+
+def _is_shown(path: Path, folder: Path) -> bool:
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
 def is_plain(path: str) -> bool:
     """Whether a file is uncompressed and on disk, so that `seek` works."""
     return path != STDIN and Path(path).suffix.lower() not in COMPRESSED

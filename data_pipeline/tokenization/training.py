@@ -10,11 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers, trainers
 
 from data_pipeline.errors import DataError
+from data_pipeline.hashing import LineDraw, array_keys, scalar_key
 from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.text.documents import (
     PROBLEMS_SHOWN,
@@ -37,13 +41,29 @@ from data_pipeline.tokenization.vocabularies import (
 )
 
 SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
-LINE_CHARACTERS = 4000  # SentencePiece skips longer lines
+LINE_CHARACTERS = 4000  # longer lines are cut, as SentencePiece skips lines beyond a limit
+UTF_8_BYTES = 4  # of a character, at most
 MAX_VOCAB_SIZE = 1 << 20  # the libraries allocate memory for this many
-UNIGRAM_LINES = 2_000_000
+UNIGRAM_LINES = 2_000_000  # SentencePiece holds all that it is given in memory
 ALPHABET = 1000  # characters of a WordPiece vocabulary, the most frequent ones
 
 Read = Callable[[], Iterable[str]]  # all documents, from the first
 Listener = Callable[[Problem], None]
+
+
+class Sample(NamedTuple):
+    """How many lines of a text are used, drawn evenly from all of it, and how many it has."""
+
+    used: int
+    lines: int
+
+
+class Trained(NamedTuple):
+    """A tokenizer; `sample` is None where the whole text was used."""
+
+    tokenizer: tokenizers.Tokenizer
+    roles: Roles
+    sample: Sample | None = None
 
 
 @dataclass
@@ -59,6 +79,14 @@ class Unusable:
             self.first.append(f"{location_of(problem)}: {problem.reason}")
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """What of its text a tokenizer is not trained on."""
+
+    unusable: Unusable
+    sample: Sample | None  # None: all lines are used
+
+
 def train(
     inputs: Sequence[str],
     kind: str,
@@ -67,14 +95,14 @@ def train(
     *,
     cased: bool | None = None,
     reading: ReadOptions | None = None,
-) -> Unusable:
+) -> LeftOut:
     """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
     The text is read several times. The same text gives the same files. [PAD] [UNK] [CLS] [SEP]
     [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's, and the other kinds are
-    cased. Returns what was left out. Raises DataError for missing or empty inputs and for standard
-    input, an unknown kind, or a folder that holds a tokenizer. Also if the vocabulary size does not
-    fit the text or the kind.
+    cased. Of a text with more than `UNIGRAM_LINES` lines, a unigram vocabulary is trained on that
+    many. Raises DataError for missing or empty inputs and for standard input, an unknown kind, or a
+    folder that holds a tokenizer. Also if the vocabulary size does not fit the text or the kind.
     """
     if kind not in TRAINERS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(TRAINERS)}")
@@ -89,14 +117,14 @@ def train(
     read = _reader(inputs, reading, unusable := Unusable())
     lowercase = kind == "wordpiece" if cased is None else not cased
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles = TRAINERS[kind](read, vocab_size, lowercase)
+        tokenizer, roles, sample = TRAINERS[kind](read, vocab_size, lowercase)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
     _save(tokenizer, roles, Path(out))
-    return unusable
+    return LeftOut(unusable, sample)
 
 
 def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
@@ -121,7 +149,7 @@ def _reader(inputs: Sequence[str], reading: ReadOptions | None, unusable: Unusab
     return lambda: read_documents(inputs, reading, next(listeners))
 
 
-def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:
+def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> Trained:
     """Train WordPiece so that the same text gives the same vocabulary.
 
     The library numbers the continuations (##a) of single characters in the order of a hash table,
@@ -142,7 +170,7 @@ def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers
     first = [*SPECIAL_TOKENS, *alphabet, *continuations]
     merged = sorted(trained.keys() - set(first), key=trained.__getitem__)
     ids = {token: number for number, token in enumerate([*first, *merged])}
-    return complete(_untrained_wordpiece(lowercase, ids), {})
+    return Trained(*complete(_untrained_wordpiece(lowercase, ids), {}))
 
 
 def _characters(read: Read, lowercase: bool) -> tuple[list[str], list[str]]:
@@ -173,7 +201,7 @@ def _untrained_wordpiece(
     return bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), lowercase)
 
 
-def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:
+def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> Trained:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
@@ -187,17 +215,20 @@ def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizer
         show_progress=False,
     )
     tokenizer.train_from_iterator(read(), trainer)
-    return complete(tokenizer, {})
+    return Trained(*complete(tokenizer, {}))
 
 
-def _unigram(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.Tokenizer, Roles]:
+def _unigram(read: Read, vocab_size: int, lowercase: bool) -> Trained:
     import sentencepiece
 
+    lines = sum(1 for _ in _lines(read()))
+    sample = Sample(UNIGRAM_LINES, lines) if lines > UNIGRAM_LINES else None
+    used = _lines(read()) if sample is None else _drawn(_lines(read()), sample)
     model = io.BytesIO()
     pad, unk, cls, sep, mask = SPECIAL_TOKENS
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(read()),
+            sentence_iterator=used,
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
@@ -211,13 +242,13 @@ def _unigram(read: Read, vocab_size: int, lowercase: bool) -> tuple[tokenizers.T
             bos_piece=cls,
             eos_piece=sep,
             control_symbols=[mask],
-            input_sentence_size=UNIGRAM_LINES,
-            shuffle_input_sentence=False,
+            max_sentence_length=LINE_CHARACTERS * UTF_8_BYTES,
             minloglevel=2,
         )
     except RuntimeError as error:
         raise DataError(f"--vocab-size {vocab_size}: {_reason(str(error))}") from None
-    return complete(sentencepiece_models.read(model.getvalue(), "the trained model"), {})
+    read_back = sentencepiece_models.read(model.getvalue(), "the trained model")
+    return Trained(*complete(read_back, {}), sample)
 
 
 def _reason(words: str) -> str:
@@ -238,8 +269,28 @@ def _lines(documents: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + LINE_CHARACTERS]
 
 
+def _drawn(lines: Iterable[str], sample: Sample) -> Iterator[str]:
+    """The lines of a sample: one from each of `sample.used` equal stretches of the text."""
+    numbers = iter(_line_numbers(sample).tolist())
+    wanted = next(numbers)
+    for number, line in enumerate(lines):
+        if number == wanted:
+            yield line
+            wanted = next(numbers, None)
+
+
+def _line_numbers(sample: Sample) -> NDArray[np.int64]:
+    """Which lines are used, from 0, ascending: [sample.used].
+
+    A hash says which one of its stretch: every second line of a text could be of one language.
+    """
+    starts = np.arange(sample.used + 1, dtype=np.int64) * sample.lines // sample.used
+    keys = array_keys(scalar_key(LineDraw.SAMPLE), np.arange(sample.used))
+    return starts[:-1] + (keys % np.diff(starts).astype(np.uint64)).astype(np.int64)
+
+
 # By the words of `--kind`: read the text, and make a tokenizer of at most this many entries.
-TRAINERS: dict[str, Callable[[Read, int, bool], tuple[tokenizers.Tokenizer, Roles]]] = {
+TRAINERS: dict[str, Callable[[Read, int, bool], Trained]] = {
     "wordpiece": _wordpiece,
     "bpe": _byte_level,
     "unigram": _unigram,

@@ -57,7 +57,7 @@ def test_a_run_that_cannot_be_read(name: str, text: str, message: str, tmp_path:
 def test_judgements_and_runs_by_number(collection: Collection, tmp_path: Path) -> None:
     judged = written(tmp_path, "qrels", "a 0 d2 1\nb 0 d0 2\nb 0 d5 0\nb 0 d0 2\n")
     assert collection.relevance(judged) == {0: {2: 1}, 1: {0: 2, 5: 0}}
-    run = written(tmp_path, "run", "b Q0 d4 1 3.5 x\n")
+    run = written(tmp_path, "run", "b Q0 d4 1 3.5 x\n" * 2)
     assert collection.ranking(run) == {1: {4: 3.5}}
     assert collection.readable == [0, 1, 2, 3, 4, 5]
 
@@ -82,6 +82,18 @@ def test_judgements_that_do_not_fit_are_refused(
 def test_a_run_about_an_unknown_document(collection: Collection, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"run:1: .*corpus.jsonl has no document 'd7'"):
         collection.ranking(written(tmp_path, "run", "a Q0 d7 1 3.5 x\n"))
+
+
+def test_a_second_score_of_a_document_is_refused(collection: Collection, tmp_path: Path) -> None:
+    """The last one counted, which in a run that is sorted is the worst."""
+    lines = '{"query": "b", "documents": [{"id": "d4", "score": 2}, {"id": "d4", "score": 1}]}\n'
+    for name, text, line in (
+        ("run", "b Q0 d4 1 3.5 x\na Q0 d4 1 2.5 x\nb Q0 d4 2 2.5 x\n", 3),
+        ("run.jsonl", lines, 1),
+    ):
+        message = rf"{name}:{line}: ranks document 'd4' for query 'b' a second time, with another"
+        with pytest.raises(DataError, match=message):
+            collection.ranking(written(tmp_path, name, text))
 
 
 @pytest.mark.parametrize(

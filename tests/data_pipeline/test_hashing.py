@@ -22,6 +22,7 @@ NUMBERS = {
     "PairDraw": {"SPLIT": 31, "LABEL": 32, "TIE_BREAK": 33},
     "PerturbationDraw": {"CHANGED": 1, "CHOSEN": 2, "CUT": 3},
     "ReplacementDraw": {"REPLACED": 1, "CHOSEN": 2},
+    "LineDraw": {"SAMPLE": 1},
 }
 
 

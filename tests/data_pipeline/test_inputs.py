@@ -65,6 +65,9 @@ def test_formats_and_compressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_all(tmp_path)
     (tmp_path / "notes.md").write_text("not read")
+    (tmp_path / "._a.txt").write_bytes(b"\x00\x05\x16\x07 of macOS")
+    (tmp_path / ".checkpoints").mkdir()
+    (tmp_path / ".checkpoints" / "a.txt").write_text("not read")
     assert find_files([str(tmp_path)]) == sorted(map(str, paths))
     assert find_files([str(tmp_path / "*.jsonl*")]) == sorted(
         str(p) for p in paths if "jsonl" in p.name
@@ -251,6 +254,25 @@ def test_long_documents_and_lines_take_no_longer(tmp_path: Path) -> None:
             for document in parse(chunk, READING).documents
         ]
     assert parts == [*(len(text.strip()) for text in texts), 3]
+
+
+class CountedSize(int):
+    """A size of a file that counts how often one is added to another number."""
+
+    additions = 0
+
+    def __add__(self, other: int) -> CountedSize:
+        CountedSize.additions += 1
+        return CountedSize(int(self) + int(other))
+
+    __radd__ = __add__
+
+
+def test_the_slices_of_many_files_cost_an_addition_each(tmp_path: Path, monkeypatch) -> None:
+    (path := tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    monkeypatch.setattr("os.path.getsize", lambda path: CountedSize(9))
+    spans = input_slice([str(path)] * 200, READING, 1, 4)
+    assert (len(spans), CountedSize.additions < 400) == (50, True)
 
 
 def test_slices_of_nothing_are_empty(tmp_path: Path) -> None:

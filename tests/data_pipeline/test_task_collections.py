@@ -195,6 +195,19 @@ def test_minimal_pairs_of_a_file_and_of_a_folder(
     assert "holds no .jsonl files" in refusal(read_minimal_pairs(str(tmp_path / "hollow")))
 
 
+def test_only_the_jsonl_files_of_a_folder_are_minimal_pairs(tmp_path: Path) -> None:
+    text = json.dumps(PAIR) + "\n"
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "b.jsonl").write_text(text)
+    (tmp_path / "b.jsonl.bak").write_text("{")
+    (tmp_path / "._b.jsonl").write_bytes(b"\x00\x05\x16\x07")
+    (tmp_path / ".trash").mkdir()
+    (tmp_path / ".trash" / "c.jsonl").write_text("{")
+    found = [pair.where for pair in read_minimal_pairs(str(tmp_path))]
+    assert found == [f"{tmp_path}/b.jsonl:1", f"{tmp_path}/deeper/a.jsonl.gz:1"]
+
+
 def refusal(read: Iterator[Any]) -> str:
     """The one line with which reading is refused."""
     with pytest.raises(DataError) as error:

@@ -272,6 +272,18 @@ def test_comments_of_conll_u_are_left_out(text: str, words: str, tmp_path: Path)
     assert " ".join("".join(one.words) for one in read_conll(str(path), word=2)) == words
 
 
+def test_lines_of_conll_u_that_hold_no_word_are_left_out(tmp_path: Path) -> None:
+    numbers = ("1-2 don't _", "1 do AUX", "2 n't PART", "2.1 go _", "2.1-3.1 x _", "3 - PUNCT")
+    lines = [one.split() for one in numbers if one != "2.1-3.1 x _"]
+    rows = ["\t".join([number, word, word, tag, *"______"]) for number, word, tag in lines]
+    (path := tmp_path / "a.conllu").write_text("\n".join(["# text = x", *rows, "", *rows[:2], ""]))
+    first, second = read_conll(str(path), word=2, tag=4)
+    assert (first.words, first.tags) == (("do", "n't", "-"), ("AUX", "PART", "PUNCT"))
+    assert (first.where, second.words) == (f"{path}:3", ("do",))
+    (path := tmp_path / "scores").write_text("2-3\tO\n4.1\tO\n")
+    assert next(read_conll(str(path))).words == ("2-3", "4.1"), "words of another file"
+
+
 @pytest.mark.parametrize("gap", ["\t", " "])
 def test_the_word_that_is_a_number_sign_is_read(gap: str, tmp_path: Path) -> None:
     text = "# O\n1 O\n\n# B\n\na O\n# O\n".replace(" ", gap)

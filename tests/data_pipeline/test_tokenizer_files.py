@@ -11,6 +11,7 @@ import sentencepiece
 from click.testing import CliRunner
 
 from data_pipeline import DataError
+from data_pipeline.tokenization import training
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import TRAINERS, train
 from tandem import main
@@ -73,6 +74,45 @@ def test_text_that_cannot_be_read_or_has_no_more_entries_is_reported(
     few = f": {size} of {asked:,} entries, since the text has no more"
     assert size < asked or asked < 1000
     assert lines[-2:] == ["  ... and 10 more", f"The tokenizer is in {out}{few * (size < asked)}"]
+
+
+def test_a_unigram_vocabulary_is_of_the_whole_text(tmp_path: Path, monkeypatch) -> None:
+    """It was of the first lines, and what stood behind them was not even read."""
+    monkeypatch.setattr(training, "UNIGRAM_LINES", 60)
+    words = ["alpha", "bravo", "charlie", "delta", "\u0436\u0443\u043a"]
+    for name, word in zip("abcde", words, strict=True):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{word} {n}\n{word}" for n in range(50)))
+    (tmp_path / "f.txt").write_bytes(b"last \xff")
+    files = [str(path) for path in sorted(tmp_path.iterdir())]
+    command = ["tokenizer", "train", *files, "--kind", "unigram", "--vocab-size", "40", "--out"]
+    for out in ("one", "two"):
+        done = CliRunner().invoke(main, [*command, str(tmp_path / out)])
+        assert done.exit_code == 0, done.output
+    told = ["1 unusable documents", f"  {tmp_path}/f.txt:1: not valid UTF-8"]
+    sampled = "60 of 500 lines are used, drawn evenly from the whole text"
+    assert done.output.splitlines()[:3] == [*told, sampled]
+    one, two = ((tmp_path / out / "tokenizer.json").read_bytes() for out in ("one", "two"))
+    assert one == two
+    known = load(tmp_path / "one")[0].get_vocab()
+    assert {character for word in words for character in word} <= {*"".join(known)}
+
+
+@pytest.mark.parametrize(("lines", "used"), [(61, 60), (120, 60), (1000, 7), (5, 1)])
+def test_a_sample_of_lines_is_spread_over_the_text(lines: int, used: int) -> None:
+    sample = training.Sample(used, lines)
+    found = training._line_numbers(sample).tolist()
+    assert [*training._drawn(map(str, range(lines)), sample)] == [*map(str, found)]
+    assert [number * used // lines for number in found] == [*range(used)] or lines % used
+    assert found == sorted({*found})
+    assert lines < 2 * used or len({number % 2 for number in found}) == min(2, used)
+
+
+def test_a_long_line_of_any_script_is_trained_on(tmp_path: Path) -> None:
+    """Lines of more than 4,192 bytes were skipped, which are fewer characters of some scripts."""
+    (tmp_path / "a.txt").write_text("\u0436\u0443\u043a " * 1000 + "\n\na word and a word")
+    train([str(tmp_path / "a.txt")], "unigram", 16, str(tmp_path / "out"))
+    known = load(tmp_path / "out")[0].get_vocab()
+    assert {*"\u0436\u0443\u043a"} <= {*"".join(known)}
 
 
 def test_a_full_disk_leaves_no_part_of_a_tokenizer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from trainer.augmentation import augmenting
 from trainer.augmentation.augmenting import augment
 from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.replacing import Replacing
+from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")
@@ -142,6 +144,22 @@ def test_an_interrupted_table_is_resumed_alike(folder, tmp_path, monkeypatch) ->
     assert again.read_bytes() == whole.read_bytes()
     with pytest.raises(DataError, match=r"again\.tsv: is there already"):
         augment(job(folder), settings(folder), again, CPU)
+
+
+def test_a_table_is_joined_without_holding_it(tmp_path) -> None:
+    table = TableFile(tmp_path / "more.tsv", {"text": "text", "label": "label"}, {})
+    rows = [{"text": f"{number} a\tb" * 40, "label": "1"} for number in range(500)]
+    for part in range(30):
+        table.write(part, rows)
+    tracemalloc.start()
+    try:
+        assert table.finish(30) == 15_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    text = (tmp_path / "more.tsv").read_text()
+    assert text == "text\tlabel\n" + "".join(f"{n} a b" * 40 + "\t1\n" for n in range(500)) * 30
+    assert peak < len(text) / 4
 
 
 def test_what_a_finished_table_left_is_not_part_of_the_next_one(folder, tmp_path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from data_pipeline import DataError
 from data_pipeline.task_files.tables import Columns
-from trainer.durable import atomic_write
+from trainer.durable import atomic_file, atomic_write
 
 SUFFIX = ".tsv"
 IDENTITY = "identity.json"
@@ -58,12 +58,17 @@ class TableFile:
 
     def finish(self, parts: int) -> int:
         """Join the parts, with a header where columns have names; the number of their rows."""
-        texts = [self._name(part).read_text(encoding="utf-8") for part in range(parts)]
         header = "" if self._numbered else "\t".join(map(str, self._columns.values())) + "\n"
-        atomic_write(self.path, header + "".join(texts))
+        rows = 0
+        with atomic_file(self.path) as file:
+            file.write(header.encode())
+            for part in range(parts):  # one at a time, as the table may not fit into memory
+                content = self._name(part).read_bytes()
+                file.write(content)
+                rows += content.count(b"\n")
         os.replace(self._parts / IDENTITY, self.path.with_name(f"{self.path.name}.json"))
         shutil.rmtree(self._parts)
-        return sum(text.count("\n") for text in texts)
+        return rows
 
     @property
     def _numbered(self) -> bool:

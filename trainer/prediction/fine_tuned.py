@@ -12,7 +12,7 @@ from torch import Tensor
 from data_pipeline import TextEncoder
 from model import Model, ModelError, TaskHeadConfig, Transitions, from_pretrained
 from model.heads import TaskHead
-from trainer.own_tokenizer import require_own_tokenizer
+from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import Segments, early_outputs, head_outputs
 from trainer.task_facts import TaskFacts
 
@@ -40,9 +40,7 @@ class FineTuned:
         """As `open`, of the `model` that is in the folder."""
         name = _chosen(folder, list(model.config.task_heads), head)
         facts = TaskFacts.read(folder, name)
-        longest = model.config.longest_sequence or facts.sequence_length
-        encoder = TextEncoder(folder, min(facts.sequence_length, longest))
-        require_own_tokenizer(folder, encoder.vocabulary, model.config)
+        encoder = open_encoder(folder, model.config, facts.sequence_length)
         return cls(folder, model, name, facts, encoder)
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +18,17 @@ from trainer.batches import rows_by_length
 # Tokens in one forward pass, padding included. A CPU is as fast with 1,024 per thread as with more,
 # and small passes waste less on padding.
 TOKENS_ON_GPU, TOKENS_PER_THREAD = 1 << 13, 1 << 10
+AT_ONCE = 4096  # sequences that are sorted by length together
 Segments = Sequence[NDArray[np.integer]]  # token ids of one sequence, without special tokens
+
+T = TypeVar("T")
+
+
+def sorted_together(items: Iterable[T], most: int = AT_ONCE) -> Iterator[list[T]]:
+    """The items in order, in lists of `most`: what is sorted by length, and held, at a time."""
+    rest = iter(items)
+    while some := list(islice(rest, most)):
+        yield some
 
 
 @torch.inference_mode()

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from data_pipeline.task_files.contents import suffix_of
-from data_pipeline.text.text_files import STDIN
+from data_pipeline.text.text_files import STDIN, suffix_of
 from model import (
     CHOICE,
     CLASSIFICATION,
@@ -27,6 +26,7 @@ from model import (
 )
 from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.fine_tuned import FineTuned
+from trainer.prediction.passes import sorted_together
 from trainer.prediction.predictor import Predictor, Query
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
@@ -34,7 +34,6 @@ from trainer.prediction.texts import PLAIN, TextPredictor
 from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
 
-AT_ONCE = 4096  # examples that are sorted by length together
 PREDICTORS: dict[str, type[Predictor]] = {
     CLASSIFICATION: TextPredictor,
     MULTI_LABEL: TextPredictor,
@@ -76,7 +75,7 @@ def predictions(
     facts = facts.with_columns(columns)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions())
     queries = predictor.queries(path)
-    while some := list(islice(queries, AT_ONCE)):
+    for some in sorted_together(queries):
         yield from _answers(tuned, predictor, some, speed)
 
 

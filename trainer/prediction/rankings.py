@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from data_pipeline import DataError
 from data_pipeline.task_files.collection import COUNTED, Collection, best_first
@@ -16,13 +14,12 @@ from data_pipeline.task_files.retrieval import read_retrieval_documents
 from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
 from trainer.prediction.fine_tuned import FineTuned
+from trainer.prediction.passes import sorted_together
 from trainer.prediction.vectors import queries_in
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.ranking_metric import with_others
 from trainer.tasks.reranking import Reranking
 from trainer.tasks.retrieval import Retrieval
-
-AT_ONCE = 4096  # texts that are sorted by length together
 
 
 def rankings(
@@ -59,18 +56,13 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     if not known:
         raise DataError(f"{documents}: no document has a title or a text")
     sequences = (task.document_sequence(one, encoder) for one in known)
-    vectors = torch.stack([*_outputs(tuned, sequences)])
-    asked = queries_in(queries, task.numbered_by_order)
-    while some := list(islice(asked, AT_ONCE)):
+    passes = (tuned.outputs(some) for some in sorted_together(sequences))
+    vectors = torch.stack([one for some in passes for one in some])
+    for some in sorted_together(queries_in(queries, task.numbered_by_order)):
         read = torch.stack(tuned.outputs([task.query_sequence(one, encoder) for one in some]))
         for query, scores, rows in zip(some, *nearest_documents(read, vectors, count), strict=True):
             ids = (known[row].id for row in rows.tolist())
             yield _answer(query.id, dict(zip(ids, scores.tolist(), strict=True)))
-
-
-def _outputs(tuned: FineTuned, sequences: Iterator[Any]) -> Iterator[Tensor]:
-    while some := list(islice(sequences, AT_ONCE)):
-        yield from tuned.outputs(some)
 
 
 def _reranked(

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from data_pipeline.task_files.contents import suffix_of
 from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
+from data_pipeline.text.text_files import suffix_of
 from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
 from trainer.prediction.predictor import Predictor, Query

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from data_pipeline.task_files.parallel import SOURCE, read_sources
 from model import Model
 from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
-from trainer.own_tokenizer import require_own_tokenizer
-from trainer.prediction.passes import tokens_per_pass
+from trainer.own_tokenizer import open_encoder
+from trainer.prediction.passes import sorted_together, tokens_per_pass
 from trainer.task_facts import TaskFacts
 from trainer.tasks.translation import Translation
 
-AT_ONCE = 1024  # texts that are sorted by length together
+AT_ONCE = 1024  # fewer than of a head's outputs, as a search takes longer
 
 
 def translations(
@@ -31,12 +30,10 @@ def translations(
     """
     facts = TaskFacts.read(folder, MASKED).with_columns(columns)
     task = facts.section(Translation)
-    longest = model.config.longest_sequence or facts.sequence_length
-    encoder = TextEncoder(folder, min(facts.sequence_length, longest))
-    require_own_tokenizer(folder, encoder.vocabulary, model.config)
+    encoder = open_encoder(folder, model.config, facts.sequence_length)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
     texts = read_sources(path, column)
-    while some := list(islice(texts, AT_ONCE)):
+    for some in sorted_together(texts, AT_ONCE):
         sources = [encoder.sequence([text], where)[0].tolist() for where, text in some]
         for ids in _searched(model, task, encoder, sources, device):
             yield {"translation": encoder.tokenizer.decode(ids)}
