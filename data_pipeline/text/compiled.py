@@ -15,9 +15,11 @@ def compiled(function: Function) -> Function:
     """Compile a function of numbers and arrays to machine code on its first call.
 
     `numba` caches the machine code on disk: beside the module or, if that folder is not writable,
-    in the user's cache. It compiles again only when the function's own module changes. So a
-    constant that another module defines must be passed as an argument. Arguments are numbers,
-    arrays and plain tuples: the cache names the classes of others, and breaks when one is renamed.
+    in the user's cache. It compiles again only when the function's own module changes, and keeps
+    constants and called functions as they were. So a constant that another module of this project
+    defines must be passed as an argument, and a compiled function must stand in the module of its
+    callers. Arguments are numbers, arrays and plain tuples: the cache names the classes of others,
+    and breaks when one is renamed.
     """
     try:
         return cast(Function, numba.njit(cache=True)(function))

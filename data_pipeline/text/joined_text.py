@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 PADDING = 8  # bytes
-FIRST_BYTES = np.array([(1 << 8 * size) - 1 for size in range(9)], "<u8")  # [n] masks n bytes
 SPACE, LINE_FEED = b" \n"
 ASCII_SPACE = np.isin(np.arange(256), [*b"\t\n\v\f\r "])
 # Unicode's White_Space beyond ASCII. Python's \s matches four more control characters.

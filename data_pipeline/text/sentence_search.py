@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.text.compiled import compiled
-from data_pipeline.text.joined_text import LINE_FEED, JoinedText
+from data_pipeline.text.joined_text import JoinedText
 from data_pipeline.text.sentences import (
     ABBREVIATIONS,
     BEFORE_NUMBER,
@@ -25,7 +25,7 @@ from data_pipeline.text.sentences import (
 )
 
 NO, YES, UNSURE = range(3)
-_DOT = ord(".")
+_DOT, _LINE_FEED = b".\n"
 
 
 def _byte_set(which: Iterable[int]) -> NDArray[np.bool_]:
@@ -123,7 +123,7 @@ def _at(
     """
     if data[at] >= 128:
         return (UNSURE if _is_among(_three_bytes(data, at), _RARE_STOPS) else NO), at
-    if data[at] == LINE_FEED:
+    if data[at] == _LINE_FEED:
         return _at_line_feed(data, at), at
     closed = _width(data, at + 1, _CLOSES, _CLOSES_TOO)
     end = at + 1 + closed

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.text.compiled import compiled
-from data_pipeline.text.joined_text import FIRST_BYTES
 
 FIRST_SLOTS = 1 << 18
 STEP = 8  # bytes
 SLOT = np.dtype([("number", "<i4"), ("size", "<i4"), ("beginning", "<u8")])
 _FREE = np.array((-1, 0, 0), SLOT)
+# [n] masks the first n bytes of a step.
+_FIRST_BYTES = np.array([(1 << 8 * size) - 1 for size in range(STEP + 1)], "<u8")
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio (Knuth 1998, section 6.4)
 
 
@@ -95,10 +96,10 @@ def _number(
         start, size, first = starts[word], sizes[word], offsets[count]
         if 2 * count == len(slots) or first + size // STEP > len(steps):
             return word, count
-        beginning = windows[start] & FIRST_BYTES[min(size, STEP)]
+        beginning = windows[start] & _FIRST_BYTES[min(size, STEP)]
         last = first
         for place in range(STEP, size, STEP):
-            steps[last] = windows[start + place] & FIRST_BYTES[min(size - place, STEP)]
+            steps[last] = windows[start + place] & _FIRST_BYTES[min(size - place, STEP)]
             last += 1
         at = _first_slot(beginning, steps, first, last, len(slots))
         while slots[at].number >= 0:
