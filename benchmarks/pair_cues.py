@@ -4,8 +4,9 @@
 
 CORPUS is a folder made by ``tandem data build ... --val-fraction 0.5``. A rule is learned on pairs
 of the training split and judged on at least `--pairs` held-out ones, whose documents it has not
-seen; both labels weigh the same, so that 0.5 is guessing. Beside our packings stand the algorithms
-of BERT's and ALBERT's create_pretraining_data, of which only the lengths are made here.
+seen; both labels weigh the same, so that 0.5 is guessing. Epochs are joined until there are enough
+pairs, ten at most: a split that would be read more often is refused. Beside our packings stand the
+algorithms of BERT's and ALBERT's create_pretraining_data, of which only the lengths are made here.
 
 `--words` asks instead how well the likeness of the two segments' words (cosine, rare words weigh
 more) tells a next segment from one of a block, of a pool (two or three blocks of a shard) and of
@@ -16,19 +17,23 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline import Corpus, CorpusSplit
+from data_pipeline import Corpus, CorpusSplit, DataError
 from data_pipeline.hashing import scalar_key
 from data_pipeline.order.epoch import EpochOrder
 from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.shards.blocks import Block
 
+LENGTHS = (128, 512)
+KINDS = ("segment_pair", "sentence_pair", "sop")
+MOST_EPOCHS = 10  # of more, nearly all pairs would be of text that has been counted before
 BINS = 20
 SHORT = 0.1  # BERT's short_seq_prob
 
@@ -43,16 +48,33 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20_000)
     parser.add_argument("--words", action="store_true")
     options = parser.parse_args()
-    corpus = Corpus.open(options.corpus)
-    splits = corpus.split("train"), corpus.split("val")
+    try:
+        corpus = Corpus.open(options.corpus)
+        splits = corpus.split("train"), corpus.split("val")
+    except DataError as error:
+        sys.exit(str(error))
+    for split in splits:
+        require_enough(split, options.pairs)
     (print_words if options.words else print_lengths)(*splits, options.pairs)
+
+
+def require_enough(split: CorpusSplit, least: int) -> None:
+    """Exit if MOST_EPOCHS epochs of a split do not make this many pairs of every kind."""
+    rules = [PackingRules(kind, max(LENGTHS)) for kind in KINDS]
+    pairs = min(split.sequence_counts(one).total for one in rules)
+    if pairs * MOST_EPOCHS < least:
+        sys.exit(
+            f"{split.name}: {split.index.documents:,} documents make {pairs:,} pairs of "
+            f"{max(LENGTHS)} tokens, too few for --pairs {least}: build the corpus with "
+            f"--val-fraction 0.5 or of more text, or ask for --pairs {pairs * MOST_EPOCHS} at most"
+        )
 
 
 def print_lengths(train: CorpusSplit, held_out: CorpusSplit, least: int) -> None:
     """The accuracy of a rule about lengths, for each packing and both originals."""
     print("| pairs | length | short | held-out pairs | told from lengths |\n|---|---|---|---|---|")
-    for length in (128, 512):
-        for kind in ("segment_pair", "sentence_pair", "sop"):
+    for length in LENGTHS:
+        for kind in KINDS:
             for short in (0.0, SHORT):
                 rules = PackingRules(kind, length, short)
                 found = [repeat(partial(ours, one, rules), least) for one in (train, held_out)]
@@ -197,7 +219,7 @@ def _truncated(first: int, second: int, most: int) -> tuple[int, int]:
 def print_words(train: CorpusSplit, held_out: CorpusSplit, least: int) -> None:
     """How well shared words tell a next segment from one drawn from ever further away."""
     print("| negatives from | length | held-out pairs | told from words |\n|---|---|---|---|")
-    for length in (128, 512):
+    for length in LENGTHS:
         rules = PackingRules("segment_pair", length)
         for name in ("the block", "the pool", "the split"):
             fit, judged = (
