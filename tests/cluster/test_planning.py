@@ -86,6 +86,35 @@ def test_in_bf16_gradients_and_what_stage_3_gathers_take_half_the_bytes(stage, s
     assert of_low.communication < of_usual.communication
 
 
+def test_what_each_stage_sends_and_how_long_that_takes():
+    """4 ranks, 3 passes, 2 buckets; 2 MB of bf16 gradients or parameters, 4 MB as float32.
+
+    Of each byte, an all-reduce sends 2 * 3/4 and a gather or scatter 3/4. Between the nodes 1/2
+    of a byte goes over 2 adapters of 0.25 GB/s each, so 2 MB take 2 ms, twice that reduced. A
+    call's latency is 4 us, which is 3 us over log2(2) + log2(2) / 3 hops; twice that reduced.
+    Stage 0: one all-reduce, in one call.
+    Stage 1: one all-reduce, and a gather of float32 parameters, in 2 calls each.
+    Stage 2: three all-reduces, and the same gather.
+    Stage 3: three scatters of gradients and six gathers of parameters, in bf16.
+    """
+    device = dataclasses.replace(H100, link_bandwidth=1.0, network_bandwidth=0.25)
+    machine = Machine(device, 2, 2, busy_bandwidth=1.0, latency=3e-6)
+    megabytes = [2 * 2, 2 * 2 + 4, 3 * 2 * 2 + 4, 3 * 2 + 6 * 2]
+    gather, latency = 4 + 2 * 0.004, 0.004
+    milliseconds = [
+        4 + 2 * latency,
+        4 + 4 * latency + gather,
+        3 * (4 + 4 * latency) + gather,
+        (3 + 6) * (2 + 2 * latency),
+    ]
+    for stage in range(4):
+        learner = dataclasses.replace(TEACHER, zero_stage=stage, bucket=500_000, exchanged=2)
+        job = dataclasses.replace(JOB, rows=12, micro_batch=1, learners=(learner,))
+        time = step_time(job, machine).learners["teacher"]
+        assert time.sent == pytest.approx(0.75e6 * megabytes[stage]), stage
+        assert time.communication == pytest.approx(1e-3 * milliseconds[stage]), stage
+
+
 def test_a_step_takes_its_flops_at_the_mfu():
     time = step_time(JOB, Machine(H100, 1, 1, mfu=0.5, launch=0.0))
     computing = sum(one.forward + one.backward for one in time.learners.values())

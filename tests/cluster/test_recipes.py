@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from cluster.planning.duration import UPDATE_BYTES
 from cluster.planning.machine import Machine
 from cluster.planning.plan import make_plan
 from cluster.planning.recipes import compare
@@ -28,8 +27,12 @@ ONE_GPU = Machine(H100, 1, 1, launch=0.0, price=2.0)
 
 
 def gpu_hours(flops: float, updates: int) -> float:
-    """On one H100, with the rate and bandwidth of its data sheet, at an MFU of 30%."""
-    update = UPDATE_BYTES * 1_000_000 / 3.35e12
+    """On one H100, with the rate and bandwidth of its data sheet, at an MFU of 30%.
+
+    For each parameter Adam's update reads 4 float32 numbers (parameter, gradient, two moments)
+    and writes 3 (all but the gradient).
+    """
+    update = 28 * 1_000_000 / 3.35e12
     return (flops / (0.3 * 989.4e12) + updates * update) / 3600
 
 
