@@ -18,7 +18,7 @@ from trainer.checkpoint.attempts import Attempt
 from trainer.run_folder.metrics_log import MetricsLog, resume
 from trainer.tracking import tracking
 from trainer.tracking.tracking import current_id, first_id
-from trainer.tracking.wandb_follower import Alerts, by_step, is_prefix
+from trainer.tracking.wandb_follower import Alerts, Tail, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -122,12 +122,24 @@ def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
     first = start(run)
     log(run, *[{"step": step, "teacher/loss": 1.0} for step in range(8)])
     assert first.finish(completed=False, seconds=300)
+    assert "preempting" in kinds(run)  # so that W&B does not call the run failed
     resume(run / "metrics.jsonl", 4)
     second = start(run)
     log(run, *[{"step": step, "teacher/loss": 2.0} for step in range(5, 10)])
     assert second.finish(completed=True, seconds=300)
     losses = {step: values["teacher/loss"] for step, values in history(run).items()}
     assert losses == {step: 1.0 if step <= 4 else 2.0 for step in range(10)}
+
+
+def test_a_file_that_a_resumed_run_replaced_is_read_from_the_start(run):
+    tail = Tail(run / "metrics.jsonl")
+    log(run, *[{"step": step} for step in range(8)])
+    assert [row["step"] for row in tail.rows()] == list(range(8))
+    log(run, {"step": 8})
+    assert [row["step"] for row in tail.rows()] == [8]
+    resume(run / "metrics.jsonl", 4)
+    log(run, *[{"step": step} for step in range(5, 12)])
+    assert [row["step"] for row in tail.rows()] == list(range(12))
 
 
 TRAINER = """
