@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import JobState, LearnerState
 from trainer.optimizers.loss_scale import LARGEST, LossScale, LossScaleConfig
+from trainer.watch.guard import Guard
 
 
 def test_it_doubles_after_so_many_good_steps_and_halves_at_once():
@@ -24,10 +27,25 @@ def test_the_scale_stays_within_the_range_of_float32():
     assert not LossScale(1.0).can_shrink
 
 
-def test_it_is_part_of_a_checkpoint():
-    learners = {"teacher": LearnerState(0, overflows=2, loss_scale=LossScale(64.0, 7))}
-    state = JobState("id", 7, learners=learners)
-    assert JobState.from_json(state.to_json()) == state
+def test_it_is_part_of_a_checkpoint_as_all_of_a_learners_state_is():
+    guard = Guard([2.0, 1.5], "mlm", {"a": [1.0]}, 1, {"spike": 3})
+    learner = LearnerState(
+        started_at=3,
+        tokens=5,
+        finished_at=9,
+        finished_after=1.5,
+        guard=guard,
+        loss_scale=LossScale(64.0, 7),
+        overflows=2,
+        given_heads=["mlm"],
+        lead=0.25,
+        clocked_from=0.5,
+    )
+    usual, bare = vars(LearnerState(0)), vars(Guard())
+    assert not [name for name, value in vars(learner).items() if value == usual[name]]
+    assert not [name for name, value in vars(guard).items() if value == bare[name]]
+    state = JobState("id", 7, learners={"teacher": learner})
+    assert JobState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 @pytest.mark.parametrize("settings", [{"initial": 3.0}, {"initial": 0.5}, {"initial": 2.0**25}])

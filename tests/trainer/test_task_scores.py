@@ -181,6 +181,15 @@ def test_the_first_ten_of_a_ranking() -> None:
     assert found["mrr_10"] == pytest.approx(1 / 20)
 
 
+@pytest.mark.parametrize("other", ["c", "e"])
+def test_a_tie_at_rank_10_is_cut_as_trec_eval_cuts_it(other: str) -> None:
+    """By the measure that it cuts itself; with one relevant document, of gain 1 / log2(11)."""
+    run = {"q": {**{f"x{n}": 1.0 for n in range(9)}, "d": 0.0, other: 0.0}}
+    found = task_scores.ranking_scores(run, {"q": {"d": 1}}, ["mrr_10", "ndcg_10"])
+    assert found["mrr_10"] == pytest.approx(0.1 if found["ndcg_10"] else 0.0)
+    assert bool(found["ndcg_10"]) == (other == "c")  # the later name comes first
+
+
 # BERT-base on GLUE's test sets, as table 1 of arXiv 1810.04805 has it with its average.
 GLUE = {"mnli": 84.6, "mnli_mm": 83.4, "qqp": 71.2, "qnli": 90.5, "sst2": 93.5}
 GLUE |= {"cola": 52.1, "stsb": 85.8, "mrpc": 88.9, "rte": 66.4}
