@@ -24,9 +24,9 @@ from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.text.system_prose import gather, python_sources
 from tests.data_pipeline.conftest import make_documents
 from tests.data_pipeline.test_packing import epoch_of
+from tests.real_data import real_data
 
 NEXT = ("segment_pair", "sentence_pair")
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 Documents = Sequence[Sequence[int]]  # tokens of each sentence
 
 
@@ -91,10 +91,8 @@ def test_lengths_do_not_tell_the_label(python_text: Documents, packing: str, len
 @pytest.mark.parametrize("text", ["enwiki_10mb", "books_valid"])
 def test_lengths_do_not_tell_the_label_of_real_text(tmp_path: Path, text: str) -> None:
     """On at least 20,000 pairs of unseen documents; BERT's algorithm for comparison."""
-    path = SHARED / "text" / f"{text}.txt.xz"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    tokenizer = str(SHARED / "tokenizers" / "bert-base-uncased")
+    path = real_data("text", f"{text}.txt.xz")
+    tokenizer = str(real_data("tokenizers", "bert-base-uncased"))
     build(BuildOptions([str(path)], tokenizer, val_fraction=0.5), str(tmp_path / "corpus"))
     corpus = Corpus.open(str(tmp_path / "corpus"))
     splits = corpus.split("train"), corpus.split("val")

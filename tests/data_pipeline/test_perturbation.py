@@ -13,7 +13,8 @@ from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, tagge
 from data_pipeline.augmentation.tagger import Tagger
 from data_pipeline.task_files.conll import read_conll
 from data_pipeline.task_files.tables import read_table
-from tests.conftest import REPOSITORY, tandem
+from tests.conftest import tandem
+from tests.real_data import real_data
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "the", "river"]
 TAGS = ["D", "N", "V", "P", "D", "N", "C", "D", "N", "V", "P", "D", "N"]
@@ -87,9 +88,7 @@ def test_a_tagger_learns_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parts_of_speech_of_real_text_are_mostly_right() -> None:
-    folder = REPOSITORY.parent / "shared" / "data" / "ner"
-    if not folder.exists():
-        pytest.skip(f"{folder} is not there")
+    folder = real_data("ner")
     tagger = Tagger.learn(folder / "eng.train.xz", 2, "latin-1")
     held_out = list(read_conll(str(folder / "eng.testa.xz"), tag=2, encoding="latin-1"))
     found = tagger.tags([" ".join(one.words) for one in held_out])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data import topics
@@ -26,6 +25,7 @@ from data_pipeline.tokenization.tokenizer import load, word_starts
 from data_pipeline.tokenization.training import train
 from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
 from tests.data_pipeline.conftest import make_documents
+from tests.real_data import real_data
 
 TEXTS = [
     *make_documents(30, 3),
@@ -34,12 +34,6 @@ TEXTS = [
     "supercalifragilisticexpialidocious " * 3 + "don't we'll I'm",
 ]
 PROSE = [topics.topics[name] for name in sorted(topics.topics)]
-DATA = os.environ.get("TANDEM_TEST_DATA", "")
-needs_data = pytest.mark.skipif(
-    not DATA, reason="needs TANDEM_TEST_DATA, the folder of real text and tokenizers"
-)
-
-
 MARKED = ["a \u2581b \u2581 c\u2581", "\u2581x\n\u2581 y", "a <own> b"]
 
 
@@ -248,10 +242,9 @@ def test_bert_vocabularies_with_settings(tmp_path: Path, written: str, settings_
     assert corpus.vocab_size == len(BERT_WORDS)
 
 
-@needs_data
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased"])
 def test_bert_vocabularies(tmp_path: Path, name: str) -> None:
-    source = Path(DATA) / "tokenizers" / name
+    source = real_data("tokenizers", name)
     reference = transformers.BertTokenizer.from_pretrained(
         source, do_lower_case=name.endswith("uncased")
     )
@@ -268,9 +261,8 @@ def test_bert_vocabularies(tmp_path: Path, name: str) -> None:
         assert corpus.vocab_size == len(reference)
 
 
-@needs_data
 def test_gpt2_vocabulary(tmp_path: Path) -> None:
-    source = Path(DATA) / "tokenizers" / "gpt2"
+    source = real_data("tokenizers", "gpt2")
     reference = transformers.GPT2Tokenizer(
         vocab=str(source / "encoder.json"), merges=str(source / "gpt2-merges_hf.txt")
     )
@@ -298,9 +290,8 @@ def test_a_part_of_a_long_character_begins_no_word(tmp_path: Path) -> None:
     assert begun - {0} == {4, 9, 10, 15}  # spaces, the comma
 
 
-@needs_data
 def test_sentencepiece_model_on_its_text(tmp_path: Path) -> None:
-    source = Path(DATA) / "tokenizers" / "sentencepiece"
+    source = real_data("tokenizers", "sentencepiece")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(source / "test_model.model"))
     text = (source / "botchan.txt").read_text(encoding="utf-8-sig")
     lines = [line for line in text.splitlines() if line.strip()]
