@@ -117,6 +117,33 @@ def test_every_position_alike_and_80_10_10() -> None:
     assert len(np.unique(random_ids)) > 0.95 * (1 - np.exp(-len(random_ids) / 994)) * 994
 
 
+GOLDEN = {  # unit -> what the model sees, columns, labels
+    "token": (
+        [2, 100, 101, 4, 4, 104, 105, 106, 107, 264, 109, 4, 4, 3, 0, 0],
+        [3, 4, 9, 11, 12, 0],
+        [102, 103, 108, 110, 111, -100],
+    ),
+    "word": (
+        [2, 4, 101, 102, 4, 4, 105, 106, 107, 108, 109, 110, 111, 3, 0, 0],
+        [1, 4, 5, 6, 7, 0],
+        [100, 103, 104, 105, 106, -100],
+    ),
+    "ngram": (
+        [2, 4, 101, 102, 103, 104, 105, 106, 4, 264, 4, 110, 111, 3, 0, 0],
+        [1, 7, 8, 9, 10, 0],
+        [100, 106, 107, 108, 109, -100],
+    ),
+}
+
+
+@pytest.mark.parametrize("unit", GOLDEN)
+def test_masks_never_change_between_versions(unit: str) -> None:
+    """If any of these numbers changes, running jobs can no longer resume."""
+    result = masked(np.array([[2, *range(100, 112), 3, 0, 0]]), rate=0.4, unit=unit)
+    found = result.input_ids[0], result.positions[0], result.labels[0]
+    assert tuple(one.tolist() for one in found) == GOLDEN[unit]
+
+
 def test_dynamic_static_and_scheduled() -> None:
     ids = sequences(64, 64)
     assert (chosen(masked(ids, epoch=0)) != chosen(masked(ids, epoch=1))).any()

@@ -94,6 +94,34 @@ def test_epochs_and_seeds_differ() -> None:
     assert samples_of_step(counts, 1 + 2**32, counts.total, 0, rows) != first
 
 
+def shuffles(counts: SequenceCounts, seed: int, epoch: int) -> tuple[list[list[int]], ...]:
+    """An epoch's order of the shards, of the blocks in each, and of the sequences in each block.
+
+    All shards must have as many blocks as there are shards, and all blocks as many sequences.
+    """
+    order, size = EpochOrder(counts, seed, epoch), len(counts.per_shard)
+    spans = [order.span(position) for position in range(0, counts.total, size)]
+    blocks = [divmod(span.block, size) for span in spans]
+    return (
+        [[shard for shard, _ in blocks[::size]]],
+        [[block for shard, block in blocks if shard == one] for one in range(size)],
+        [
+            order.within_block(span).tolist()
+            for span in sorted(spans, key=lambda span: span.block)[:size]
+        ],
+    )
+
+
+def test_shards_blocks_and_sequences_are_each_shuffled_anew_for_every_epoch_and_seed() -> None:
+    size = 16
+    counts = counts_of([[size] * size] * size)
+    drawn = [shuffles(counts, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    for level in zip(*drawn, strict=True):
+        orders = [tuple(order) for orders in level for order in orders]
+        assert all(sorted(order) == list(range(size)) for order in orders)
+        assert len({*orders, tuple(range(size))}) == len(orders) + 1
+
+
 SEEK = """
 import re, sys, time
 import numpy as np
@@ -136,6 +164,17 @@ def test_the_order_never_changes_between_versions() -> None:
         [3613504034, 1972316908],
         [1219079486, 3314475086],
     ]
+
+
+def test_which_sample_a_row_reads_never_changes_between_versions() -> None:
+    """If any of these numbers changes, running jobs can no longer resume."""
+    counts = counts_of([[2, 3], [1, 0, 2], [4]])
+    stream = [one for step in range(5) for one in samples_of_step(counts, 7, 5, step, np.arange(5))]
+    assert [sample for _, sample in stream[:12]] == [2, 0, 7, 11, 9, 3, 1, 5, 10, 8, 4, 6]
+    assert [sample for _, sample in stream[12:24]] == [5, 3, 1, 9, 11, 7, 4, 0, 10, 8, 6, 2]
+    slots = Slots(BatchSizes.of({0: 3, 2: 5}), 12)  # the batch grows inside the first epoch
+    positions = [slots.locate(step, np.arange(5))[1].tolist() for step in (2, 3)]
+    assert positions == [[2, 6, 7, 10, 11], [3, 0, 3, 6, 8]]
 
 
 def test_words_are_uniform_and_independent() -> None:
