@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cotraining_speed import (
     COUNTS,
     Cast,
-    alone_in_the_world,
     forward,
     learn,
-    random_batch,
 )
+from benchmarks.masked_batches import masked_batch
+from benchmarks.one_rank import join_alone
 from trainer.learners.learner import Learner
 from trainer.step import train_step
 from trainer.teacher_outputs import detach
@@ -87,8 +87,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=8)
     rows = parser.parse_args().rows
-    alone_in_the_world()
-    cast, batch = Cast(rows), random_batch(rows)
+    join_alone()
+    cast, batch = Cast(rows), masked_batch(rows)
     for learner in [cast.teacher, *cast.students]:
         setattr(learner, "update", lambda *_, **__: None)  # noqa: B010 - gradients stay, as they do between micro-batches
     features = forward(cast.teacher, cast.students, batch)

@@ -6,33 +6,30 @@ A BERT-medium teacher and up to five students of at most a quarter of its step l
 tokens (V = 30,522, L = 128, 19 masked positions a row; MLM and soft targets, fp32, AdamW) in one
 process. Every arm is a real `train_step`, or the part of one that it names. The arms take turns, so
 that other work on the machine affects them equally; the median of each is used. Time is CPU time
-with one thread, and wall-clock time with more.
+with one thread, and wall-clock time with more or on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import data_pipeline
-from data_pipeline import Batch, Target
+from benchmarks.masked_batches import LENGTH, VOCABULARY, masked_batch
+from benchmarks.one_rank import join_alone
+from benchmarks.turns import clock_for, median_seconds
+from data_pipeline import Batch
 from model import EncoderConfig, Features
 from trainer.batches import to_device
 from trainer.denominators import StepSums
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner, MicroStep, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
@@ -40,7 +37,6 @@ from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.teacher_outputs import TeacherOutputs, detach, union
 
-V, L, MASKED = 30522, 128, 19
 TEACHER_SIZE = (512, 8)  # hidden size, layers: BERT-medium
 STUDENT_SIZES = [(256, 4), (192, 4), (256, 2), (128, 4), (128, 2)]
 COUNTS = (0, 1, 2, 3, 5)
@@ -52,11 +48,9 @@ def main() -> None:
     """Print the table of joint steps, and the resulting ratios."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    alone_in_the_world()
-    batch = random_batch(arguments.rows)
-    clock = time.process_time if arguments.threads == 1 else time.perf_counter
-    seconds = take_turns(arms(Cast(arguments.rows), batch), arguments.rounds, clock)
-    print_table(seconds)
+    join_alone()
+    found = arms(Cast(arguments.rows), masked_batch(arguments.rows))
+    print_table(median_seconds(found, arguments.rounds, clock_for(arguments.threads)))
 
 
 class Cast:
@@ -127,43 +121,17 @@ def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> No
     student.accumulate(to_device(batch, student.device), totals, micro_step, sources)
     student.take_shares()
     norm = float(student.squared_gradient_norm())
-    student.update(0, loss=1.0, squared_norm=norm, length=L, seconds=0.0, targets=batch.targets)
+    student.update(
+        0, loss=1.0, squared_norm=norm, length=LENGTH, seconds=0.0, targets=batch.targets
+    )
 
 
 def encoder(hidden_size: int, layers: int) -> EncoderConfig:
     """A BERT of this size."""
     return EncoderConfig(
-        vocab_size=V, hidden_size=hidden_size, layers=layers, heads=hidden_size // 64,
+        vocab_size=VOCABULARY, hidden_size=hidden_size, layers=layers, heads=hidden_size // 64,
         ffn_size=4 * hidden_size, pooler="none",
     )  # fmt: skip
-
-
-def random_batch(rows: int) -> Batch:
-    """Full rows of random tokens, with MASKED masked positions in each."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(1000, V, (rows, L))
-    positions = np.sort(np.argsort(rng.random((rows, L)), axis=1)[:, :MASKED], axis=1)
-    labels = np.take_along_axis(ids, positions, axis=1)
-    return Batch(
-        input_ids=ids,
-        segment_ids=np.zeros_like(ids),
-        attention_mask=np.ones_like(ids),
-        targets={data_pipeline.MASKED: Target(labels, positions)},
-        sample_ids=np.arange(rows),
-        epochs=np.zeros(rows, dtype=np.int64),
-    )
-
-
-def take_turns(arms: dict[str, Arm], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The median seconds of each arm over `rounds`, after one uncounted round."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(rounds + 1):
-        for name, arm in arms.items():
-            began = clock()
-            arm()
-            if turn:  # the first allocates
-                seconds[name].append(clock() - began)
-    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def print_table(seconds: dict[str, float]) -> None:
@@ -189,13 +157,6 @@ def print_table(seconds: dict[str, float]) -> None:
             f"| {layers} layers, H = {hidden_size} | {further / teacher:.3f} | {mlm:.3f} s "
             f"| {further / mlm:.2f} |"
         )
-
-
-def alone_in_the_world() -> None:
-    """Make this process the only rank."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update({**alone, "MASTER_PORT": "0"})
-    join_process_group()
 
 
 def _arguments() -> argparse.Namespace:

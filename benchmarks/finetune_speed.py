@@ -135,7 +135,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
 
     import trainer.loop
-    from benchmarks.cotraining_speed import alone_in_the_world
+    from benchmarks.one_rank import join_alone
     from commands.job_configs import load_job
     from data_pipeline import TextEncoder
     from trainer.evaluation.finished import SavedLearners
@@ -152,7 +152,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
 
     trainer.loop.train_step = marked
     torch.set_num_threads(arguments.threads)
-    alone_in_the_world()
+    join_alone()
     job = load_job("single_sentence", tuple(tandem_words(arguments)))
     with profiled(arguments.profile):
         run_job(lambda: job, lambda: False, lambda *_: None)

@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -34,16 +32,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cotraining_speed import forward, learn
 from benchmarks.gpu_learners import (
-    MASKED_FRACTION,
     Size,
     Step,
+    batch_of,
     our_step,
-    random_batch,
     student,
     teacher,
     their_step,
 )
-from cluster.ranks import free_port
+from benchmarks.masked_batches import MASKED_FRACTION
+from benchmarks.turns import median_seconds, wall_clock
+from cluster.ranks import Ranks, export, free_port
 from model import describe
 from tests.gpu_kit.joint_step import SYNCS
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
@@ -99,9 +98,7 @@ def in_processes(section: str, ranks: int) -> list[Row]:
 
 
 def _rank(rank: int, ranks: int, port: int, section: str, rows: Any) -> None:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    export(Ranks(rank, ranks, rank, ranks, 0, "127.0.0.1", port))
     if not ON_GPU:
         torch.set_num_threads(1)
     found = list(SECTIONS[section](join_process_group()))
@@ -110,33 +107,19 @@ def _rank(rank: int, ranks: int, port: int, section: str, rows: Any) -> None:
     dist.destroy_process_group()
 
 
-def take_turns(arms: dict[str, Step]) -> dict[str, float]:
-    """The median seconds of each arm, without the first two turns, which allocate and compile."""
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(TURNS + 2):
-        for name, arm in arms.items():
-            began = now()
-            arm()
-            if turn > 1:
-                seconds[name].append(now() - began)
-    return {name: statistics.median(times) for name, times in seconds.items()}
-
-
-def now() -> float:
-    """The time, once the device has finished its work."""
-    if ON_GPU:
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def in_turns(arms: dict[str, Step]) -> dict[str, float]:
+    """The median seconds of each arm."""
+    return median_seconds(arms, TURNS, wall_clock)
 
 
 def speed(device: torch.device) -> Iterator[Row]:
     """Tokens per second and MFU of a learner alone, beside `transformers`."""
     for size in SIZES if ON_GPU else [TOY]:
-        batch = random_batch(size)
+        batch = batch_of(size)
         arms = {"Tandem": our_step(teacher(size), batch)}
         if ON_GPU:
             arms["Tandem, compile: true"] = our_step(teacher(size, is_compiled=True), batch)
-        seconds = take_turns({**arms, "transformers": their_step(size, batch, device)})
+        seconds = in_turns({**arms, "transformers": their_step(size, batch, device)})
         for name, median in seconds.items():
             what = f"{size.name}, {size.rows} x {size.length}, {name}"
             tokens = batch.input_ids.size / median
@@ -155,7 +138,7 @@ def mfu(size: Size, tokens_per_second: float, device: torch.device) -> str:
 def joint(device: torch.device) -> Iterator[Row]:
     """A step of a teacher and three students, and the cost of training them one after another."""
     size, shapes = (SIZES[2], STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
-    one, batch = teacher(size), random_batch(size)
+    one, batch = teacher(size), batch_of(size)
     students = [student(number, size, *shape) for number, shape in enumerate(shapes)]
 
     def sequential() -> None:
@@ -165,7 +148,7 @@ def joint(device: torch.device) -> Iterator[Row]:
             learn(each, detach(features, one.output_projection()), batch)
 
     together = partial(train_step, one, students, batch, 0)
-    seconds = take_turns({"joint": together, "sequential": sequential})
+    seconds = in_turns({"joint": together, "sequential": sequential})
     ratio = seconds["joint"] / seconds["sequential"]
     yield f"{size.name} + 3 students, joint step", f"{1e3 * seconds['joint']:.1f} ms"
     yield "the same, one after the other", f"{1e3 * seconds['sequential']:.1f} ms ({ratio:.3f})"
@@ -184,7 +167,7 @@ def syncs(device: torch.device) -> Iterator[Row]:
     """The number of times the host waits for its GPU in a step, from the profiler."""
     for stage in STAGES:
         one, students, size = company(stage)
-        batch = random_batch(size, dist.get_rank())
+        batch = batch_of(size, dist.get_rank())
         for _ in range(3):
             train_step(one, students, batch, 0)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
@@ -199,8 +182,8 @@ def zero(device: torch.device) -> Iterator[Row]:
     """A joint step at each ZeRO stage."""
     for stage in STAGES:
         one, students, size = company(stage)
-        batch = random_batch(size, dist.get_rank())
-        median = take_turns({"step": partial(train_step, one, students, batch, 0)})["step"]
+        batch = batch_of(size, dist.get_rank())
+        median = in_turns({"step": partial(train_step, one, students, batch, 0)})["step"]
         peak = f", {torch.cuda.max_memory_allocated() / 1e9:.1f} GB at most" if ON_GPU else ""
         ranks = dist.get_world_size()
         yield f"{size.name} + 3, stage {stage}, {ranks} rank(s)", f"{1e3 * median:.1f} ms{peak}"
@@ -211,7 +194,7 @@ def zero(device: torch.device) -> Iterator[Row]:
 def stall(device: torch.device) -> Iterator[Row]:
     """How much longer a step takes while a checkpoint is saved, and the time of a save alone."""
     size = SIZES[2] if ON_GPU else TOY
-    one, batch = teacher(size, 1), random_batch(size, dist.get_rank())
+    one, batch = teacher(size, 1), batch_of(size, dist.get_rank())
     step = our_step(one, batch)
     with shared_folder() as folder:
         writer = CheckpointWriter(folder / "checkpoints", Retention(last=1))
@@ -220,12 +203,12 @@ def stall(device: torch.device) -> Iterator[Row]:
         def save(wait: bool) -> None:
             writer.save(next(number), {one.name: one.engine}, {}, wait=wait)
 
-        alone = take_turns({"step": step})["step"]
-        waited = take_turns({"save": lambda: save(wait=True)})["save"]  # the first one allocates
-        began = now()
+        alone = in_turns({"step": step})["step"]
+        waited = in_turns({"save": lambda: save(wait=True)})["save"]  # the first one allocates
+        began = wall_clock()
         save(wait=False)
         step()
-        beside = now() - began
+        beside = wall_clock() - began
         writer.wait()
     yield f"{size.name}, checkpoint that training waits for", f"{waited:.2f} s"
     yield "stall of a step beside a checkpoint", f"{max(0.0, beside - alone):.3f} s"
@@ -250,7 +233,7 @@ def resumed(device: torch.device) -> Iterator[Row]:
 def steps(learner: Learner, size: Size, numbers: range) -> Learner:
     """The learner after these steps."""
     for number in numbers:
-        batch = random_batch(size, dist.get_world_size() * number + dist.get_rank())
+        batch = batch_of(size, dist.get_world_size() * number + dist.get_rank())
         train_step(learner, [], batch, number)
     return learner
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
 
-import data_pipeline
-from data_pipeline import Batch, Target
+from benchmarks.masked_batches import VOCABULARY, masked_batch
+from benchmarks.transformers_step import transformers_step
+from data_pipeline import Batch
 from model import EncoderConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
@@ -21,7 +19,7 @@ from trainer.objectives.terms import SoftKL
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
-MASKED_FRACTION, STEPS = 0.15, 1_000_000
+STEPS = 1_000_000
 Step = Callable[[], object]
 
 
@@ -34,7 +32,7 @@ class Size:
     layers: int
     length: int
     rows: int
-    vocabulary: int = 30522
+    vocabulary: int = VOCABULARY
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -48,26 +46,10 @@ class Size:
             heads=hidden_size // 64, ffn_size=4 * hidden_size, pooler="none",
         )  # fmt: skip
 
-    @property
-    def masked(self) -> int:
-        """Masked positions in a row."""
-        return round(MASKED_FRACTION * self.length)
 
-
-def random_batch(size: Size, seed: int = 0) -> Batch:
-    """Full rows of random tokens."""
-    rng, shape = np.random.default_rng(seed), (size.rows, size.length)
-    ids = rng.integers(5, size.vocabulary, shape)
-    positions = np.sort(np.argsort(rng.random(shape), axis=1)[:, : size.masked], axis=1)
-    labels = np.take_along_axis(ids, positions, axis=1)
-    return Batch(
-        input_ids=ids,
-        segment_ids=np.zeros_like(ids),
-        attention_mask=np.ones_like(ids),
-        targets={data_pipeline.MASKED: Target(labels, positions)},
-        sample_ids=np.arange(size.rows),
-        epochs=np.zeros(size.rows, dtype=np.int64),
-    )
+def batch_of(size: Size, seed: int = 0) -> Batch:
+    """A micro-batch of random tokens."""
+    return masked_batch(size.rows, size.length, size.vocabulary, seed)
 
 
 def teacher(size: Size, zero_stage: int = 0, is_compiled: bool = False) -> Learner:
@@ -108,24 +90,5 @@ def our_step(learner: Learner, batch: Batch) -> Step:
 
 
 def their_step(size: Size, batch: Batch, device: torch.device) -> Step:
-    """A step of BertForMaskedLM with SDPA; compiled on a GPU only, since a CPU needs a compiler."""
-    config = BertConfig(
-        vocab_size=size.vocabulary, hidden_size=size.hidden_size, num_hidden_layers=size.layers,
-        num_attention_heads=size.hidden_size // 64, intermediate_size=4 * size.hidden_size,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    trained = BertForMaskedLM(config).train().to(device)
-    assert trained.config._attn_implementation == "sdpa"
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=True)
-    run = torch.compile(trained) if device.type == "cuda" else trained
-    ids, labels = (torch.from_numpy(x).to(device) for x in (batch.input_ids, batch.labels()))
-
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss: Tensor = run(ids, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    """A step of BertForMaskedLM in bf16."""
+    return transformers_step(size.encoder, batch, device, "bf16")

@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +25,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.masked_batches import VOCABULARY
+from benchmarks.turns import seconds_of, take_turns, wall_clock
 from tests.model.chunked import chunked_cross_entropy
 from trainer.losses.vocabulary import chunked_kl_divergence
 
@@ -36,7 +38,7 @@ try:
 except ImportError:
     liger_fused_linear_cross_entropy = liger_fused_linear_jsd = None
 
-V, STUDENT_WIDTH, TEACHER_WIDTH = 30522, 312, 768
+STUDENT_WIDTH, TEACHER_WIDTH = 312, 768
 
 Loss = Callable[[], Tensor]
 
@@ -54,7 +56,9 @@ def main() -> None:
         ("cross-entropy", _cross_entropies(arguments.positions, device)),
         ("KL divergence", _divergences(arguments.positions, device)),
     ):
-        for name, (seconds, peak) in _take_turns(losses, arguments.turns, device).items():
+        arms = {name: partial(_measured, loss, device) for name, loss in losses.items()}
+        for name, found in take_turns(arms, arguments.turns).items():
+            seconds, peak = statistics.median(one for one, _ in found), found[-1][1]
             memory = f", {peak / 2**20:.0f} MiB" if device.type == "cuda" else ""
             print(f"{title}, {name}: {1000 * seconds:.1f} ms{memory}")
 
@@ -64,13 +68,13 @@ def _tensors(positions: int, width: int, device: torch.device) -> tuple[Tensor, 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(width)
     x = torch.randn(positions, width, generator=generator)
-    weight = 0.02 * torch.randn(V, width, generator=generator)
+    weight = 0.02 * torch.randn(VOCABULARY, width, generator=generator)
     return x.to(device, dtype).requires_grad_(), weight.to(device, dtype).requires_grad_()
 
 
 def _cross_entropies(positions: int, device: torch.device) -> dict[str, Loss]:
     x, weight = _tensors(positions, TEACHER_WIDTH, device)
-    labels = torch.randint(0, V, (positions,), generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(0, VOCABULARY, (positions,), generator=torch.Generator().manual_seed(0))
     labels = labels.to(device)
     losses: dict[str, Loss] = {
         "plain": lambda: F.cross_entropy(F.linear(x, weight).float(), labels, reduction="sum"),
@@ -113,28 +117,17 @@ def _with_backward(loss: Loss, inputs: tuple[Tensor, ...]) -> Loss:
     return both
 
 
-def _take_turns(
-    losses: dict[str, Loss], turns: int, device: torch.device
-) -> dict[str, tuple[float, int]]:
-    """(median seconds, bytes allocated at the peak beyond those before); the first is left out."""
-    seconds: dict[str, list[float]] = {name: [] for name in losses}
-    peaks = dict.fromkeys(losses, 0)
-    for turn in range(turns + 1):
-        for name, loss in losses.items():
-            before = _synchronised_memory(device)
-            began = time.perf_counter()
-            loss()
-            peaks[name] = _synchronised_memory(device, peak=True) - before
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-    return {name: (statistics.median(times), peaks[name]) for name, times in seconds.items()}
+def _measured(loss: Loss, device: torch.device) -> tuple[float, int]:
+    """The seconds of `loss`, and the bytes allocated at the peak beyond those before."""
+    before = _allocated(device)
+    seconds = seconds_of(loss, wall_clock)
+    return seconds, _allocated(device, peak=True) - before
 
 
-def _synchronised_memory(device: torch.device, peak: bool = False) -> int:
+def _allocated(device: torch.device, peak: bool = False) -> int:
     """Allocated bytes, now or at the peak since the last call; 0 on a CPU."""
     if device.type != "cuda":
         return 0
-    torch.cuda.synchronize()
     found = torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     return int(found)

@@ -11,12 +11,11 @@ process; the median of each is used.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import process_time
 
 import torch
 from torch import Tensor
@@ -24,7 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configs
-from benchmarks.cotraining_speed import random_batch
+from benchmarks.masked_batches import masked_batch
+from benchmarks.turns import median_seconds
 from model import Capture, EncoderConfig, build
 from tests.trainer.tiny import totals_of
 from trainer.batches import to_device
@@ -62,17 +62,10 @@ def main() -> None:
         name: partial(scene.learn, config) for name, config in OBJECTIVES.items()
     }
     arms["mlm + soft, apart"] = partial(scene.learn, OBJECTIVES["mlm + soft"], apart=True)
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(arguments.rounds + 1):
-        for name, arm in arms.items():
-            began = time.process_time()
-            arm()
-            if turn:  # the first allocates
-                seconds[name].append(time.process_time() - began)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    seconds = median_seconds(arms, arguments.rounds, process_time)
     print("| terms | seconds | over mlm |\n|---|---|---|")
-    for name, median in medians.items():
-        print(f"| {name} | {median:.3f} | {median / medians['mlm']:.2f} |")
+    for name, median in seconds.items():
+        print(f"| {name} | {median:.3f} | {median / seconds['mlm']:.2f} |")
 
 
 class Scene:
@@ -82,7 +75,7 @@ class Scene:
         self.teacher_config = configs.load("bert_base", EncoderConfig, "model")
         self.config = configs.load("tinybert_4", EncoderConfig, "model")
         self.student = build(self.config, seed=1).eval()  # without dropout
-        batch = random_batch(rows)
+        batch = masked_batch(rows)
         self.batch = to_device(batch, torch.device("cpu"))
         self.totals = totals_of(batch)
         self.teacher = build(self.teacher_config, seed=2).eval()

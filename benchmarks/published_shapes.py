@@ -27,9 +27,9 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configs
-from benchmarks.cotraining_speed import take_turns
 from benchmarks.studies.claims import CLAIMS, Ratios, drawn
 from benchmarks.studies.tables import markdown
+from benchmarks.turns import median_seconds
 from model import EncoderConfig, Model, build, describe
 
 MASKED_FRACTION = 0.15
@@ -82,7 +82,7 @@ def measure(names: Sequence[str], training: bool, arguments: argparse.Namespace)
         name: partial(work, build(one, seed=1).eval(), ids(one, *size))
         for name, one in shapes.items()
     }
-    seconds = take_turns(arms, arguments.turns, process_time)
+    seconds = median_seconds(arms, arguments.turns, process_time)
     return [
         Measured(
             name,

@@ -26,12 +26,11 @@ from benchmarks.cotraining_speed import (
     STUDENT_SIZES,
     TEACHER_SIZE,
     Arm,
-    V,
-    alone_in_the_world,
     encoder,
-    random_batch,
-    take_turns,
 )
+from benchmarks.masked_batches import VOCABULARY, masked_batch
+from benchmarks.one_rank import join_alone
+from benchmarks.turns import median_seconds
 from data_pipeline import Batch
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
@@ -58,8 +57,8 @@ def main() -> None:
     """Print the table of steps."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    alone_in_the_world()
-    batch, shape = random_batch(arguments.rows), StepShape(1_000_000, 0, arguments.rows, 1)
+    join_alone()
+    batch, shape = masked_batch(arguments.rows), StepShape(1_000_000, 0, arguments.rows, 1)
     frozen = LearnerConfig(encoder(*TEACHER_SIZE), init=InitConfig(pretrained="-"), frozen=True)
     teacher = Learner(TEACHER, frozen, frozen.model, shape)
     terms = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft_kl=SoftKL(temperature=2.0))
@@ -70,11 +69,11 @@ def main() -> None:
         for name, stored in STORED.items():
             reader = stored_reader(teacher, stored, batch, Path(folder) / name)
             arms[name] = partial(_read_and_step, teacher, student, batch, reader)
-        seconds = take_turns(arms, arguments.rounds, time.process_time)
+        seconds = median_seconds(arms, arguments.rounds, time.process_time)
     print("| teacher | step | of a step with a running teacher | bytes per masked position |")
     print("|---|---|---|---|")
     for name, own in seconds.items():
-        each = f"{STORED[name].position_bytes(V):,}" if name in STORED else ""
+        each = f"{STORED[name].position_bytes(VOCABULARY):,}" if name in STORED else ""
         print(f"| {name} | {own:.3f} s | {own / seconds[RUNNING]:.3f} | {each} |")
 
 
