@@ -100,7 +100,8 @@ def jobs(corpus, runs):
     Another student finishes when the first bad loss occurs, or when a save fails. Before that, a
     weight jumps.
     """
-    job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20")
+    random = "teacher.dropout=0.1"
+    job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20", random)
     leap = "teacher.objective.mlm.weight={0: 1.0, 5: 1.0, 6: 9.0}"
     run(tiny_job(corpus, runs, "name=leap", "students=null", leap, "teacher.guard.window=3"))
     plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
+from unittest import mock
 
 import pytest
 import torch
@@ -56,7 +58,10 @@ def weights_after(members, astray=None, steps=3):
 
 def everything():
     forwards = [counted_forwards(students) for students in (0, 1, 2)]
-    return forwards, alone_and_together(), (dropout_losses(0), dropout_losses(2))
+    with mock.patch.object(torch, "manual_seed", wraps=torch.manual_seed) as seeding:
+        accompanied = dropout_losses(2)
+    seeds = [call.args[0] for call in seeding.call_args_list]
+    return forwards, alone_and_together(), (dropout_losses(0), accompanied), seeds
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,7 @@ def results():
 
 
 def test_one_teacher_forward_and_no_influence_between_learners(results):
-    for forwards, outcomes, _ in results:
+    for forwards, outcomes, *_ in results:
         assert forwards == [ACCUMULATION] * 3
         everyone = outcomes.pop("all")
         astray = outcomes.pop("astray")
@@ -98,6 +103,11 @@ def test_dropout_is_drawn_for_each_learner_by_itself(results):
     alone, accompanied = results[0][2]
     assert alone == accompanied
     assert len(set(alone)) == 3
+
+
+def test_dropout_is_drawn_anew_for_every_step_micro_batch_learner_and_rank(results):
+    seeds = list(chain.from_iterable(rank[3] for rank in results))
+    assert len(seeds) == len(set(seeds)) == 3 * ACCUMULATION * 3 * RANKS
 
 
 def views_trained() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
