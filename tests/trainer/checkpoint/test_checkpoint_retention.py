@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoint.saving import Alone, content
-from trainer.checkpoint import Attempt, Retention, published
+from tests.trainer import jobs
+from tests.trainer.checkpoint.saving import Alone, content, plain_engine
+from trainer import job
+from trainer.checkpoint import Attempt, CheckpointWriter, Retention, published, writer
 from trainer.checkpoint.publication import Save, Store, publish
 
 METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
@@ -69,3 +72,35 @@ def test_a_run_keeps_the_last_the_best_and_the_one_it_resumed_from(tmp_path: Pat
         metric = {**made.trainer, "metric": loss}
         publish(Save(step, made.learners, metric), store, Alone())  # type: ignore[arg-type]
     assert published(store.folder) == [1, 2, 5, 6]
+
+
+def save_all(checkpoints: CheckpointWriter, metrics: dict[int, float]) -> None:
+    for step, metric in metrics.items():
+        engines = {"teacher": plain_engine(float(step))}
+        checkpoints.save(step, engines, {}, metric=metric, wait=True)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "Ranks", Alone)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_checkpoint_that_a_run_resumed_from_is_never_deleted(tmp_path: Path) -> None:
+    folder, metrics = tmp_path / "checkpoints", {2: 2.0, 3: 3.0, 4: 4.0}
+    save_all(CheckpointWriter(folder, Retention(last=1)), {1: 9.0})
+    save_all(CheckpointWriter(folder, Retention(last=1), resumed_from=1), metrics)
+    assert published(folder) == [1, 4]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("metric", "best"), [("loss", 2), ("accuracy", 3)])
+def test_a_job_keeps_the_best_by_its_primary_metric(tmp_path: Path, metric: str, best: int) -> None:
+    config = jobs.tiny_job(tmp_path, tmp_path, f"evaluation.metric={metric}", "checkpoint.keep=1")
+    folder = tmp_path / config.name
+    folder.mkdir()
+    around = SimpleNamespace(attempt=Attempt.begin(folder))
+    resumption = SimpleNamespace(checkpoint=None)
+    made = job._checkpoint_writer(config, around, resumption)  # type: ignore[arg-type]
+    save_all(made, {1: 0.4, 2: 0.2, 3: 0.8, 4: 0.5})
+    assert published(folder / "checkpoints") == [best, 4]
