@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from click.testing import CliRunner
 
-from cluster.ranks import free_port
+from cluster.ranks import reserved_port
 from tandem import main
 from tests.conftest import REPOSITORY, command_environment
 from tests.distributed import set_rank_environment
@@ -50,8 +50,9 @@ def _run_all(told: Mapping[str, list[str]], outcomes: Path) -> None:
     evaluation.SPEED_SECONDS = 0.0
     os.chdir(REPOSITORY)
     torch.set_num_threads(1)
-    set_rank_environment(0, 1, free_port())
-    dist.init_process_group("gloo", rank=0, world_size=1)
+    with reserved_port() as port:
+        set_rank_environment(0, 1, port)
+        dist.init_process_group("gloo", rank=0, world_size=1)
     dist.destroy_process_group = lambda: None  # the next job goes on in the same group
     with outcomes.open("w", encoding="utf-8") as file:
         for name, arguments in told.items():

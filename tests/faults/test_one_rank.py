@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from cluster.ranks import free_port
+from cluster.ranks import reserved_port
 from tests.conftest import command_environment
 from tests.faults.jobs import arguments, as_rank, end, processes_of, start_sabotaged
 from tests.faults.sabotaged import sabotage
@@ -72,17 +72,18 @@ def test_a_bug_on_one_rank_is_shown_once(corpus, tmp_path):
 def test_without_a_launcher_one_rank_speaks_and_all_end(other, corpus, tmp_path):
     """As under srun: no launcher reads the ranks' output or ends ranks that are stuck."""
     prepare = partial(sabotage, f"complains@1{other}")
-    place = {
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    ranks = [
-        Program(
-            *(as_rank, prepare, arguments(corpus, tmp_path)),
-            environment=command_environment(RANK=str(rank), LOCAL_RANK=str(rank), **place),
-        )
-        for rank in range(2)
-    ]
-    outcomes = [end(rank) for rank in ranks]
+    with reserved_port() as port:
+        place = {
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        ranks = [
+            Program(
+                *(as_rank, prepare, arguments(corpus, tmp_path)),
+                environment=command_environment(RANK=str(rank), LOCAL_RANK=str(rank), **place),
+            )
+            for rank in range(2)
+        ]
+        outcomes = [end(rank) for rank in ranks]
     assert outcomes == [(1, ""), (1, "tandem: rank 1 has no such file\n")]

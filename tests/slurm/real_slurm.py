@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cluster.ranks import free_port
+from cluster.ranks import reserved_port
 from tests.slurm.slurm_conf import Layout
 from tests.waiting import until
 
@@ -55,7 +55,9 @@ class RealSlurm:
         self.tag = f"{os.getpid():x}{time.monotonic_ns() >> 20 & 0xFFF:x}"
         names = tuple(f"n{i + 1}" for i in range(nodes))
         network = _free_network()
-        self.layout = Layout(self.home, network, names, free_port(), free_port(), gpus=gpus)
+        self.reserved = contextlib.ExitStack()  # its ports
+        ports = [self.reserved.enter_context(reserved_port()) for _ in range(2)]
+        self.layout = Layout(self.home, network, names, *ports, gpus=gpus)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.inits: dict[str, int] = {}  # the pid of each node's first process
         self.marked: set[str] = set()  # nodes that are not as they were when they were booted
@@ -259,6 +261,7 @@ class RealSlurm:
         for name in list(self.processes):
             self._end(name)
         self._unlink(f"sb{self.tag}")
+        self.reserved.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
 
