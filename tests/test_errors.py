@@ -7,9 +7,7 @@ import errno
 import io
 import json
 import math
-import os
 import shutil
-import subprocess
 
 import pytest
 from click.testing import CliRunner
@@ -21,21 +19,10 @@ from data_pipeline import DataError
 from model import ModelError
 from tests.conftest import TINY_JOB, tandem
 from tests.distributed import run_distributed
+from tests.failing import fails, one_line
+from tests.mounting import mounted
 from tests.trainer import jobs
 from trainer.errors import TrainingError
-
-
-def fails(*arguments: object) -> str:
-    """The one line of a command that must fail, run in this process."""
-    done = CliRunner().invoke(command_line.main, [str(argument) for argument in arguments])
-    assert done.exit_code == 1, (done.output, done.exception)
-    return one_line(done.output)
-
-
-def one_line(output: str) -> str:
-    lines = output.strip().splitlines()
-    assert len(lines) == 1, output
-    return lines[0]
 
 
 def test_an_unknown_key_names_the_nearest():
@@ -225,16 +212,9 @@ def test_more_ranks_than_samples(tmp_path):
     assert "too few for 4 ranks" in one_line(failed.stderr)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_one_line(corpus, tmp_path):
-    mount = ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(tmp_path)]
-    mounted = subprocess.run(mount, timeout=60)
-    if mounted.returncode:
-        pytest.skip("this machine does not let root mount a file system")
-    try:
+    with mounted(tmp_path, "size=700k"):
         failed = tandem("train", TINY_JOB, f"data.path={corpus}", f"output_dir={tmp_path}")
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True, timeout=60)
     assert failed.returncode == 1
     assert "space" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr

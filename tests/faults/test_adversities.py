@@ -14,8 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,7 @@ from tests.faults.jobs import (
     start_sabotaged,
 )
 from tests.faults.sabotaged import STEP
+from tests.mounting import mounted
 from tests.waiting import until
 from trainer.checkpoint.folder import all_steps
 
@@ -45,20 +45,6 @@ LONG = (
     *("students=null", "batch.micro_batch=4"),
 )
 KEY = "0123456789abcdef0123456789abcdef01234567"
-
-
-@contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[None]:
-    """A small file system mounted at `folder`; skips the test where mounting is impossible."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)]
-    if subprocess.run(command, timeout=60).returncode:
-        pytest.skip("this machine does not let root mount a file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture(scope="module")

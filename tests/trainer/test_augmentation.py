@@ -19,7 +19,7 @@ from data_pipeline.task_files.tables import read_table
 from data_pipeline.tokenization.tokenizer import load
 from model import EncoderConfig, ModelError, build, save_pretrained
 from tests.conftest import tandem
-from tests.test_errors import one_line
+from tests.failing import one_line
 from trainer.augmentation import augmenting
 from trainer.augmentation.augmenting import augment
 from trainer.augmentation.masked_words import MaskedWords

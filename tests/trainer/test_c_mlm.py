@@ -30,7 +30,7 @@ from data_pipeline import (
 )
 from model import EncoderConfig, build, save_pretrained
 from tests.distributed import run_distributed
-from tests.test_errors import fails
+from tests.failing import fails
 from tests.trainer import jobs
 from tests.trainer.test_translation import OTHERS, WORDS, lines
 from trainer import storing

@@ -103,7 +103,7 @@ def test_what_a_frozen_teacher_would_ignore_is_refused(key, value):
 
 def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):
     from tests.conftest import TINY_JOB, tandem
-    from tests.test_errors import one_line
+    from tests.failing import one_line
 
     teacher = runs / "teacher" / "exports" / "teacher"
     places = [f"data.path={corpus}", f"output_dir={tmp_path}", f"teacher.init.pretrained={teacher}"]

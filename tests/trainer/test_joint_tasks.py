@@ -23,7 +23,7 @@ from data_pipeline.shards import manifest
 from model import from_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
-from tests.test_errors import one_line
+from tests.failing import one_line
 from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import lines, write
 from tests.trainer.test_token_tasks import conll

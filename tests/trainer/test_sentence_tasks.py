@@ -15,7 +15,7 @@ from configs import ConfigError
 from data_pipeline import DataError
 from model import from_pretrained
 from tests.distributed import run_distributed
-from tests.test_errors import one_line
+from tests.failing import one_line
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError

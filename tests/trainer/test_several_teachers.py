@@ -14,7 +14,7 @@ import configs
 from data_pipeline import MASKED
 from tests.conftest import TINY_JOB, tandem
 from tests.distributed import run_distributed
-from tests.test_errors import one_line
+from tests.failing import one_line
 from tests.trainer import tiny
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from tests.trainer.test_exactness import record_first_gradients

@@ -19,7 +19,7 @@ from data_pipeline import MASKED, DataError, Target, open_corpora
 from data_pipeline.shards.locking import exclusive
 from tests.conftest import TINY_JOB, tandem
 from tests.distributed import run_distributed
-from tests.test_errors import one_line
+from tests.failing import one_line
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer import storing
 from trainer.errors import TrainingError

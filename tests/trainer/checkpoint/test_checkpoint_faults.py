@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.distributed import RankFailed, run_distributed
+from tests.mounting import mounted
 from tests.trainer.checkpoint.saving import kill_at, newest, plain_engine, save
 from tests.waiting import exit_code
 from trainer.checkpoint import (
@@ -124,14 +124,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, if this process may mount one."""
     folder = tmp_path / "small"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if (
-        shutil.which("mount") is None
-        or subprocess.run(command, capture_output=True, timeout=60).returncode
-    ):
-        pytest.skip("may not mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=60)
+    with mounted(folder, "size=1m"):
+        yield folder
 
 
 def test_a_disk_that_fills_up_leaves_the_old_checkpoint(
