@@ -362,7 +362,7 @@ def test_unknown_run_is_one_line(tmp_path):
         commands.status("nope", False, tmp_path)
 
 
-@pytest.mark.parametrize("process", [1, os.getpid()])
+@pytest.mark.parametrize("process", [1, os.getpid()], ids=["init", "this"])
 def test_a_process_on_another_machine_shows_that_it_lives(run, process):
     """Whatever process has the same number here; of the same hostname, it is a container's."""
     run.log(1, 2)
