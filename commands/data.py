@@ -375,8 +375,7 @@ def data_perturb(
     if tagged is None and (tag_column or encoding != "utf-8"):
         raise click.UsageError("--tag-column and --encoding: are for --tagged; remove them")
     file = None if tagged is None else TaggedFile(Path(tagged), tag_column or -1, encoding)
-    unread = ("teacher.init.pretrained=unread", "teacher.model={}")  # a task's YAML needs them
-    given = (*unread, *overrides)
+    given = ("teacher.init.pretrained=unread", *overrides)  # a task's YAML leaves it to its user
     _augmented(task, given, Perturbing(Perturbation(**settings), file), out)
 
 

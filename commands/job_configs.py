@@ -114,12 +114,22 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
     ]
 
 
-def warn_about_unreached(job: JobConfig) -> None:
-    """Warn about keys that name a step after the job's last one."""
+def warn_about(job: JobConfig) -> None:
+    """Warn of keys that name a step after the job's last one, or a folder that is not here."""
+    from trainer.learner_names import section_of
     from trainer.lifecycle import unreached
 
     if late := unreached.warning(job):
         click.echo(f"warning: {late}", err=True)
+    for name, learner in job.learners.items():
+        folder = learner.init.pretrained
+        if folder and not Path(folder).is_dir():
+            section = section_of(name)
+            click.echo(
+                f"warning: {section}.init.pretrained: {folder}: no such folder on this machine; "
+                f"the model is that of {section}.model, or BERT-base where that is not set",
+                err=True,
+            )
 
 
 def _is_job(config: str, kind: str) -> bool:

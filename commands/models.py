@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cluster.planning.machine import Machine
-from commands.job_configs import load_job, models, warn_about_unreached
+from commands.job_configs import load_job, models, warn_about
 from commands.options import PATH, POSITIVE, Number
 
 
@@ -101,7 +101,7 @@ def plan_job(
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
     job = load_job(config, overrides)
-    warn_about_unreached(job)
+    warn_about(job)
     facts = demands(job)
     plan = make_plan(facts, on, demands_apart(job, facts.learners))
     click.echo(plan.to_json() if as_json else describe(plan))

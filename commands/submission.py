@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from commands.job_configs import load_job, warn_about_unreached
+from commands.job_configs import load_job, warn_about
 from commands.options import MAX_DIGITS, PATH
 from configs.typed import shown
 
@@ -54,7 +54,7 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     job = load_job(config, overrides)
     if check and not options["dry_run"]:
         require_inputs(job)
-    warn_about_unreached(job)
+    warn_about(job)
     run = RunFolder.of(job).path
     sizes = [job.batch.at(0).sequences, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens

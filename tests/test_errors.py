@@ -111,6 +111,16 @@ def test_what_the_steps_do_not_reach_is_a_warning_of_plan_and_submit(command):
     assert line not in done.stdout
 
 
+@pytest.mark.parametrize("command", [["plan", "--json"], ["submit", "--dry-run"]])
+def test_a_model_that_is_not_here_is_a_warning_of_plan_and_submit(command):
+    words = [command[0], str(TINY_JOB), "teacher.init.pretrained=gone", "data.path=corpus"]
+    done = CliRunner().invoke(command_line.main, [*words, *command[1:]])
+    (line,) = [line for line in done.stderr.splitlines() if "init.pretrained" in line]
+    assert done.exit_code == 0
+    assert line.startswith("warning: teacher.init.pretrained: gone: no such folder on this machine")
+    assert line not in done.stdout
+
+
 def test_scores_that_are_not_finite_are_null_in_json(tmp_path, monkeypatch):
     scores = {"learners": {"teacher": {"loss": math.nan, "accuracy": 0.5, "corpora": [math.inf]}}}
     (tmp_path / "config.yaml").touch()

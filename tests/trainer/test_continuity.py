@@ -113,6 +113,16 @@ def test_another_shape_of_the_teacher_is_another_run():
         accepted_changes(job(), job("teacher.model.max_positions=64"))
 
 
+def test_a_model_whose_folder_is_gone_is_not_refused_as_a_change_of_it(tmp_path):
+    gone = ["students=null", f"teacher.init.pretrained={tmp_path / 'gone'}", "output_dir=out"]
+    with pytest.raises(TrainingError) as refused:
+        accepted_changes(job(*gone), job("teacher=null", "teacher.objective.mlm={}", *gone))
+    assert str(refused.value) == (
+        f"teacher.init.pretrained: {tmp_path / 'gone'}: no such folder; put it back, or resume "
+        "with out/tiny/config.yaml, which has the model"
+    )
+
+
 MIXTURE = ("data.path=''", "data.mixture={a: {path: here}, b: {path: there}}")
 
 

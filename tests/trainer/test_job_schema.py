@@ -51,36 +51,6 @@ def test_a_batch_may_be_stated_in_tokens():
 
 
 @pytest.mark.parametrize(
-    ("key", "learners"),
-    [
-        ("teacher", "teacher: {init: INIT, objective: {mlm: {}}}"),
-        (
-            "students.a",
-            "teacher: {objective: {mlm: {}}}\nstudents: {a: {init: INIT, objective: {mlm: {}}}}",
-        ),
-    ],
-)
-def test_the_folder_of_a_model_must_exist_unless_the_model_is_named(key, learners, tmp_path):
-    """Else the model would be that of a config without any keys."""
-    made = learners.replace("INIT", f"{{pretrained: {tmp_path / 'gone'}}}")
-    made = made.replace("TERMS", "{mlm: {}}")
-    text = f"name: x\nsteps: 5\ndata: {{path: c}}\n{made}"
-    with pytest.raises(configs.ConfigError) as refused:
-        configs.load_text(text, JobConfig, "job", [], "job.yaml")
-    assert str(refused.value) == (
-        f"job.yaml: {key}.init.pretrained: {tmp_path / 'gone'}: no such folder; put it there, or "
-        f"set {key}.model too (the config.yaml of a run has it)"
-    )
-    (tmp_path / "gone").mkdir()
-    with pytest.raises(configs.ConfigError, match=r"init\.pretrained: .*config\.json: not found"):
-        configs.load_text(text, JobConfig, "job", [], "job.yaml")
-    named = text.replace("init:", "model: bert_tiny, init:")
-    found = configs.load_text(named, JobConfig, "job", [], "job.yaml")
-    tiny = configs.load("bert_tiny", EncoderConfig, "model")
-    assert tiny in (found.teacher.model, *(one.model for one in found.students.values()))
-
-
-@pytest.mark.parametrize(
     ("override", "words"),
     [
         ("students.tinybert.start.step=-1", "students.tinybert.start.step: must be at least 0"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from torch import Size
@@ -20,6 +21,7 @@ import configs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import section_of
 
 ORDER = "the order of the data would change from here on"
 SHAPE = "the learner's checkpoint would not fit"
@@ -84,6 +86,7 @@ def accepted_changes(
     fork = f"begin another run from a checkpoint of this one: tandem fork {run} --step N --name NEW"
     refused = [one for one in found if one.refusal and one.key not in same]  # others only moved
     if refused:
+        _require_folders_of_models(now, refused)
         words = [shlex.quote(configs.assignment(one.key, one.new)) for one in refused]
         way_out = " ".join([fork, *words])
         if any(one.key.startswith("teacher.") for one in refused):
@@ -97,6 +100,18 @@ def accepted_changes(
             f"{key}: the corpus there is not what the run has read so far; put that back, or {fork}"
         )
     return [str(change) for change in found]
+
+
+def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> None:
+    """Raise TrainingError where a refused model is the default, since its folder is gone."""
+    for name, learner in now.learners.items():
+        folder, section = learner.init.pretrained, section_of(name)
+        has_other_model = any(one.key.startswith(f"{section}.model.") for one in refused)
+        if has_other_model and folder is not None and not Path(folder).is_dir():
+            raise TrainingError(
+                f"{section}.init.pretrained: {folder}: no such folder; put it back, or resume with "
+                f"{now.output_dir}/{now.name}/config.yaml, which has the model"
+            )
 
 
 def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
