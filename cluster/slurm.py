@@ -8,6 +8,7 @@ plugin do not affect a queued job.
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import shutil
 import subprocess
@@ -16,7 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import configs
+import yaml
+
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.limits import refuse_never_granted
@@ -189,16 +191,22 @@ def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
 def _with_own_plugins(config: str, submission: Path) -> str:
     """The config with the paths of copies of its plugins, each in a folder of its own.
 
-    They keep their names, which messages about them have.
+    They keep their names, which messages about them have. The rest of the text stays as it is: only
+    the schema knows whether ``1e-4`` is a number or the name of a run.
     """
-    tree = configs.plain(config, "config.yaml")
+    root = yaml.compose(config)
+    assert isinstance(root, yaml.MappingNode)
+    found = [value for key, value in root.value if key.value == "plugins"]
+    if not found or not found[0].value:
+        return config
     copies = []
-    for number, path in enumerate(tree.get("plugins", ()), 1):
+    for number, path in enumerate((one.value for one in found[0].value), 1):
         copy = submission / "plugins" / str(number) / Path(path).name
         copy.parent.mkdir(parents=True)
         shutil.copyfile(path, copy)
         copies.append(str(copy))
-    return configs.dump({**tree, "plugins": copies}) if copies else config
+    first, last = found[0].start_mark.index, found[0].end_mark.index
+    return f"{config[:first]} {json.dumps(copies, ensure_ascii=False)}\n{config[last:]}"
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from commands.output import ignore_write_errors
 from commands.submission import numbers
 from commands.training import announce_if_finished, final_results, run_ranks
 from configs import ConfigError, assignment
+from configs.runs import STOPPED
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
@@ -51,16 +52,18 @@ def finetune(
     }
     for own in runs.values():
         if code := _train(task, own, nproc, one_of_several=True):
-            click.echo("tandem: ended early; the same command trains what is left", err=True)
+            if code == STOPPED:
+                click.echo("tandem: stopped; the same command trains what is left", err=True)
             sys.exit(code)
     click.echo(f"\n{_summary({seed: load_job(task, own, ['task']) for seed, own in runs.items()})}")
 
 
 def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
     """Raise UsageError for a key of the job that an option sets."""
-    keys = {word.partition("=")[0] for word in overrides}
-    for key, option in {MODEL: "--model", **({"seed": "--seeds"} if has_seeds else {})}.items():
-        if key in keys:
+    options = {MODEL: "--model"} | ({"seed": "--seeds"} if has_seeds else {})
+    for word in overrides:
+        key = word.partition("=")[0]
+        if option := options.get(key):
             raise click.UsageError(f"{key}: {option} sets this; name one of the two")
 
 

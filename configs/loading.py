@@ -102,8 +102,8 @@ def plain(text: str, source: str) -> dict[str, Any]:
 
 
 def dump(config: Any) -> str:
-    """A config, or its tree, as YAML text, which `load` reads back into an equal dataclass."""
-    tree = config if isinstance(config, Mapping) else dataclasses.asdict(config)
+    """A config as YAML text, which `load` reads back into an equal dataclass."""
+    tree = dataclasses.asdict(config)
     return yaml.dump(tree, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
 
 

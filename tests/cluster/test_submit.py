@@ -81,7 +81,7 @@ def test_a_submission_has_its_own_copies_of_plugins(tmp_path, monkeypatch):
     for folder in (".", long):
         Path(folder).mkdir(exist_ok=True)
         Path(folder, "plug.py").write_text(f"PLACE = {folder!r}\n")
-    job = configs.load("demo", JobConfig, "job", ["data.path=c", "name=demo"])
+    job = configs.load("demo", JobConfig, "job", ["data.path=c", "name=demo", "license=1e-4"])
     job = dataclasses.replace(job, plugins=["plug.py", f"{long}/plug.py"])
     commands.submit("demo", Path("runs/demo"), configs.dump(job))
     Path("plug.py").write_text("raise ValueError('edited')\n")

@@ -28,7 +28,6 @@ from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")
-UNREAD = ("teacher.init.pretrained=x", "teacher.model={}")
 
 
 class Constant(nn.Module):
@@ -100,7 +99,7 @@ def settings(folder: Path, **changes) -> Replacing:
 
 
 def job(folder: Path, *words: str) -> JobConfig:
-    given = [*UNREAD, f"data.root={folder}", "data.train=train.tsv"]
+    given = ["teacher.init.pretrained=x", f"data.root={folder}", "data.train=train.tsv"]
     words = (*given, "data.validation=dev.tsv", *words)
     return configs.load("sentence_pair", JobConfig, "task", words)
 
@@ -185,7 +184,7 @@ def test_columns_by_number_stay_where_they_are(folder, tmp_path) -> None:
         "single_sentence",
         JobConfig,
         "task",
-        [*UNREAD, f"data.train={numbered}", "data.validation=x.tsv", word],
+        ["teacher.init.pretrained=x", f"data.train={numbered}", "data.validation=x.tsv", word],
     )
     augment(one, settings(folder), out, CPU)
     assert out.read_text().splitlines()[0] == "-\t1\tthe water"
@@ -214,7 +213,7 @@ def test_what_cannot_be_augmented_is_refused(folder, tmp_path, words, out, messa
 
 
 def test_tasks_of_other_files_and_models_of_no_words_are_refused(folder, corpus, tmp_path) -> None:
-    given = [*UNREAD, "data.train=x", "data.validation=x"]
+    given = ["teacher.init.pretrained=x", "data.train=x", "data.validation=x"]
     tagging = configs.load("tagging", JobConfig, "task", given)
     with pytest.raises(DataError, match="tagging does not read texts from tables"):
         augment(tagging, settings(folder), tmp_path / "more.tsv", CPU)

@@ -363,7 +363,7 @@ def test_a_job_of_several_tasks_is_planned_and_submitted(job) -> None:
 
 
 def test_without_tasks_there_is_one_line(tmp_path) -> None:
-    ended = tandem("finetune", "multi_task", "--model", tmp_path, "teacher.model={}")
+    ended = tandem("finetune", "multi_task", "--model", tmp_path)
     assert ended.returncode == 1
     assert "epochs: are for examples: name data.train, or tasks" in one_line(ended.stderr)
 

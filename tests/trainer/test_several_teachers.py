@@ -258,10 +258,7 @@ def test_a_plan_counts_it(corpus, finished, tmp_path):
             ["teachers.second.model={vocab_size: 600, mlm_head: false}"],
             "no masked-LM head (teachers.second)",
         ),
-        (
-            ["teachers.mean={frozen: true, init: {pretrained: x}, model: {}}"],
-            "teachers.mean: a term means",
-        ),
+        (["teachers.mean={frozen: true, init: {pretrained: x}}"], "teachers.mean: a term means"),
         (
             ["students.tinybert.objective.soft_kl.teacher=teacher"],
             "teachers.second: nobody learns from it",
