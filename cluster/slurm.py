@@ -195,8 +195,8 @@ def _with_own_plugins(config: str, submission: Path) -> str:
     the schema knows whether ``1e-4`` is a number or the name of a run.
     """
     root = yaml.compose(config)
-    assert isinstance(root, yaml.MappingNode)
-    found = [value for key, value in root.value if key.value == "plugins"]
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    found = [value for key, value in entries if key.value == "plugins"]
     if not found or not found[0].value:
         return config
     copies = []
