@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -119,13 +119,18 @@ def _new_file(path: Path) -> Iterator[TextIO]:
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     refuse_existing([path])
-    try:
-        file = part.open("x", encoding="utf-8")
-    except OSError as error:  # about the file that was named
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        with file:
+    try:  # from before the file is there, as a signal may come at any time
+        with _begun(part, path) as file:
             yield file
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
+
+
+def _begun(part: Path, path: Path) -> TextIO:
+    """The new file `part`; an OSError is about `path`, which was named."""
+    try:
+        return part.open("x", encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

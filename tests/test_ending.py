@@ -22,13 +22,15 @@ OWN = {"train", "store", "finetune", "evaluate", "data build", "tokenizer train"
 
 
 def predict_for_ever(out: str) -> None:
-    """`tandem predict` of a model that never answers."""
+    """`tandem predict` of a model that never answers, also in tests that nohup has started."""
     import trainer.prediction.predicting as predicting
 
     def never(*_: object) -> Iterator[dict[str, Any]]:
         time.sleep(600)
         yield {}
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     predicting.predictions = never  # type: ignore[assignment]
     command_line(["predict", "none", "-", "--out", out])
 
