@@ -41,6 +41,7 @@ from trainer.stored_logits.manifest import KEY, NAME, Manifest, write_shard
 from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
 from trainer.teacher_outputs import OutputProjection
 from trainer.watch.first_failure import explained, on_rank_0
+from trainer.watch.rollback import batches_covered
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
 
@@ -98,13 +99,14 @@ def _store_missing(
     learner = Learners(running, step_shape(running, corpora), JobState(wandb_id=""), None).teacher
     checksum = fingerprint(learner)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
-    missing = on_rank_0(lambda: list(manifest.missing(folder, config.steps)))
+    batches = batches_covered(config.steps, config.rollback)
+    missing = on_rank_0(lambda: list(manifest.missing(folder, batches)))
     writer = _ShardWriter(folder, manifest, say)
     teacher_logits = TeacherLogits(learner, config.teacher.stored)
     for numbers in missing:
         with Feed(running, corpora, 0) as feed:
             if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
-                on_rank_0(lambda: say(_what_is_kept(writer.manifest, config.steps, folder)))
+                on_rank_0(lambda: say(_what_is_kept(writer.manifest, batches, folder)))
                 return Outcome.STOPPED
     on_rank_0(lambda: say(_summary(writer.manifest, teacher_logits.k, folder)))
     return Outcome.FINISHED
@@ -256,9 +258,9 @@ class TeacherLogits:
         return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)
 
 
-def _what_is_kept(manifest: Manifest, steps: int, folder: Path) -> str:
-    kept = steps - sum(len(numbers) for numbers in manifest.missing(folder, steps))
-    return f"Stopped: {kept:,} of {steps:,} batches are in {folder}; the same command resumes"
+def _what_is_kept(manifest: Manifest, batches: int, folder: Path) -> str:
+    kept = batches - sum(len(numbers) for numbers in manifest.missing(folder, batches))
+    return f"Stopped: {kept:,} of {batches:,} batches are in {folder}; the same command resumes"
 
 
 def _summary(manifest: Manifest, k: int, folder: Path) -> str:

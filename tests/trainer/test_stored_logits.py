@@ -22,6 +22,7 @@ from tests.distributed import run_distributed
 from tests.failing import one_line
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer import storing
+from trainer.checkpoint import Checkpoint
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
 from trainer.lifecycle.stored_teacher import require_same_order
@@ -227,6 +228,25 @@ def test_a_folder_that_does_not_fit_is_refused_naming_what_differs(
     other = largest(corpus, runs, finished_job, "largest", *overrides)
     with pytest.raises(TrainingError, match=rf"^teacher\.stored\.path: .*{said}"):
         require_same_order(other, open_corpora(other.data))
+
+
+def rolled_back(corpus, runs, finished):
+    run(largest(corpus, runs, finished, "rolled_back", "name=rolled_back"))
+    skips = "rollback=[{checkpoint: 2, skip: [2, 3]}]"
+    config = largest(corpus, runs, finished, "rolled_back", "name=rolled_back", skips)
+    said = []
+    assert storing.store_job(config, lambda: True, said.append) is Outcome.FINISHED
+    run(config)
+    return said
+
+
+def test_the_batches_that_a_rollback_adds_are_stored_and_trained_on(corpus, runs, finished_job):
+    shutil.copytree(runs / "largest", runs / "rolled_back")
+    said = run_distributed(rolled_back, 1, corpus, runs, finished_job)[0]
+    assert said[0].startswith(f"batches {STEPS} to {STEPS + 1}: ")
+    assert Manifest.load(runs / "rolled_back").steps == STEPS + 1
+    state = Checkpoint(RunFolder(runs / "rolled_back").checkpoints, STEPS).trainer_state
+    assert state["rolled_back"] == [{"checkpoint": 2, "skip": [2, 3]}]
 
 
 def test_a_corpus_that_has_moved_is_the_same(corpus, runs, finished_job, tmp_path):

@@ -15,7 +15,7 @@ from trainer.learners.learner import Learner
 from trainer.lifecycle.continuity import ORDER, Change, changes
 from trainer.stored_logits.manifest import KEY, Manifest
 from trainer.watch.first_failure import on_rank_0
-from trainer.watch.rollback import batch_number
+from trainer.watch.rollback import batches_covered
 
 # Besides what an order and a shape depend on: what decides which numbers are stored.
 _STORED_KEYS = (
@@ -34,7 +34,7 @@ def require_same_order(config: JobConfig, corpora: Mapping[str, Corpus]) -> None
     folder = Path(config.teacher.stored.path)
     manifest = Manifest.load(folder)
     require_written_for(manifest, config, corpora)
-    needed = batch_number(config.steps - 1, config.rollback) + 1
+    needed = batches_covered(config.steps, config.rollback)
     if manifest.steps < needed:
         raise TrainingError(
             f"{KEY}: {folder}: has {manifest.steps:,} of the {needed:,} batches that the job "

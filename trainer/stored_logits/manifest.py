@@ -84,16 +84,16 @@ class Manifest:
         ordered = sorted((*others, shard), key=lambda one: one.first)
         return dataclasses.replace(self, shards=tuple(ordered))
 
-    def missing(self, folder: Path, steps: int) -> Iterator[range]:
-        """The batches up to `steps` that are not in the folder, in runs.
+    def missing(self, folder: Path, batches: int) -> Iterator[range]:
+        """Those of the first `batches` that are not in the folder, in runs.
 
         Those of a shard whose file has gone, or has another size, are a run of their own.
         """
         for shard in self.shards:
             if not _has_size(folder / shard.file, shard.bytes):
                 yield range(shard.first, shard.end)
-        if self.steps < steps:
-            yield range(self.steps, steps)
+        if self.steps < batches:
+            yield range(self.steps, batches)
 
 
 def write_shard(folder: Path, numbers: range, positions: int, data: bytes) -> ShardRecord:

@@ -50,6 +50,11 @@ def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
     return number
 
 
+def batches_covered(steps: int, rollbacks: Sequence[RollbackConfig]) -> int:
+    """How many batches a job of `steps` goes through, those that it skips between them included."""
+    return batch_number(steps - 1, rollbacks) + 1
+
+
 def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]:
     """The entries that skip a batch which their checkpoint, or an earlier entry, has covered."""
     for number, one in enumerate(rollbacks):
