@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
-from trainer.admission_config import BudgetConfig
+from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
 from trainer.errors import TrainingError
 from trainer.learners.learner import Learner
@@ -94,6 +94,16 @@ def full_disk(step):
     return lambda: setattr(writer, "publish", publish)
 
 
+def job_of_new_conditions(corpus, runs):
+    """At step 4 pairs begin; at step 6 the teacher is done, and a student listens in full."""
+    pairs = ["data.phases=[{from_step: 4, packing: sentence_pair}]", "teacher.objective.nsp={}"]
+    shape = ["teacher.model.segment_types=2", "teacher.model.pooler=tanh"]
+    others = ["teacher.budget.steps=6", "checkpoint.keep=4"]
+    job = tiny_job(corpus, runs, "name=conditions", *pairs, *shape, *others)
+    student = dataclasses.replace(job.students["tinybert"], min_lead=0.5, start=StartConfig())
+    return with_students(job, tinybert=student)
+
+
 def jobs(corpus, runs):
     """A student with two bad losses, interrupted or not, and a teacher with too many.
 
@@ -104,6 +114,7 @@ def jobs(corpus, runs):
     job = tiny_job(corpus, runs, "name=quiet", "steps=10", "evaluation.every=20", random)
     leap = "teacher.objective.mlm.weight={0: 1.0, 5: 1.0, 6: 9.0}"
     run(tiny_job(corpus, runs, "name=leap", "students=null", leap, "teacher.guard.window=3"))
+    run(job_of_new_conditions(corpus, runs))
     plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}
     student = dataclasses.replace(job.students["tinybert"], **plain)
     brief = dataclasses.replace(student, budget=BudgetConfig(steps=6))
@@ -162,6 +173,17 @@ def test_a_leap_of_a_scheduled_weight_is_no_spike(launched):
     losses = {step: value for step, key, value in rows if key == "teacher/loss"}
     assert losses[7] > 5 * losses[6]
     assert not any(value for _, key, value in rows if key == "teacher/skipped_steps")
+
+
+def test_losses_of_other_conditions_are_not_compared(launched):
+    """Each checkpoint holds those since the conditions changed, and none from before."""
+    folder = RunFolder(launched[0] / "conditions").checkpoints
+    states = [Checkpoint(folder, step).trainer_state["learners"] for step in (4, 6, 8)]
+    counts = {
+        name: [len(state[name]["guard"]["losses"]) for state in states]
+        for name in ("teacher", "students/tinybert")
+    }
+    assert counts == {"teacher": [4, 2, 2], "students/tinybert": [4, 2, 2]}
 
 
 def test_a_restart_between_two_bad_steps_changes_no_bit(launched):

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data_pipeline import PAIRS
 from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
@@ -119,6 +120,7 @@ class Learner:
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
+        self._least_lead: float | None = None  # `min_lead` while it counts
         self._whole_batch: list[dict[str, ExampleLosses]] = []  # of each micro-batch of a step
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
@@ -247,7 +249,8 @@ class Learner:
         self._forget_the_phase_before(self.own_step(step))
         self._set_rates(step, seconds, targets)
         models = self.config.model.layers, self._teacher_layers, self._peers
-        comparable = regime(self.config, self.objective, self.own_step(step), models, length)
+        conditions = *models, self._least_lead, length, PAIRS in targets
+        comparable = regime(self.config, self.objective, self.own_step(step), conditions)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
         task = self.objective.task_among(targets)
@@ -270,11 +273,11 @@ class Learner:
 
         They count nothing up to a lead of `min_lead`, and fully from twice that lead on.
         """
-        least = self.config.min_lead
-        if least is None or not teacher_learns:
+        self._least_lead = self.config.min_lead if teacher_learns else None
+        if self._least_lead is None:
             self.objective.teacher_weight = 1.0
         else:
-            ahead = self.counters.lead / least - 1.0
+            ahead = self.counters.lead / self._least_lead - 1.0
             self.objective.teacher_weight = min(max(ahead, 0.0), 1.0)
 
     def record_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:

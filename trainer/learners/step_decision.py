@@ -20,9 +20,9 @@ def loss_scale(config: LearnerConfig, counters: LearnerState) -> LossScale:
 
 
 def regime(
-    config: LearnerConfig, objective: Objective, own_step: int, models: object, length: int
+    config: LearnerConfig, objective: Objective, own_step: int, conditions: tuple[object, ...]
 ) -> str:
-    """A key of what losses must share to be comparable: terms, `models`, sequence `length`.
+    """A key of what losses must share to be comparable: terms, dropout, and these `conditions`.
 
     A weight or temperature that reaches the next segment of its schedule may make the loss jump,
     so the segments are part of the key.
@@ -30,7 +30,8 @@ def regime(
     weights = objective.weights(own_step)
     terms = {n: t.segments(own_step) for n, t in objective.by_name.items() if weights[n]}
     captures = objective.student_capture(own_step), objective.source_capture(own_step)
-    return f"{derive(repr((config.objective, terms, captures, models, length))):x}"
+    shared = config.objective, config.dropout, terms, captures, conditions
+    return f"{derive(repr(shared)):x}"
 
 
 class StepDecision:
