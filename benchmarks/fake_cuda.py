@@ -49,9 +49,10 @@ def attention(
     dropout_p: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """The kernel that `scaled_dot_product_attention` chooses from capability 8.0 on.
+    """The kernel that `scaled_dot_product_attention` chooses at capability 8.0.
 
-    PyTorch's own choice asks the driver. q, k and v are [B, A, L, D]; masks are bool.
+    PyTorch's own choice asks the driver. On newer GPUs it may prefer cuDNN's kernels, which compute
+    the same products. q, k and v are [B, A, L, D]; masks are bool.
     """
     half, size = q.dtype in (torch.float16, torch.bfloat16), q.shape[-1]
     if half and attn_mask is None:

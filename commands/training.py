@@ -69,11 +69,18 @@ def launch_ranks(
 ) -> int:
     """Run ``tandem WORDS`` as ranks on this machine; returns the launcher's exit code, only there.
 
-    Without GPUs a rank is a fork of this process, which calls `as_fork`.
+    Without GPUs a rank is a fork of this process, which calls `as_fork`. Raises LaunchError where
+    there are fewer GPUs than ranks, since NCCL refuses two ranks on one.
     """
+    from cluster import LaunchError
     from cluster.local import becoming, launch
 
     gpus = _gpus()
+    if gpus and nproc and nproc > gpus:
+        raise LaunchError(
+            f"--nproc {nproc}: a rank needs a GPU of its own, and this machine shows {gpus}; leave "
+            "--nproc out, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
     if gpus:
         rank = becoming([sys.executable, "-m", "tandem", *words])
     else:

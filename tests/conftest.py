@@ -38,13 +38,14 @@ def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProces
 
 
 def command_environment(**changes: str) -> dict[str, str]:
-    """The environment of a user's shell, without launcher variables and W&B key."""
+    """The environment of a user's shell, without launcher variables, W&B key and GPUs."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SLURM", "WANDB")) and name not in ("RANK", "WORLD_SIZE")
     }
-    return {**kept, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **changes}
+    own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**kept, **own, **changes}
 
 
 @pytest.fixture(scope="session")

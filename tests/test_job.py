@@ -78,7 +78,7 @@ def test_time_and_bytes_are_logged_and_a_trace_is_written(finished):
     row = next(row for row in metrics.read(run / "metrics.jsonl") if "seconds" in row)
     assert row["students/tinybert/seconds_backward"] > 0
     assert row["teacher/bytes_communication"] > 0
-    assert (row["restarts"], "mfu" in row) == (0, torch.cuda.is_available())
+    assert (row["restarts"], "mfu" in row) == (0, False)
     for rank in (0, 1):
         trace = json.loads((run / "profile" / f"rank-{rank:03d}.json").read_text())
         assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])

@@ -186,6 +186,13 @@ class JobConfig(Section):
         Doc("Your own Python files that define tasks, terms of objectives or kinds of models."),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0
+    deterministic: Annotated[
+        bool,
+        Doc(
+            "On GPUs use kernels that add in a fixed order, which are slower: equal runs are then "
+            "equal to the last bit, as they always are on CPUs."
+        ),
+    ] = False
     hours: Annotated[
         float | None,
         HOURS,

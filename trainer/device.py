@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch.utils import deterministic
 
 from trainer.errors import TrainingError
 
+_log = logging.getLogger(__name__)
 DRIVER = Path("/proc/driver/nvidia")  # exists where NVIDIA's kernel driver is loaded
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_80, sm_90a, compute_120
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
@@ -48,6 +51,19 @@ def _keep_freed_memory() -> None:
     # A threshold above 32 MB in place of "never map" is refused before glibc 2.35.
     if mallopt is not None and mallopt(_MMAP_MAX, 0):
         mallopt(_TRIM_THRESHOLD, -1)
+
+
+def fix_order_of_sums() -> None:
+    """Have this process use only kernels that add in the same order each time (docs of PyTorch:
+    "Reproducibility"), attention's backward pass among them. Call it before the first product.
+
+    An operator without such a kernel raises RuntimeError, which names it.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Nothing here reads such memory. The module replaces its class, which type checkers cannot see.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    _log.info("deterministic kernels: %s", torch.are_deterministic_algorithms_enabled())
 
 
 def gpu_number(local_rank: int, env: Mapping[str, str] = os.environ) -> int:

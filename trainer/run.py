@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainer.checkpoint import Owner
 from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
+from trainer.device import fix_order_of_sums
 from trainer.job import Job
 from trainer.learners.engine import join_process_group
 from trainer.learners.uncompiled import leave_compiler_out
@@ -57,6 +58,8 @@ def run_job(
     if not any(learner.compile for learner in config.learners.values()):
         leave_compiler_out()
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)
+    if config.deterministic:
+        fix_order_of_sums()
     startup.mark("meeting the other ranks")
     context = RunContext.of(config, started.attempt, rank, stop_requested, startup)
     try:

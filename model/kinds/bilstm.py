@@ -120,7 +120,11 @@ class WordVectors(nn.Module):
 
 
 class BothDirections(nn.Module):
-    """One layer: an LSTM that reads each row forwards and one that reads it backwards."""
+    """One layer: an LSTM that reads each row forwards and one that reads it backwards.
+
+    Both compute in float32 whatever the precision: on GPUs autocast to bfloat16 would compute them
+    in float16, where gradients underflow without a loss scale.
+    """
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
@@ -132,8 +136,10 @@ class BothDirections(nn.Module):
     def forward(self, x: Tensor, reverse: Tensor) -> Tensor:
         """Map x [B, L, H] to states [B, L, H]; `reverse` int64 [B, L] reverses a row's tokens."""
         index = reverse[..., None]
-        ahead, _ = self.forwards(x)
-        back, _ = self.backwards(x.gather(1, index.expand_as(x)))
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.float()
+            ahead, _ = self.forwards(x)
+            back, _ = self.backwards(x.gather(1, index.expand_as(x)))
         found: Tensor = self.dropout(
             torch.cat([ahead, back.gather(1, index.expand_as(back))], dim=2)
         )

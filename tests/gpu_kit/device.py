@@ -43,7 +43,7 @@ class Stream:
 
 
 class Event:
-    """An event that has always been reached already."""
+    """An event of a device that lags behind: never reached yet when the host asks."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -53,7 +53,7 @@ class Event:
         waits[f"event.synchronize {caller()}"] += 1
 
     def query(self) -> bool:
-        return True
+        return False
 
 
 class _Inside:

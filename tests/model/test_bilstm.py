@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import configs
 import model
-from model.kinds.bilstm import BiLSTM, BiLSTMConfig
+from model.kinds.bilstm import BiLSTM, BiLSTMConfig, BothDirections
 
 LENGTHS = torch.tensor([9, 4, 1])
 
@@ -215,3 +215,12 @@ def test_a_section_without_a_kind_is_an_encoder_and_a_dump_is_read_back() -> Non
     assert load("layers: 3") == model.EncoderConfig(layers=3)
     again = load(configs.dump(BiLSTMConfig(hidden_size=8)))
     assert again == BiLSTMConfig(hidden_size=8)
+
+
+def test_layers_compute_in_float32_whatever_the_precision():
+    layer = BothDirections(bilstm().config)
+    x, reverse = torch.randn(3, 9, 24), torch.arange(9).flip(0).expand(3, 9)
+    exact = layer(x, reverse)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x, reverse).equal(exact)
+        assert layer(x.bfloat16(), reverse).dtype == torch.float32

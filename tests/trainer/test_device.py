@@ -10,6 +10,8 @@ import sys
 import pytest
 import torch
 
+from cluster import LaunchError
+from commands.training import launch_ranks
 from tests.fork_server import REPOSITORY
 from tests.gpu_kit.ranks import run_as_rank_zero
 from trainer import device
@@ -49,6 +51,12 @@ def test_more_ranks_than_gpus_are_refused(gpus):
         device.own_device({"LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"})
 
 
+def test_more_processes_than_gpus_are_refused_before_any_starts(gpus):
+    gpus["count"] = 1
+    with pytest.raises(LaunchError, match=r"--nproc 2: a rank needs a GPU .* shows 1; leave"):
+        launch_ranks(["train", "demo"], lambda: 0, nproc=2)
+
+
 def test_float32_products_use_tf32_on_a_gpu_only(gpus):
     assert torch.get_float32_matmul_precision() == "highest"
     device.own_device({})
@@ -79,7 +87,9 @@ def test_a_process_on_a_cpu_keeps_the_memory_that_it_frees():
 
     Small chunks that malloc keeps in between let it take some more memory first.
     """
-    ran = subprocess.run([sys.executable, "-c", FAULTS], cwd=REPOSITORY, capture_output=True)
+    command = [sys.executable, "-c", FAULTS]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True)
     by_default, kept = map(int, ran.stdout.split())
     assert by_default >= 10 * 20, "pages of 2 MB at most"
     assert kept < by_default / 10

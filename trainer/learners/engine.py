@@ -185,12 +185,14 @@ def join_process_group() -> torch.device:
     it compiles a shared-memory extension on CPUs; its engines share the group that exists. Raises
     TrainingError where the GPU cannot be used or the limit on open files is too low.
     """
-    # Needs a compiler, and gains nothing on gloo.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     device = own_device()
-    backend = "gloo"
     if device.type == "cuda":
         backend, os.environ["LOCAL_RANK"] = "nccl", str(device.index)  # DeepSpeed's device, too
+    else:
+        backend = "gloo"
+        # Needs a compiler, and gains nothing on gloo. On a GPU the first look at this table would
+        # probe every operator of DeepSpeed, each of which prints that there is no nvcc.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     allow_open_files(int(os.environ["WORLD_SIZE"]))
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
