@@ -109,7 +109,7 @@ def data() -> None:
 )
 @click.option("--out", type=PATH, required=True, help="The corpus folder to write.")
 @click.option(
-    "--shard-mb", type=POSITIVE, default=64.0, show_default=True, help="The size of a shard, in MiB."
+    "--shard-mb", type=POSITIVE, default=64.0, show_default=True, help="A shard's size, in MiB."
 )
 @click.option(
     "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Processes."
