@@ -24,7 +24,7 @@ from trainer.lifecycle.forking import fork
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules.learning_rate import ScheduleConfig
-from trainer.watch.guard import GuardConfig
+from trainer.watch.guard import SPIKE, Guard, GuardConfig
 
 EVERYONE = ("teacher", "students/tinybert", "students/late")
 
@@ -220,6 +220,34 @@ def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
     other = fork(folder, step, "other", ["data.sequence_length=16"])
     assert state_at(other.folder, step).teacher_held_out is None
     assert not state_at(other.folder, step).held_out
+
+
+def spikes(run, step):
+    """What each learner's guard says of a loss far above those before it, its window being full."""
+    guards = {name: one.guard for name, one in state_at(run, step).learners.items()}
+    return {
+        name: one.judge(GuardConfig(window=3), 99.0, one.regime) for name, one in guards.items()
+    }
+
+
+def test_a_fork_to_other_data_calls_no_loss_on_them_a_spike(runs):
+    folder = RunFolder(runs / "undisturbed")
+    step = published(folder.checkpoints)[-1]
+    same = fork(folder, step, "spiking", ["data.cache_gb=1.0"])
+    assert spikes(same.folder, step) == spikes(folder, step) == dict.fromkeys(EVERYONE, SPIKE)
+    other = fork(folder, step, "calm", ["data.masking.rate=0.6"])
+    assert spikes(other.folder, step) == dict.fromkeys(EVERYONE)
+
+
+def test_a_guard_that_forgets_its_losses_does_so_for_every_task_and_keeps_count():
+    guard, config = Guard(), GuardConfig(window=2)
+    for _ in range(2):
+        guard.record_step(config, 1.0, "names")
+    guard.record_skip(SPIKE)
+    assert guard.judge(config, 9.0, "", "names") == SPIKE
+    guard.forget()
+    assert guard.judge(config, 9.0, "", "names") is None
+    assert (guard.in_a_row, guard.skipped) == (0, {SPIKE: 1})
 
 
 def test_a_fork_leaves_a_reshaped_students_curve_behind_and_keeps_its_teacher(runs):

@@ -11,8 +11,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from trainer.config import JobConfig
 from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
 from trainer.learner_names import TEACHER
-from trainer.lifecycle.continuity import SHAPE, changes
+from trainer.learners.state import LearnerState
+from trainer.lifecycle.continuity import SHAPE, Change, changes
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics_log import resume
 
@@ -66,7 +67,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     if new.path.exists():
         raise TrainingError(f"{new.path}: exists; give the fork another name")
     learners = _that_come_along(checkpoint, before, now)
-    found = [str(change) for change in changes(before, now)]
+    found = list(changes(before, now))
     beside = new.path.with_name(f".{name}.forking-{secrets.token_hex(4)}")
     try:
         _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
@@ -80,7 +81,8 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return Fork(new, step, found, [one for one in checkpoint.learners if one not in learners])
+    begin_anew = [one for one in checkpoint.learners if one not in learners]
+    return Fork(new, step, [str(change) for change in found], begin_anew)
 
 
 def _is_below(path: str | None, folder: Path) -> bool:
@@ -115,25 +117,46 @@ def _fill(
     config: JobConfig,
     learners: Sequence[str],
     state: dict[str, Any],
-    found: Sequence[str],
+    found: Sequence[Change],
 ) -> None:
     counters, curves = (
         {name: of for name, of in state.get(part, {}).items() if name in learners}
         for part in ("learners", "held_out")
     )
     there = contents(config.data)
-    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there, "held_out": curves}
-    own["wandb_id"] = secrets.token_hex(4)
-    moved = any(change.startswith("data.") for change in found)
-    if moved or state.get("corpora", there) != there:  # its held-out text may be another
-        own |= {"teacher_held_out": None, "held_out": {}}
-    state = {**state, "learners": counters, **own}
+    own = {"config": configs.dump(config), "corpora": there, "wandb_id": secrets.token_hex(4)}
+    own |= {"learners": counters, "held_out": curves}
+    if _reads_other_data(found, state.get("corpora", {}), there):
+        own |= _without_losses(counters)
+    state = {**state, **own}
     new.path.mkdir(parents=True)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
     rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
     branch(run.checkpoints, step, new.checkpoints, learners, {**state, "rows": rows})
-    origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": found}
+    lines = [str(change) for change in found]
+    origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": lines}
     atomic_write(new.origin, json.dumps(origin, indent=2) + "\n")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
     atomic_write(new.config, text + own["config"])
+
+
+def _reads_other_data(
+    found: Sequence[Change], read: Mapping[str, str], there: Mapping[str, str]
+) -> bool:
+    """Whether losses of the fork do not compare with those of its source.
+
+    `read` and `there` are the contents of their corpora. A corpus that has only moved is the same;
+    `read` is empty in old checkpoints, which leaves the path.
+    """
+    ways = (one for one in found if one.key.startswith("data.") and one.key not in read)
+    return any(one.refusal for one in ways) or (bool(read) and read != there)
+
+
+def _without_losses(counters: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a job's state holds of losses, emptied: those of its learners are of other data."""
+    learners = {name: LearnerState.from_json(one) for name, one in counters.items()}
+    for learner in learners.values():
+        learner.guard.forget()
+    emptied = {name: asdict(learner) for name, learner in learners.items()}
+    return {"learners": emptied, "teacher_held_out": None, "held_out": {}}

@@ -64,6 +64,10 @@ class Guard:
         mean, deviation = _moments(losses[-config.window :])
         return SPIKE if loss > mean + config.sigmas * deviation else None
 
+    def forget(self) -> None:
+        """Forget the losses: those to come are of other data, and compare with none before."""
+        self.losses, self.by_task, self.in_a_row = [], {}, 0
+
     def record_step(self, config: GuardConfig, loss: float, task: str = "") -> None:
         """Record a step that was taken."""
         self.in_a_row = 0
