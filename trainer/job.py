@@ -180,10 +180,11 @@ class Job:
 def _checkpoint_writer(
     config: JobConfig, context: RunContext, resumption: Resumption
 ) -> CheckpointWriter:
-    keep, better = config.checkpoint, config.primary_column.higher_is_better
+    keep, ranking = config.checkpoint, config.primary_column
+    best = (keep.keep_best, ranking.higher_is_better, ranking.name)
     return CheckpointWriter(
         RunFolder.of(config).checkpoints,
-        Retention(keep.keep, keep.keep_every, keep.keep_best, better),
+        Retention(keep.keep, keep.keep_every, *best),
         context.attempt,
         _log.warning,
         resumed_from=resumption.checkpoint.step if resumption.checkpoint else None,

@@ -5,7 +5,7 @@ number of ranks, at any ZeRO stage, resumes on any other::
 
     checkpoints/step-000001000/
         manifest.json                        the index of all tensors, checksums, and health
-        trainer.json                         step, attempt, metric, the trainer's own state
+        trainer.json                         step, attempt, metric and its name, the state
         metrics.jsonl                        the newest rows of the run's metrics
         teacher/rank-00000.safetensors       fragments named "parameter|state|first element"
         students/NAME/rank-00000.safetensors

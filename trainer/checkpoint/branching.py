@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from trainer.durable import sync_folder
 
 
 def branch(
-    source: Path, step: int, target: Path, learners: Collection[str], state: Mapping[str, Any]
+    source: Path,
+    step: int,
+    target: Path,
+    learners: Collection[str],
+    state: Mapping[str, Any],
+    *,
+    keep_scores: bool,
 ) -> None:
     """Write the checkpoint ``source/step-…`` into ``target``, a new folder, with another state.
 
@@ -28,17 +35,22 @@ def branch(
         target: ``RUN/checkpoints`` of the new run.
         learners: the learners to take from the checkpoint.
         state: the trainer's own state for the new ``trainer.json``.
+        keep_scores: whether its held-out scores compare with later ones in the new run.
     """
     old, new = source / step_name(step), target / step_name(step)
     manifest = read_manifest(old)
     carried = Carried.of(Checkpoint(source, step), [n for n in manifest.learners if n in learners])
     new.mkdir(parents=True)
     trainer = {**read_trainer_file(source, step), "state": state, "attempt": 0}
+    health = {name: one for name, one in manifest.health.items() if name in learners}
+    if not keep_scores:
+        trainer["metric"] = None
+        for name, one in health.items():
+            health[name] = replace(one, evaluated_at=None, held_out=None)
     files = [write_json(new, TRAINER, trainer), *carried.files]
     for file in carried.files:
         _share(file, old, new)
     records = carried.records(first_file=1)
-    health = {name: one for name, one in manifest.health.items() if name in records}
     written = Manifest(step, manifest.world_size, files, records, health, manifest.suspect)
     write_durably(new, MANIFEST, [written.encode()])
     for folder, _, _ in os.walk(target):

@@ -40,7 +40,7 @@ def all_steps(folder: Path) -> list[int]:
 
 
 def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
-    """``trainer.json``: step, attempt, metric and the trainer's own state.
+    """``trainer.json``: step, attempt, metric, its name and the trainer's own state.
 
     Empty if it is missing or not JSON: the verification of the checkpoint reports the damage.
     """

@@ -216,7 +216,7 @@ def _expire(store: Store, newest: int) -> None:
     """Delete the checkpoints that the retention does not keep. Steps after `newest` are damaged."""
     superseded = _superseded(store, newest)
     metrics = {
-        step: read_trainer_file(store.folder, step).get("metric")
+        step: store.retention.metric_of(read_trainer_file(store.folder, step))
         for step in published(store.folder)
         if step <= newest and step not in superseded
     }

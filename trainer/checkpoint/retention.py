@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from configs.rules import COUNT, INDEX
 from configs.section import Section
@@ -14,14 +14,24 @@ from configs.section import Section
 class Retention(Section):
     """Keeps the ``last`` checkpoints, those at multiples of ``every`` steps, and the ``best`` ones.
 
-    ``best`` ranks by the metric passed to ``save``; ``highest`` says which end is better. Suspect
-    checkpoints are never among the best, and never replace sound ones among the last.
+    ``best`` ranks by the values passed to ``save`` of ``metric``, its name; ``highest`` says which
+    end is better. Values of another metric do not count: they do not compare. Suspect checkpoints
+    are never among the best, and never replace sound ones among the last.
     """
 
     last: Annotated[int, COUNT] = 3
     every: Annotated[int | None, COUNT] = None
     best: Annotated[int, INDEX] = 0
     highest: bool = False
+    metric: str = ""
+
+    def metric_of(self, trainer: Mapping[str, Any]) -> float | None:
+        """The metric of the checkpoint with this ``trainer.json``; None if it has another or none.
+
+        Old checkpoints do not name theirs, which then counts as this one.
+        """
+        value: float | None = trainer.get("metric")
+        return value if trainer.get("metric_name", self.metric) == self.metric else None
 
     def expired(
         self,

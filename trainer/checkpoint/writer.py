@@ -102,7 +102,7 @@ class CheckpointWriter:
             step: the number of steps done, which names the checkpoint.
             learners: engines by "teacher" or "students/NAME".
             trainer_state: a JSON value; rank 0's is stored.
-            metric: a held-out score for ``Retention.best``; a non-finite one counts as none.
+            metric: the value of ``Retention.metric``; a non-finite one counts as none.
             wait: return when the checkpoint is published.
             then: called on rank 0, from the writing thread, after the save, with the error if it
                 failed, else None.
@@ -116,7 +116,9 @@ class CheckpointWriter:
                 also if this save fails.
         """
         self.wait()
-        trainer = _plain(step, metric, trainer_state)
+        usable = metric is not None and math.isfinite(metric)
+        named = {"metric": metric if usable else None, "metric_name": self._store.retention.metric}
+        trainer = _plain({"step": step, **named, "state": trainer_state})
         save = Save(step, {}, trainer, self._carried(carried), metrics, dict(evaluations))
         self._start(save, learners, then)
         if wait and not self.wait() and self._error:
@@ -199,12 +201,10 @@ class CheckpointWriter:
             self._report(f"the checkpoint of step {step} was not written: {self._error}")
 
 
-def _plain(step: int, metric: float | None, state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``trainer.json``: a copy that the trainer cannot change.
 
-    Raises TypeError where `state` is not plain JSON.
+    Raises TypeError where it is not plain JSON.
     """
-    usable = metric is not None and math.isfinite(metric)
-    tree = {"step": step, "metric": metric if usable else None, "state": state}
     copy: dict[str, Any] = json.loads(json.dumps(tree))
     return copy

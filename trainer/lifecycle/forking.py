@@ -124,16 +124,17 @@ def _fill(
         for part in ("learners", "held_out")
     )
     there = contents(config.data)
-    own = {"config": configs.dump(config), "corpora": there, "wandb_id": secrets.token_hex(4)}
-    own |= {"learners": counters, "held_out": curves}
-    if _reads_other_data(found, state.get("corpora", {}), there):
+    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there}
+    own |= {"wandb_id": secrets.token_hex(4), "learners": counters, "held_out": curves}
+    is_other = _reads_other_data(found, state.get("corpora", {}), there)
+    if is_other:
         own |= _without_losses(counters)
-    state = {**state, **own}
     new.path.mkdir(parents=True)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
     rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
-    branch(run.checkpoints, step, new.checkpoints, learners, {**state, "rows": rows})
+    state = {**state, **own, "rows": rows}
+    branch(run.checkpoints, step, new.checkpoints, learners, state, keep_scores=not is_other)
     lines = [str(change) for change in found]
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": lines}
     atomic_write(new.origin, json.dumps(origin, indent=2) + "\n")

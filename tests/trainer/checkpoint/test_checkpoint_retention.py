@@ -14,6 +14,7 @@ from tests.trainer import jobs
 from tests.trainer.checkpoint.saving import Alone, content, plain_engine
 from trainer import job
 from trainer.checkpoint import Attempt, CheckpointWriter, Retention, published, writer
+from trainer.checkpoint.folder import read_trainer_file
 from trainer.checkpoint.publication import Save, Store, publish
 
 METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
@@ -68,10 +69,26 @@ def test_a_run_keeps_the_last_the_best_and_the_one_it_resumed_from(tmp_path: Pat
     )
     store.folder.mkdir()
     for step, loss in enumerate([9.0, 3.0, 8.0, 7.0, 6.0, 5.0], start=1):
-        made = content(step)
-        metric = {**made.trainer, "metric": loss}
-        publish(Save(step, made.learners, metric), store, Alone())  # type: ignore[arg-type]
+        publish(saved(step, loss), store, Alone())  # type: ignore[arg-type]
     assert published(store.folder) == [1, 2, 5, 6]
+
+
+def saved(step: int, loss: float, **more: Any) -> Save:
+    made = content(step)
+    return Save(step, made.learners, {**made.trainer, "metric": loss, **more})
+
+
+def test_values_of_another_metric_are_not_ranked(tmp_path: Path) -> None:
+    """A loss of 6.3 is no accuracy; the checkpoint of an old version has a value without a name."""
+    by_accuracy = Retention(last=1, best=1, highest=True, metric="accuracy")
+    store = Store(tmp_path / "checkpoints", by_accuracy, None, frozenset())
+    store.folder.mkdir()
+    publish(saved(1, 6.3, metric_name="loss"), store, Alone())  # type: ignore[arg-type]
+    publish(saved(2, 0.3), store, Alone())  # type: ignore[arg-type]
+    for step, accuracy in ((3, 0.2), (4, 0.4), (5, 0.1), (6, 0.3)):
+        save = saved(step, accuracy, metric_name="accuracy")
+        publish(save, store, Alone())  # type: ignore[arg-type]
+        assert published(store.folder) == {3: [2, 3], 4: [4], 5: [4, 5], 6: [4, 6]}[step]
 
 
 def save_all(checkpoints: CheckpointWriter, metrics: dict[int, float]) -> None:
@@ -104,3 +121,4 @@ def test_a_job_keeps_the_best_by_its_primary_metric(tmp_path: Path, metric: str,
     made = job._checkpoint_writer(config, around, resumption)  # type: ignore[arg-type]
     save_all(made, {1: 0.4, 2: 0.2, 3: 0.8, 4: 0.5})
     assert published(folder / "checkpoints") == [best, 4]
+    assert read_trainer_file(folder / "checkpoints", best)["metric_name"] == metric
