@@ -221,9 +221,13 @@ class ModelConfig(Section, ABC):
             yield "branches", why
         if head.pooling == "pooler" and self.cannot(Ability.POOL):
             yield "pooling", "is pooler, and the model has none; set pooler, or read first"
-        for layer in head.layers:
-            if not -self.layers - 1 <= layer <= self.layers:
-                yield "layers", f"there is no hidden state {layer} of {self.layers} layers"
+        if why := self.lacks_states(head.layers):
+            yield "layers", why
+
+    def lacks_states(self, layers: Sequence[int]) -> str:
+        """Why a head cannot read the states after these layers; empty if it can."""
+        absent = [layer for layer in layers if not -self.layers - 1 <= layer <= self.layers]
+        return f"there is no hidden state {absent[0]} of {self.layers} layers" if absent else ""
 
     @abstractmethod
     def with_dropout(self, rate: float) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
@@ -275,6 +276,17 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "budget", "is for a teacher of one size; remove it, or stacking"
     if teacher.init.teacher_layers is not None or teacher.init.teacher_embeddings:
         yield "init", "its teacher_... keys are for students"
+    if teacher.stacking.steps:
+        yield from within("objective", _conflicts_at_first_depth(teacher))
+
+
+def _conflicts_at_first_depth(teacher: LearnerConfig) -> Iterator[Refusal]:
+    """The terms that need more layers than those with which stacking begins."""
+    depth = teacher.stacking.layers_at(0, teacher.model.layers)
+    model, objective = teacher.model.with_layers(depth), teacher.objective
+    unfit = objective.unequippable(model), objective.misfits(model, {TEACHER: model}, False)
+    for key, why in chain(*unfit):
+        yield key, f"{why}; by stacking.steps the depth at the start is {depth}"
 
 
 def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refusal]:

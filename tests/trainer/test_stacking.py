@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
+from configs.errors import ConfigError
 from model import EncoderConfig, from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
@@ -124,3 +127,33 @@ def test_layers_are_counted_on_the_final_teacher():
 def test_what_cannot_double_is_refused(layers, steps, reason):
     with pytest.raises(ValueError, match=reason):
         LearnerConfig(model=EncoderConfig(layers=layers), stacking=StackingConfig(steps))
+
+
+EXITS = "teacher.objective.early_exits={layers: [%d]}"
+TASK = ("data={train: x.tsv, tokenizer: x}", "students=null",
+        "teacher.objective.mlm=null")  # fmt: skip
+BRANCHES = (*TASK, "teacher.objective={single_sentence: {}, branches: {}}")
+
+
+def reads(layer):
+    return (*TASK, f"teacher.objective={{single_sentence: {{layers: [{layer}]}}}}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "depth", "refusal"),
+    [
+        ([EXITS % 3], 2, r"early_exits\.layers: must be below 2, .*"),
+        ([EXITS % 1], 1, r"early_exits\.layers: must be below 1, .*"),
+        (BRANCHES, 1, "branches: needs a model of two layers or more"),
+        (reads(3), 2, "single_sentence: layers: there is no hidden state 3 of 2 layers"),
+        (reads(-3), 1, "single_sentence: layers: there is no hidden state -3 of 1 layers"),
+        ([EXITS % 1], 2, None),
+        (BRANCHES, 2, None),
+        (reads(-3), 2, None),
+    ],
+)
+def test_what_the_teacher_reads_is_there_from_the_start(overrides, depth, refusal):
+    growth = "teacher.stacking.steps=[2]" if depth == 2 else GROWTH
+    reason = rf"teacher\.objective\.{refusal}; by stacking\.steps the depth .* is {depth}$"
+    with pytest.raises(ConfigError, match=reason) if refusal else nullcontext():
+        tiny_job(Path("corpus"), Path("runs"), "teacher.model.layers=4", growth, *overrides)

@@ -153,6 +153,11 @@ class TaskConfig(TermConfig):
     def head(self) -> str:
         return self.head_name or self.name
 
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        if why := model.lacks_states(self.layers):
+            yield f"layers: {why}"
+
     def with_head(self, model: ModelConfig, head: TaskHeadConfig) -> ModelConfig:
         """The model with the task's head, which reads the task's `layers`."""
         return with_task_head(model, self.head, dataclasses.replace(head, layers=self.layers))
