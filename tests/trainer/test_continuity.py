@@ -7,12 +7,14 @@ import shlex
 import shutil
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import configs
 from data_pipeline import BuildOptions, Corpus, build, contents, open_corpora
 from tests.conftest import TINY_JOB
+from tests.distributed import run_distributed
 from tests.trainer.jobs import tiny_job
 from trainer.checkpoint import Owner
 from trainer.checkpoint.manifest import Manifest
@@ -21,6 +23,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity
 from trainer.lifecycle.first_stages import require_no_first_stage_again
+from trainer.lifecycle.resumption import Resumption
 from trainer.lifecycle.start import accept, changes_since_checkpoint, start_run
 from trainer.run_folder.folder import RunFolder
 
@@ -176,13 +179,38 @@ def test_no_learner_goes_back_into_a_first_stage(made, override, refusal):
         require_no_first_stage_again(before, now, state)
 
 
-def save(folder: RunFolder, **state: object) -> None:
+def resume_in_stages(runs: Path) -> list[tuple[int, int]]:
+    """Resume a run, with a first stage of 3 steps, with longer ones; from step 4 or 2, or not."""
+    places = f"output_dir={runs}", STAGED[0], "steps=12"
+    staged = "students.tinybert.intermediate={steps: %d}"
+    before = job(*places, staged % 3)
+    student = {"students/tinybert": {"started_at": 0, "finished_at": None}}
+    for step in (2, 4, 6):
+        state = {"step": step, "learners": student, "rolled_back": []}
+        save(RunFolder.of(before), step, config=configs.dump(before), **state)
+    found = []
+    for checkpoint, stage in ((6, 6), (4, 4), (2, 12)):
+        back = f"rollback=[{{checkpoint: {checkpoint}}}]"
+        found.append((Resumption.find(job(*places, staged % stage, back)).checkpoint.step, stage))
+    for checkpoint, stage in ((6, 7), (4, 5)):
+        back, made = f"rollback=[{{checkpoint: {checkpoint}}}]", f"{checkpoint} steps on"
+        with pytest.raises(TrainingError, match=f"again, {made}, with {stage} in place of 3"):
+            Resumption.find(job(*places, staged % stage, back))
+    return found
+
+
+def test_a_first_stage_is_judged_by_the_checkpoint_that_a_rollback_names(tmp_path):
+    found = run_distributed(resume_in_stages, 1, tmp_path)[0]
+    assert found == [(6, 6), (4, 4), (2, 12)]
+
+
+def save(folder: RunFolder, at: int = 2, **state: object) -> None:
     """A checkpoint that contains only the trainer's own state."""
-    checkpoint = folder.checkpoints / "step-000000002"
+    checkpoint = folder.checkpoints / f"step-{at:09d}"
     shutil.rmtree(checkpoint, ignore_errors=True)
     checkpoint.mkdir(parents=True)
     files = [write_json(checkpoint, "trainer.json", {"state": state})]
-    (checkpoint / "manifest.json").write_bytes(Manifest(2, 1, files, {}).encode())
+    (checkpoint / "manifest.json").write_bytes(Manifest(at, 1, files, {}).encode())
 
 
 def changes_of(config: JobConfig) -> list[str]:

@@ -14,9 +14,11 @@ from trainer.checkpoint import Attempt, Checkpoint, newest_intact
 from trainer.config import JobConfig
 from trainer.learners.state import JobState
 from trainer.lifecycle import unreached
-from trainer.lifecycle.start import accept
+from trainer.lifecycle.first_stages import require_no_first_stage_again
+from trainer.lifecycle.start import accept, config_of
 from trainer.run_folder.folder import RunFolder
 from trainer.tracking import tracking
+from trainer.watch.first_failure import on_rank_0
 from trainer.watch.rollback import applied_state, checkpoint_to_resume
 
 _log = logging.getLogger(__name__)
@@ -38,11 +40,21 @@ class Resumption:
     def find(cls, config: JobConfig) -> Resumption:
         """Verify the run's checkpoints until one is intact, and follow ``rollback``. Collective.
 
-        Raises TrainingError or CheckpointError where the run cannot roll back as the config says.
+        Raises TrainingError or CheckpointError where the run cannot roll back as the config says,
+        or a learner would go back into a first stage.
         """
         folder = RunFolder.of(config).checkpoints
         newest = newest_intact(folder, _log.warning, dist.group.WORLD)
-        return cls(config, checkpoint_to_resume(newest, config.rollback, dist.group.WORLD), newest)
+        found = cls(config, checkpoint_to_resume(newest, config.rollback, dist.group.WORLD), newest)
+        on_rank_0(found._require_no_first_stage_again)
+        return found
+
+    def _require_no_first_stage_again(self) -> None:
+        """Judge by the checkpoint that counts: learners are further on in one that is skipped."""
+        if self.checkpoint is not None:
+            state = self.checkpoint.trainer_state
+            before = config_of(RunFolder.of(self.config), state)
+            require_no_first_stage_again(before, self.config, state)
 
     @property
     def learners(self) -> set[str]:

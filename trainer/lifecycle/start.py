@@ -18,7 +18,6 @@ from trainer.config import JobConfig
 from trainer.control.requests import forget
 from trainer.durable import atomic_write
 from trainer.lifecycle.continuity import accepted_changes
-from trainer.lifecycle.first_stages import require_no_first_stage_again
 from trainer.run_folder.folder import RunFolder
 
 
@@ -55,8 +54,7 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
     state = newest_state(folder.checkpoints)
     if state is None:
         return []
-    before, read = _config_so_far(folder, state), state.get("corpora", {})
-    require_no_first_stage_again(before, config, state)
+    before, read = config_of(folder, state), state.get("corpora", {})
     return accepted_changes(before, config, read, contents(config.data, corpora))
 
 
@@ -66,8 +64,8 @@ def accept(config: JobConfig) -> None:
     atomic_write(RunFolder.of(config).config, text)
 
 
-def _config_so_far(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:
-    """The config of the newest checkpoint; ``config.yaml`` may have been edited or removed."""
+def config_of(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:
+    """The config in a checkpoint's state; ``config.yaml`` may have been edited or removed."""
     if "config" not in state:  # written by an old version
         return folder.load_config()
     return configs.load_text(state["config"], JobConfig, "job", [], str(folder.checkpoints))
