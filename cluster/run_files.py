@@ -5,6 +5,7 @@ Torn or foreign lines and files are left out, so that they do not hide the rest.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,12 +91,37 @@ def failure_of(run: Path) -> str:
 
 
 def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
-    """The step of the newest checkpoint, and its age in seconds; None where there is none."""
-    folders = [path for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]
-    if not folders:
-        return None, None
-    newest = max(folders, key=lambda path: int(path.name[5:]))
-    return int(newest.name[5:]), time.time() - newest.stat().st_mtime
+    """The step of the newest checkpoint that counts, and its age in seconds; None: there is none.
+
+    As for the trainer, one that the newest attempt did not find counts only if no earlier attempt
+    wrote it: the run has rolled back behind it, or whoever wrote it was cut off.
+    """
+    folders = {
+        int(path.name[5:]): path
+        for path in run.glob("checkpoints/step-*")
+        if path.name[5:].isdigit()
+    }
+    attempt, found = _found_checkpoints(run)
+    for step in sorted(folders, reverse=True):
+        if step in found or _writer(folders[step]) >= attempt:
+            return step, time.time() - folders[step].stat().st_mtime
+    return None, None
+
+
+def _found_checkpoints(run: Path) -> tuple[int, list[Any]]:
+    """The newest attempt that recorded which checkpoints count, and their steps; 0: none did."""
+    records = (path for path in run.glob("attempts/*.json") if path.stem.isdecimal())
+    for record in sorted(records, reverse=True):
+        steps = json_object(record).get("checkpoints")
+        if isinstance(steps, list):
+            return int(record.stem), steps
+    return 0, []
+
+
+def _writer(checkpoint: Path) -> float:
+    """The attempt that wrote a checkpoint; infinite, so that it counts, where that is unknown."""
+    attempt = json_object(checkpoint / "trainer.json").get("attempt")
+    return attempt if isinstance(attempt, int) else math.inf
 
 
 def newest_log(run: Path) -> str | None:

@@ -34,8 +34,11 @@ class Folder:
         record |= {"machine": machine(), "started": started(process), **more}
         (self.path / f"attempts/{number:06d}.json").write_text(json.dumps(record))
 
-    def save(self, step: int) -> None:
-        (self.path / f"checkpoints/step-{step:09d}").mkdir(parents=True)
+    def save(self, step: int, attempt: int | None = None) -> None:
+        checkpoint = self.path / f"checkpoints/step-{step:09d}"
+        checkpoint.mkdir(parents=True)
+        if attempt is not None:
+            (checkpoint / "trainer.json").write_text(json.dumps({"attempt": attempt}))
 
     def event(
         self, event: str, code: int = 0, reason: str = "", job: str = "7", **more: object

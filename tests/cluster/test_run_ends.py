@@ -10,6 +10,7 @@ from cluster.run_state import ON_REQUEST
 from cluster.scheduler import QueuedJob
 from cluster.status import read_run, read_runs
 from tests.cluster.folders import ELSEWHERE, Folder
+from trainer.checkpoint import published
 
 
 @pytest.fixture
@@ -50,6 +51,25 @@ def test_what_was_done_elsewhere_since_counts_more_than_the_last_job(run):
     run.log(10)
     run.save(10)
     assert (read_run(run.path, []).state, read_run(run.path, []).reason) == ("stopped", "")
+
+
+def test_checkpoints_that_a_rollback_has_disowned_are_not_what_a_run_has_saved(run):
+    """A run to step 8, rolled back to 4, and killed at step 5; then again, after it had saved."""
+    dead = 2**22 + 1
+    run.attempt(dead, checkpoints=[])
+    run.log(1, 2, 3, 4, 5)
+    for step in (2, 4, 8):
+        run.save(step, attempt=1)
+    assert read_run(run.path, []).checkpoint == 8
+    run.attempt(dead, number=2, checkpoints=[2, 4])
+    status = read_run(run.path, [])
+    assert (status.state, status.checkpoint) == ("failed", 4)
+    assert status.reason.startswith("it ended without saving")
+    run.save(5, attempt=2)
+    run.attempt(dead, number=3)  # died while it began
+    status = read_run(run.path, [])
+    assert (status.state, status.reason, status.checkpoint) == ("stopped", "", 5)
+    assert status.checkpoint == published(run.path / "checkpoints")[-1]
 
 
 @pytest.mark.parametrize(
