@@ -13,7 +13,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,18 +49,20 @@ FOLDER = "examples"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
 
 
-def with_examples(job: JobConfig) -> JobConfig:
+def with_examples(job: JobConfig, renewable: Collection[str] = ()) -> JobConfig:
     """The job, completed from its examples: labels, steps, and the folders of encoded examples.
 
-    The examples are encoded unless that has been done before. A job that reads text is returned
-    unchanged. Raises DataError, naming file and line, for bad examples, and TrainingError without a
-    tokenizer.
+    The examples are encoded unless that has been done before. A folder that holds other examples is
+    refused; one at a key among `renewable` gives way to the folder that an empty path stands for.
+    A job that reads text is returned unchanged.
+
+    Raises DataError, naming file and line, for bad examples, and TrainingError without a tokenizer.
     """
     if not job.data.has_examples:
         return job
     tokenizer, totals = _tokenizer_of(job), {}
     for one in tasks_of(job):
-        ready = _ready(job, one, tokenizer)
+        ready = _ready(job, one, tokenizer, renewable)
         totals[one.name] = ExampleSplit(Corpus.open(ready.data.path), "train").total
         job = _with(job, ready)
     steps = job.steps or _steps(job, totals)
@@ -95,6 +97,11 @@ class TaskOfJob:
     def key(self) -> str:
         """The key of the section that names its examples."""
         return "data" if isinstance(self.data, DataConfig) else f"data.tasks.{self.name}"
+
+    @property
+    def path_key(self) -> str:
+        """The key of the folder that holds its encoded examples."""
+        return f"{self.key}.path"
 
     def file(self, split: str, *, is_scored: bool = False) -> TaskFile:
         """The file of a split that is named."""
@@ -142,12 +149,14 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
     return job if tested else None
 
 
-def _ready(job: JobConfig, one: TaskOfJob, tokenizer: Path) -> TaskOfJob:
+def _ready(
+    job: JobConfig, one: TaskOfJob, tokenizer: Path, renewable: Collection[str]
+) -> TaskOfJob:
     """The task, completed from its files, with its examples encoded."""
     one = _with_labels(job, one)
     files = one.data.task_files
     splits = {split: files[of] for split, of in SPLITS.items() if of in files}
-    folder = _encoded(job, one, tokenizer, splits)
+    folder = _encoded(job, one, tokenizer, splits, renewable)
     if "val" not in splits and "val" not in manifest.read(folder)["tally"]["examples"]:
         raise DataError(
             f"{one.key}.validation: must be set; {files['train']} has too few examples to hold "
@@ -245,15 +254,25 @@ def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
     return math.ceil(job.epochs * sum(examples.values()) / size)
 
 
-def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str, Path]) -> Path:
+def _encoded(
+    job: JobConfig,
+    one: TaskOfJob,
+    tokenizer: Path,
+    files: Mapping[str, Path],
+    renewable: Collection[str] = (),
+) -> Path:
     """The folder of the encoded examples in `files`, by split, which exists afterwards.
 
-    It is the `path` of the section; empty: one beside the runs, named after its content.
+    It is the `path` of the section; empty: one beside the runs, named after its content. See
+    `with_examples` for `renewable`.
     """
     fingerprint = load_tokenizer(tokenizer)[1].fingerprint
     identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(one, files)}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(one.data.path or f"{job.output_dir}/{FOLDER}/{digest}/{one.name}")
+    own = Path(f"{job.output_dir}/{FOLDER}/{digest}/{one.name}")
+    folder = Path(one.data.path or own)
+    if one.path_key in renewable and not _holds(folder, identity):
+        folder = own
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         assert one.data.sequence_length is not None
@@ -264,13 +283,18 @@ def _encoded(job: JobConfig, one: TaskOfJob, tokenizer: Path, files: Mapping[str
             _log.warning(
                 "%s cuts %s texts; their ends are neither read nor scored", where, encoder.cut
             )
-    elif not identity.items() <= manifest.read(folder)["identity"].items():
+    elif not _holds(folder, identity):
         raise DataError(
-            f"{one.key}.path: {folder} holds other examples; name another, or leave it out"
+            f"{one.path_key}: {folder} holds other examples; name another, or leave it empty"
         )
     layout = layout_of(Corpus.open(str(folder)), next(iter(files)))
     require_labels_of_kind(job, one.task, layout)
     return folder
+
+
+def _holds(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether a folder has the encoded examples of this identity."""
+    return folder.exists() and identity.items() <= manifest.read(folder)["identity"].items()
 
 
 def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:

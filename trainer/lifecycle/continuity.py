@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,6 +26,8 @@ from trainer.learner_names import section_of
 ORDER = "the order of the data would change from here on"
 SHAPE = "the learner's checkpoint would not fit"
 
+# What the examples of tasks are made from: the folder of their files, the files and a tokenizer.
+FILES = ("root", "train", "validation", "test", "tokenizer")
 # The first pattern that a key matches decides: the reason why it must stay, or None if it may
 # change. A key that matches none may change. A section that only one of the configs has (such as a
 # student that is added, or a term of an objective) counts as a single key.
@@ -35,12 +37,8 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("data.stage", None),
     ("data.stage_gb", None),
     ("data.on_bad_shard", None),
-    ("data.root", None),  # the folder of a task's files; data.path is compared by content
-    ("data.train", None),
-    ("data.validation", None),
-    ("data.test", None),
-    ("data.tokenizer", None),
-    *((f"data.tasks.*.{key}", None) for key in ("root", "train", "validation", "test")),
+    *((f"data.{key}", None) for key in FILES),  # data.path is compared by content
+    *((f"data.tasks.*.{key}", None) for key in FILES),
     ("data.*", ORDER),
     ("seed", ORDER),
     ("batch.micro_batch", None),
@@ -85,14 +83,17 @@ def accepted_changes(
     run = shlex.quote(f"{now.output_dir}/{now.name}")
     fork = f"begin another run from a checkpoint of this one: tandem fork {run} --step N --name NEW"
     refused = [one for one in found if one.refusal and one.key not in same]  # others only moved
+    differing = {one.key for one in refused} | (read.keys() & there.keys()) - same
+    if folders := _folders_of_examples(now) & differing:
+        refused = _with_causes(refused, found, now, folders - read.keys())
     if refused:
         _require_folders_of_models(now, refused)
         words = [shlex.quote(configs.assignment(one.key, one.new)) for one in refused]
         way_out = " ".join([fork, *words])
-        if any(one.key.startswith("teacher.") for one in refused):
+        if any(one.refusal == SHAPE and one.key.startswith("teacher.") for one in refused):
             way_out = "begin another run: name=NEW (a fork would keep its teacher)"
         first, old = refused[0], _shown(refused[0].old)
-        raise TrainingError(f"{first}: {first.refusal}; put {old} back, or {way_out}")
+        raise TrainingError(f"{first}: {first.refusal or ORDER}; put {old} back, or {way_out}")
     if read.keys() == there.keys() and [*read] != [*there]:  # rows are assigned in this order
         raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
     for key in sorted(read.keys() & there.keys() - same):
@@ -100,6 +101,46 @@ def accepted_changes(
             f"{key}: the corpus there is not what the run has read so far; put that back, or {fork}"
         )
     return [str(change) for change in found]
+
+
+def _folders_of_examples(job: JobConfig) -> set[str]:
+    """The keys of the folders that hold a job's encoded examples; none where it reads text."""
+    data = job.data
+    if not data.has_examples:
+        return set()
+    return {f"data.tasks.{name}.path" for name in data.tasks} or {"data.path"}
+
+
+def _with_causes(
+    refused: Sequence[Change], found: Sequence[Change], now: JobConfig, unknown: Collection[str]
+) -> list[Change]:
+    """The refused changes of a job whose encoded examples differ, and what made them differ.
+
+    Nobody named the folders that hold them: they follow from files and settings. Without such a
+    change, the content of a file differs; then those of `unknown` content are named.
+    """
+    folders, deciding = _folders_of_examples(now), tuple(_keys_of_examples(now))
+    causes = [
+        one
+        for one in found
+        if one.key not in folders and (one in refused or f"{one.key}.".startswith(deciding))
+    ]
+    if all(one.key.endswith(".test") for one in causes):  # nothing is trained on test files
+        return [one for one in refused if one.key in unknown]
+    return causes
+
+
+def _keys_of_examples(job: JobConfig) -> Iterator[str]:
+    """The beginnings, up to a dot, of keys that may change and decide what the examples are."""
+    for section in ("data", *(f"data.tasks.{name}" for name in job.data.tasks)):
+        yield from (f"{section}.{key}." for key in FILES)
+    for name, learner in job.learners.items():
+        if job.data.tokenizer is None:  # the model's folder has it
+            yield f"{section_of(name)}.init.pretrained."
+        for term, task in learner.objective.task_terms().items():
+            keys = (one.name for one in dataclasses.fields(task))
+            encoded = (key for key in keys if key not in task.not_encoded)
+            yield from (f"{section_of(name)}.objective.{term}.{key}." for key in encoded)
 
 
 def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> None:

@@ -23,6 +23,7 @@ from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, pub
 from trainer.config import JobConfig
 from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
+from trainer.job_data.examples import tasks_of, with_examples
 from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState
 from trainer.lifecycle.continuity import SHAPE, Change, changes
@@ -49,7 +50,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     Raises:
         TrainingError: the checkpoint does not exist, the new run already exists, `overrides` name
             it otherwise, or the teacher would change its shape.
-        DataError: a corpus is missing.
+        DataError: a corpus is missing, or examples are bad.
     """
     if any(word.partition("=")[0] == "name" for word in overrides):
         raise TrainingError("name: set it with --name only")
@@ -66,6 +67,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     new = RunFolder.of(now)
     if new.path.exists():
         raise TrainingError(f"{new.path}: exists; give the fork another name")
+    now = _with_own_examples(before, now, overrides)
     learners = _that_come_along(checkpoint, before, now)
     found = list(changes(before, now))
     beside = new.path.with_name(f".{name}.forking-{secrets.token_hex(4)}")
@@ -83,6 +85,20 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         shutil.rmtree(beside, ignore_errors=True)
     begin_anew = [one for one in checkpoint.learners if one not in learners]
     return Fork(new, step, [str(change) for change in found], begin_anew)
+
+
+def _with_own_examples(before: JobConfig, now: JobConfig, overrides: Sequence[str]) -> JobConfig:
+    """The fork's config, completed from its examples as at a start.
+
+    Its source has stored in which folders they were. One that no override names gives way where
+    the examples are others now.
+    """
+    if not now.data.has_examples:
+        return now
+    named = {word.partition("=")[0] for word in overrides}
+    had = {(one.path_key, one.data.path) for one in tasks_of(before)}
+    kept = {(one.path_key, one.data.path) for one in tasks_of(now)} & had
+    return with_examples(now, {key for key, _ in kept} - named)
 
 
 def _is_below(path: str | None, folder: Path) -> bool:
