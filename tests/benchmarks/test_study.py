@@ -201,15 +201,16 @@ def test_every_job_of_a_shipped_study_is_one_that_can_run(name, tmp_path):
 @pytest.mark.parametrize("name", OF_TEXT)
 def test_a_shipped_study_runs_and_has_its_rows(name, corpus, tmp_path, monkeypatch, capsys):
     """The runner would start one process per job; here a single process runs them all."""
+    read = shutil.copytree(corpus, tmp_path / "corpus")
+    (read / "pairs.jsonl").write_text(json.dumps(PAIR) + "\n", encoding="utf-8")
     told = {}
     for job in jobs(name, tmp_path):
         file = job.write()
-        told[file.stem] = ["train", str(file), f"data.path={corpus}", *TINY, *at_once(file)]
+        told[file.stem] = ["train", str(file), f"data.path={read}", *TINY, *at_once(file)]
     for job, (code, output) in run_jobs(told, tmp_path).items():
         assert code == 0, (job, output)
     monkeypatch.setattr(study, "train", lambda job, overrides: pytest.fail("it has finished"))
-    (tmp_path / "pairs.jsonl").write_text(json.dumps(PAIR) + "\n", encoding="utf-8")
-    places = ["--corpus", tmp_path, "--runs", tmp_path, "--results", tmp_path / "kept"]
+    places = ["--corpus", read, "--runs", tmp_path, "--results", tmp_path / "kept"]
     for _ in range(2):
         run_study(name, "--seed", 1, *places)
         rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines() if "| 1 |" in row]

@@ -174,7 +174,7 @@ def test_a_fork_of_what_the_run_deletes_meanwhile_is_one_line(stopped, monkeypat
     folder, _ = stopped
     deleted = folder.checkpoints / "step/manifest.json"
 
-    def gone(*arguments: object) -> None:
+    def gone(*arguments: object, **named: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(deleted))
 
     monkeypatch.setattr(forking, "branch", gone)
