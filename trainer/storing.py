@@ -22,6 +22,7 @@ from data_pipeline.masking.torch_masker import TorchMasker
 from data_pipeline.shards.locking import exclusive
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
+from trainer.device import fix_order_of_sums
 from trainer.errors import TrainingError
 from trainer.job import step_shape
 from trainer.job_data.counting import count_sequences
@@ -75,6 +76,8 @@ def store_job(
 ) -> Outcome:
     """As `store`, of a loaded job and in a process group that is there. Collective."""
     assert config.teacher.stored is not None
+    if config.deterministic:  # the running teacher's kernels: others round differently
+        fix_order_of_sums()
     folder = Path(config.teacher.stored.path)
     with ExitStack() as held:
         on_rank_0(lambda: held.enter_context(_alone_in(folder)))

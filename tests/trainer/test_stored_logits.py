@@ -233,9 +233,11 @@ def test_a_folder_that_does_not_fit_is_refused_naming_what_differs(
 def rolled_back(corpus, runs, finished):
     run(largest(corpus, runs, finished, "rolled_back", "name=rolled_back"))
     skips = "rollback=[{checkpoint: 2, skip: [2, 3]}]"
-    config = largest(corpus, runs, finished, "rolled_back", "name=rolled_back", skips)
+    fixed = ["deterministic=true", "name=rolled_back", skips]
+    config = largest(corpus, runs, finished, "rolled_back", *fixed)
     said = []
     assert storing.store_job(config, lambda: True, said.append) is Outcome.FINISHED
+    said.append(f"deterministic: {torch.are_deterministic_algorithms_enabled()}")
     run(config)
     return said
 
@@ -244,6 +246,7 @@ def test_the_batches_that_a_rollback_adds_are_stored_and_trained_on(corpus, runs
     shutil.copytree(runs / "largest", runs / "rolled_back")
     said = run_distributed(rolled_back, 1, corpus, runs, finished_job)[0]
     assert said[0].startswith(f"batches {STEPS} to {STEPS + 1}: ")
+    assert said[-1] == "deterministic: True", "the kernels are the running teacher's"
     assert Manifest.load(runs / "rolled_back").steps == STEPS + 1
     state = Checkpoint(RunFolder(runs / "rolled_back").checkpoints, STEPS).trainer_state
     assert state["rolled_back"] == [{"checkpoint": 2, "skip": [2, 3]}]
