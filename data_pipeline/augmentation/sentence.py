@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import tokenizers
 
+from data_pipeline.tokenization.sentencepiece_models import MARK
+from data_pipeline.tokenization.tokenizer import word_prefix
+
 
 @dataclass(frozen=True)
 class Word:
@@ -27,11 +30,12 @@ class Sentence:
 
     @classmethod
     def read(cls, text: str, tokenizer: tokenizers.Tokenizer) -> Sentence:
-        """Cut a text into words."""
+        """Cut a text into words. The first has the tokens that it would have behind others."""
         if tokenizer.normalizer is not None:
-            text = tokenizer.normalizer.normalize_str(text)
-        found = tokenizer.encode(text, add_special_tokens=False)
-        return cls(text, tuple(found.ids), tuple(_words(text, found)))
+            text = tokenizer.normalizer.normalize_str(text).replace(MARK, " ").strip()
+        prefix = word_prefix(tokenizer)
+        encoding = tokenizer.encode(prefix + text, add_special_tokens=False)
+        return cls(text, tuple(encoding.ids), tuple(_words(prefix + text, encoding, len(prefix))))
 
     def replaced(self, words: Mapping[int, str]) -> str:
         """The text with other words, by number, in place of its own."""
@@ -43,13 +47,22 @@ class Sentence:
         return "".join([*parts, self.text[end:]])
 
 
-def _words(text: str, encoding: tokenizers.Encoding) -> list[Word]:
-    """The words; white space that a tokenizer counts to one is not part of it."""
+def _words(text: str, encoding: tokenizers.Encoding, skipped: int) -> list[Word]:
+    """The words, without white space that a tokenizer counts to them.
+
+    They are placed in the text behind its first `skipped` characters. A tokenizer that does not
+    split text at spaces marks the tokens that begin a word.
+    """
     words, first, numbers = [], 0, encoding.word_ids
     for end in range(1, len(numbers) + 1):
-        if end == len(numbers) or numbers[end] != numbers[first]:
+        if (
+            end == len(numbers)
+            or numbers[end] != numbers[first]
+            or encoding.tokens[end].startswith(MARK)
+        ):
             start = encoding.offsets[first][0]
             raw = text[start : encoding.offsets[end - 1][1]]
-            words.append(Word(raw.strip(), start + len(raw) - len(raw.lstrip()), range(first, end)))
+            begin = start + len(raw) - len(raw.lstrip()) - skipped
+            words.append(Word(raw.strip(), begin, range(first, end)))
             first = end
     return words

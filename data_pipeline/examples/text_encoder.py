@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.tokenizer import load, word_prefix
 
 
 class TextEncoder:
@@ -37,9 +37,17 @@ class TextEncoder:
         return found
 
     def word(self, word: str) -> list[int]:
-        """The tokens of one word of a sentence; the unknown token for a word that has none."""
-        ids: list[int] = self.tokenizer.encode(word, add_special_tokens=False).ids
+        """The tokens of one word of a sentence; the unknown token for a word that has none.
+
+        They are those of the word in running text, so each word stands behind a space.
+        """
+        text = self._word_prefix + word
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids or [self._unknown]
+
+    @cached_property
+    def _word_prefix(self) -> str:
+        return word_prefix(self.tokenizer)
 
     @cached_property
     def _unknown(self) -> int:

@@ -148,6 +148,17 @@ def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDAr
     return starts
 
 
+def word_prefix(tokenizer: tokenizers.Tokenizer) -> str:
+    """The text to put before a word that is encoded alone, for the ids of running text.
+
+    A space for tokenizers in which a word's tokens hold the space before it (byte-level BPE,
+    some SentencePiece models) and which do not add that space themselves.
+    """
+    after_space = tokenizer.encode("a a", add_special_tokens=False).ids
+    alone = tokenizer.encode("a", add_special_tokens=False).ids
+    return "" if after_space == alone + alone else " "
+
+
 def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
     if path.suffix == ".model" and path.is_file():
         return vocabularies.from_sentencepiece(path)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import LineDraw, array_keys, scalar_key
@@ -215,7 +215,10 @@ def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> Trained:
         show_progress=False,
     )
     tokenizer.train_from_iterator(read(), trainer)
-    return Trained(*complete(tokenizer, {}))
+    tokenizer, roles = complete(tokenizer, {})
+    # A mask in a text stands for a word with the space before it, as RoBERTa's does.
+    tokenizer.add_special_tokens([AddedToken(roles["mask"], lstrip=True, normalized=False)])
+    return Trained(tokenizer, roles)
 
 
 def _unigram(read: Read, vocab_size: int, lowercase: bool) -> Trained:

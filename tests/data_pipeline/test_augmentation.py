@@ -51,13 +51,34 @@ def test_words_of_letters_that_are_no_stop_words_may_be_replaced() -> None:
     ]  # fmt: skip
 
 
-def test_words_of_byte_level_bpe_stand_without_their_space() -> None:
-    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "\u0120": 2}, []))
+def byte_level() -> tokenizers.Tokenizer:
+    pieces = {"a": 0, "b": 1, "\u0120": 2, "ab": 3, "\u0120ab": 4}
+    made = tokenizers.Tokenizer(models.BPE(pieces, [("a", "b"), ("\u0120", "ab")]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    sentence = Sentence.read("ab  ba b", made)
-    assert [word.text for word in sentence.words if word.text] == ["ab", "ba", "b"]
-    last = len(sentence.words) - 1
-    assert sentence.replaced({0: "xyz", last: "c"}) == "xyz  ba c"
+    return made
+
+
+def unigram(metaspace: bool) -> tokenizers.Tokenizer:
+    """Marks words, but does not split text there; without `metaspace`, as Llama's."""
+    pieces = ["<unk>", "\u2581", "\u2581ab", "a", "b"]
+    made = tokenizers.Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0))
+    if metaspace:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    else:
+        marks = normalizers.Replace(" ", "\u2581")
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), marks])
+    return made
+
+
+@pytest.mark.parametrize("made", [byte_level(), unigram(True), unigram(False)])
+def test_words_stand_without_their_space_and_the_first_has_the_tokens_of_others(made) -> None:
+    sentence = Sentence.read("ab  ba ab", made)
+    first, *_, last = words_of_letters = [word for word in sentence.words if word.text]
+    assert [word.text for word in words_of_letters] == ["ab", "ba", "ab"]
+    ids = [[sentence.ids[piece] for piece in word.pieces] for word in (first, last)]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 1
+    assert sentence.replaced({0: "xyz", len(sentence.words) - 1: "c"}) == "xyz  ba c"
 
 
 def test_every_word_is_replaced_with_probability_1_and_none_with_0() -> None:

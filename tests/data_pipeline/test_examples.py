@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+from transformers import AutoTokenizer
 
 from data_pipeline import (
     BatchSizes,
@@ -21,6 +23,7 @@ from data_pipeline.building.checking import check
 from data_pipeline.examples import order
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.training import train
 
 LENGTH = 16
 WORDS = [
@@ -42,6 +45,54 @@ WORDS = [
     "them",
 ]
 TEXTS = [" ".join(WORDS[n % 5 : n % 5 + 1 + n % 9]) for n in range(203)]
+
+
+def byte_level(add_prefix_space: bool, folder: Path) -> Path:
+    train([str(folder / "text")], "bpe", 300, str(folder / "out"))
+    return _with_splitter(pre_tokenizers.ByteLevel(add_prefix_space), folder / "out")
+
+
+def unigram(scheme: str, folder: Path) -> Path:
+    train([str(folder / "text")], "unigram", 30, str(folder / "out"))
+    return _with_splitter(pre_tokenizers.Metaspace(prepend_scheme=scheme), folder / "out")
+
+
+def wordpiece(_: str, folder: Path) -> Path:
+    train([str(folder / "text")], "wordpiece", 80, str(folder / "out"))
+    return folder / "out"
+
+
+def _with_splitter(splitter: pre_tokenizers.PreTokenizer, folder: Path) -> Path:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.pre_tokenizer, tokenizer.normalizer = splitter, None
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "scheme", "behind_space"),
+    [
+        (byte_level, True, False),
+        (byte_level, False, True),
+        (unigram, "always", False),
+        (unigram, "first", False),
+        (unigram, "never", True),
+        (wordpiece, "", False),
+    ],
+)
+def test_words_of_a_sentence_have_the_ids_of_running_text(
+    make, scheme, behind_space, tmp_path
+) -> None:
+    """As `transformers` encodes words, and where it adds no space, as words behind a space."""
+    (tmp_path / "text").write_text("\n\n".join(TEXTS))
+    folder = make(scheme, tmp_path)
+    theirs, words = AutoTokenizer.from_pretrained(folder), ["town", "by", "the", "river", "."]
+    encoder = TextEncoder(folder, LENGTH)
+    given = [" " + word if behind_space else word for word in words]
+    right = theirs(given, is_split_into_words=True, add_special_tokens=False)["input_ids"]
+    ids = [number for word in words for number in encoder.word(word)]
+    assert ids == right
+    assert ids == encoder.encode("by " + " ".join(words), "here").ids[-len(ids) :]
 
 
 def single(encoder: TextEncoder, texts: list[str]):

@@ -365,3 +365,10 @@ def test_a_full_table_forgets_the_rarer_words(
         (found,) = encoder([text.strip()])
         assert found is not None
         assert found.tokens.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_mask_takes_the_space_before_it_along(tmp_path: Path, text_file: Path) -> None:
+    train([str(text_file)], "bpe", 300, str(tmp_path))
+    ids = load(tmp_path)[0].encode("the [MASK] house", add_special_tokens=False).ids
+    parts = [load(tmp_path)[0].encode(one).ids[1:-1] for one in ("the", "[MASK]", " house")]
+    assert ids == [number for part in parts for number in part]
