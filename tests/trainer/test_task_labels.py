@@ -1,13 +1,23 @@
-"""The labels in a task's training file."""
+"""The labels in a task's training file, and pairs that are ranked by them."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 
 import pytest
+import pytrec_eval
 
-from data_pipeline import DataError
+import configs
+from configs import ConfigError
+from data_pipeline import Corpus, DataError, ExampleSplit
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from trainer.config import JobConfig
+from trainer.job_data.examples import with_examples
 from trainer.objectives.task import TaskFile, labels_among
+from trainer.run_folder.folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -24,3 +34,99 @@ def test_labels_that_no_task_can_have(label: str, message: str) -> None:
     with pytest.raises(DataError) as refused:
         labels_among(file, rows)
     assert str(refused.value).startswith(message)
+
+
+WORDS = ["the", "of", "and", "to", "in", "that", "was"]
+RANKED = """
+name: ranked
+steps: 12
+output_dir: {folder}/runs
+data: {{root: {folder}, train: train.txt, columns: {{text_a: 1, text_b: 2, label: 3}},
+  sequence_length: 12, tokenizer: {corpus}/tokenizer}}
+batch: {{size: 8, micro_batch: 3}}
+teacher:
+  model: {{hidden_size: 32, layers: 1, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 12}}
+  optimizer: {{learning_rate: 3.0e-3}}
+  objective: {{sentence_pair: {{metrics: [map, mrr, accuracy]}}}}
+evaluation: {{every: 1000}}
+checkpoint: {{every: 1000}}
+log: {{every: 10, wandb: disabled}}
+"""
+
+
+def ranked_pairs() -> list[tuple[str, str, str]]:
+    """Seven answers to each of ten questions, of which one in three is right, in mixed order."""
+    asked = itertools.product(range(7), range(10))  # the questions take turns
+    return [
+        (
+            f"{WORDS[q % 7]} his {WORDS[q * q % 5]} {WORDS[q // 7]}",
+            WORDS[a],
+            str(int(a % 3 == q % 4)),
+        )
+        for a, q in asked
+    ]
+
+
+def ranked_job(folder: Path, corpus: Path, *words: str) -> JobConfig:
+    text = RANKED.format(folder=folder, corpus=corpus)
+    return with_examples(configs.load_text(text, JobConfig, "job", words, "job.yaml"))
+
+
+def train_ranked(*job: object) -> str:
+    """Collective."""
+    run = jobs.run(ranked_job(*job))  # type: ignore[arg-type]
+    jobs.finish(run)
+    return str(run.path)
+
+
+@pytest.fixture(scope="module", name="pairs")
+def folder_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranked")
+    rows = "".join("\t".join(row) + "\n" for row in ranked_pairs())
+    for name in ("train.txt", "dev.txt"):
+        (folder / name).write_text(rows)
+    return folder
+
+
+def test_pairs_are_ranked_by_their_first_text(pairs: Path, corpus: Path) -> None:
+    """The scores of two ranks are pytrec_eval's of what the export says of each pair."""
+    job = pairs, corpus, "data.validation=dev.txt"
+    run = RunFolder(Path(run_distributed(train_ranked, 2, *job)[0]))
+    evaluation = json.loads(run.evaluation.read_text())
+    assert evaluation["metric"] == "sentence_pair_map"
+    relevance: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, float]] = {}
+    for number, (row, said) in enumerate(zip(ranked_pairs(), answers(run), strict=True)):
+        relevance.setdefault(row[0], {})[str(number)] = int(row[2])
+        found.setdefault(row[0], {})[str(number)] = said
+    judged = {q: ones for q, ones in relevance.items() if any(ones.values())}
+    assert len(judged) == 8 < len(relevance)
+    scores = pytrec_eval.RelevanceEvaluator(judged, {"map", "recip_rank"}).evaluate(found)
+    facts = evaluation["learners"]["teacher"]
+    for name, measure in (("map", "map"), ("mrr", "recip_rank")):
+        mean = sum(one[measure] for one in scores.values()) / len(judged)
+        assert facts[f"sentence_pair_{name}"] == pytest.approx(mean, abs=1e-6)
+    assert 0 < facts["sentence_pair_accuracy"] < 1
+
+
+def answers(run: RunFolder) -> list[float]:
+    """The probability of the second label, by the exported model."""
+    from transformers import pipeline
+
+    model = pipeline("text-classification", str(run.path / "exports" / "teacher"), top_k=None)
+    asked = [{"text": a, "text_pair": b} for a, b, _ in ranked_pairs()]
+    return [
+        next(label["score"] for label in labels if label["label"] == "1") for labels in model(asked)
+    ]
+
+
+def test_a_question_is_held_out_with_all_its_pairs(pairs: Path, corpus: Path) -> None:
+    job = ranked_job(pairs, corpus, "data.validation_fraction=0.2")
+    whole = Corpus.open(job.data.path)
+    assert [ExampleSplit(whole, split).total for split in ("train", "val")] == [56, 14]
+
+
+def test_single_texts_are_in_no_group(pairs: Path, corpus: Path) -> None:
+    words = ["teacher.objective={single_sentence: {metrics: [map]}}"]
+    with pytest.raises(ConfigError, match="metrics: with target: classes, choose from accuracy"):
+        ranked_job(pairs, corpus, *words)

@@ -17,7 +17,13 @@ from trainer.scoring import task_scores
 from trainer.scoring.metric import Tally
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_mean import mean_column, task_mean
-from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric, TagMetric
+from trainer.scoring.task_metrics import (
+    ClassMetric,
+    GroupRanking,
+    MarginMetric,
+    NumberMetric,
+    TagMetric,
+)
 
 NAN = float("nan")
 
@@ -45,6 +51,23 @@ def test_examples_ranked_by_the_second_of_two_labels() -> None:
     metric = MarginMetric("task", ["average_precision"])
     found = total(metric, outputs(logits, torch.tensor([0, 0, 1, 1, NO_LABEL])))
     assert found == {"task_average_precision": pytest.approx(0.8333, abs=1e-4)}
+
+
+def test_pairs_ranked_in_groups() -> None:
+    """Group 1: precision 1 and 2/3; group 2: a tie, which counts against the model; 3: nothing."""
+    margins = torch.tensor([3.0, 2.0, 1.0, 0.5, 0.5, 9.0, 7.0])
+    labels, groups = torch.tensor([1, 0, 1, 1, 0, 0, NO_LABEL]), torch.tensor([1, 1, 1, 2, 2, 3, 1])
+    metric, logits = GroupRanking("task", ["map", "mrr"]), torch.stack([0 * margins, margins], 1)
+
+    def batch(rows: torch.Tensor) -> ScoreInputs:
+        found = outputs(logits[rows], labels[rows])
+        found.batch.targets["task_group"] = MicroTarget(groups[rows], None)  # type: ignore[index]
+        return found
+
+    expected = {"task_map": pytest.approx((5 / 6 + 1 / 2) / 2), "task_mrr": 0.75}
+    for order in (torch.arange(7), torch.arange(6, -1, -1)):
+        assert total(metric, *(batch(part) for part in order.split(2))) == expected
+    assert total(metric, batch(torch.tensor([5]))) == {}
 
 
 def test_correlations() -> None:

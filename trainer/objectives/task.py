@@ -216,8 +216,12 @@ class TaskConfig(TermConfig):
         A task whose examples are scored in another form than they are trained on has its own.
         """
         for number, example in enumerate(self.encode(file, encoder)):
-            if part.has(number):
+            if part.has(self.unit_of(number, example)):
                 yield example
+
+    def unit_of(self, number: int, example: EncodedExample) -> int:
+        """What an example, the file's `number`-th from 0, is held out with."""
+        return number
 
     @abstractmethod
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,11 @@ from trainer.scoring.task_scores import (
     CLASS_SCORES,
     MARGIN_SCORES,
     NUMBER_SCORES,
+    TREC_NAMES,
     Score,
     accuracy,
     entity_scores,
+    ranking_scores,
     require_packages,
 )
 
@@ -89,6 +91,42 @@ class MarginMetric(TaskMetric):
         return _labelled(logits[:, 1] - logits[:, 0], labels, labels != NO_LABEL)
 
 
+class GroupRanking(MarginMetric):
+    """`TREC_NAMES` over groups of pairs, such as a question's answers: means over the groups.
+
+    The pairs of a group are ranked by the second of two labels, which makes a pair relevant.
+    Groups without a relevant pair are left out, as ``trec_eval`` does. Of pairs with equal margins
+    the relevant ones come last, so that the score depends neither on their order nor on the ranks.
+    """
+
+    width = 3
+
+    @staticmethod
+    def group(head: str) -> str:
+        """The target that holds the number of a pair's group."""
+        return f"{head}_group"
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[examples, 3]: the margin, the right label, and the group."""
+        labels = outputs.batch.row_labels(self.head)
+        groups = outputs.batch.row_labels(self.group(self.head))[labels != NO_LABEL]
+        return torch.cat([super().labelled(outputs), groups[:, None].double()], dim=1)
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        margins, labels, groups = total.cpu().numpy().T
+        ranked: dict[str, dict[str, float]] = {}
+        relevance: dict[str, dict[str, int]] = {}
+        # Of equal scores, trec_eval ranks the name first that sorts last.
+        for rank, place in enumerate(np.lexsort((-labels, margins))):
+            group, pair = str(int(groups[place])), f"{rank:012d}"
+            ranked.setdefault(group, {})[pair] = margins[place]
+            relevance.setdefault(group, {})[pair] = int(labels[place])
+        if not labels.any():
+            return {}
+        scores = ranking_scores(ranked, relevance, self.names)
+        return {f"{self.head}_{name}": score for name, score in scores.items()}
+
+
 class NumberMetric(TaskMetric):
     """`NUMBER_SCORES` of a head that predicts a number. NaN means that there is no label."""
 
@@ -146,6 +184,13 @@ class TagMetric(TaskMetric):
         ends = np.flatnonzero(numbers == END)
         parts = np.split(numbers, ends + 1)[:-1]
         return [self.tags[part[:-1].astype(np.int64)].tolist() for part in parts]
+
+
+METRICS = {  # by score: the metric of a head with labels
+    **dict.fromkeys(CLASS_SCORES, ClassMetric),
+    **dict.fromkeys(MARGIN_SCORES, MarginMetric),
+    **dict.fromkeys(TREC_NAMES, GroupRanking),
+}
 
 
 def _labelled(predictions: Tensor, labels: Tensor, there: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ CLASS_SCORES: dict[str, Score] = {
     "matthews": matthews,
 }
 MARGIN_SCORES = {"average_precision": average_precision}
-TWO_LABELS = {"f1", *MARGIN_SCORES}  # the scores of the second of two
+TWO_LABELS = {"f1", *MARGIN_SCORES, *TREC_NAMES}  # the scores of the second of two
 NUMBER_SCORES = {"pearson": pearson, "spearman": spearman}
 
 

@@ -33,11 +33,12 @@ from trainer.objectives.task import (
 )
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.task_metrics import ClassMetric, MarginMetric, NumberMetric
+from trainer.scoring.task_metrics import METRICS, GroupRanking, NumberMetric, TaskMetric
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
     MARGIN_SCORES,
     NUMBER_SCORES,
+    TREC_NAMES,
     TWO_LABELS,
 )
 
@@ -66,18 +67,21 @@ class SentenceTask(TaskConfig):
     ] = False
     metrics: Annotated[
         list[str],
-        OneOf(*CLASS_SCORES, *MARGIN_SCORES, *NUMBER_SCORES),
+        OneOf(*CLASS_SCORES, *MARGIN_SCORES, *TREC_NAMES, *NUMBER_SCORES),
         Doc(
             "The scores, the primary one first; empty: accuracy for classes, pearson and spearman "
-            "for a number."
+            "for a number. map, mrr and the like rank the pairs that have the same text_a by their "
+            "second label."
         ),
     ] = field(default_factory=list)
+
+    class_scores: ClassVar[tuple[str, ...]] = (*CLASS_SCORES, *MARGIN_SCORES)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
         if self.target == NUMBER and self.labels:
             yield "labels", "target: number has no labels; remove them, or set target: classes"
-        fit = [*NUMBER_SCORES] if self.target == NUMBER else [*CLASS_SCORES, *MARGIN_SCORES]
+        fit = NUMBER_SCORES if self.target == NUMBER else self.class_scores
         if not set(self.metrics) <= set(fit):
             yield "metrics", f"with target: {self.target}, choose from {', '.join(fit)}"
         if binary := self._unfit_for(self.labels):
@@ -107,9 +111,24 @@ class SentenceTask(TaskConfig):
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         rows = read_table(str(file.path), file.columns_of(*self.fields))
+        groups: dict[str, int] = {}
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
-            yield EncodedExample([sequence], {self.head: self._value(row[LABEL], place)})
+            targets = {self.head: self._value(row[LABEL], place)}
+            if self.ranks:
+                group = groups.setdefault(row[self.texts[0]], len(groups))
+                targets[GroupRanking.group(self.head)] = group
+            yield EncodedExample([sequence], targets)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the pairs with the same first text are ranked against each other."""
+        return any(name in TREC_NAMES for name in self.metrics)
+
+    def unit_of(self, number: int, example: EncodedExample) -> int:
+        group = example.targets.get(GroupRanking.group(self.head), number)
+        assert isinstance(group, int)
+        return group
 
     def _value(self, text: str, place: str) -> float:
         if self.unlabelled and not text:
@@ -129,12 +148,10 @@ class SentenceTask(TaskConfig):
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:
             return (NumberMetric(self.head, self.metrics or ["pearson", "spearman"]),)
-        names = self.metrics or ["accuracy"]
-        classes = [name for name in names if name in CLASS_SCORES]
-        margins = [name for name in names if name in MARGIN_SCORES]
-        found = [ClassMetric(self.head, classes)] if classes else []
-        ranked = [MarginMetric(self.head, margins)] if margins else []
-        return (*ranked, *found) if names[0] in MARGIN_SCORES else (*found, *ranked)
+        names_by_metric: dict[type[TaskMetric], list[str]] = {}
+        for name in self.metrics or ["accuracy"]:
+            names_by_metric.setdefault(METRICS[name], []).append(name)
+        return tuple(metric(self.head, names) for metric, names in names_by_metric.items())
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SentenceTerm(self)
@@ -157,6 +174,11 @@ class SentencePair(SentenceTask):
     name: ClassVar[str] = "sentence_pair"
     fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b", LABEL)
     views: ClassVar[Mapping[str, tuple[str, ...]]] = {"first": ("text_a",), "second": ("text_b",)}
+    class_scores: ClassVar[tuple[str, ...]] = (*SentenceTask.class_scores, *TREC_NAMES)
+    not_encoded: ClassVar[tuple[str, ...]] = (
+        "weight",
+        "layers",
+    )  # pairs that are ranked have groups
 
 
 class SentenceTerm(TaskTerm):
