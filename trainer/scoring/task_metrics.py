@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -186,7 +186,8 @@ class TagMetric(TaskMetric):
         return [self.tags[part[:-1].astype(np.int64)].tolist() for part in parts]
 
 
-METRICS = {  # by score: the metric of a head with labels
+MetricOf = Callable[[str, Sequence[str]], TaskMetric]  # of a head, with these scores
+METRICS: dict[str, MetricOf] = {  # by score: the metric of a head with labels
     **dict.fromkeys(CLASS_SCORES, ClassMetric),
     **dict.fromkeys(MARGIN_SCORES, MarginMetric),
     **dict.fromkeys(TREC_NAMES, GroupRanking),

@@ -33,7 +33,7 @@ from trainer.objectives.task import (
 )
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.task_metrics import METRICS, GroupRanking, NumberMetric, TaskMetric
+from trainer.scoring.task_metrics import METRICS, GroupRanking, MetricOf, NumberMetric
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
     MARGIN_SCORES,
@@ -148,7 +148,7 @@ class SentenceTask(TaskConfig):
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:
             return (NumberMetric(self.head, self.metrics or ["pearson", "spearman"]),)
-        names_by_metric: dict[type[TaskMetric], list[str]] = {}
+        names_by_metric: dict[MetricOf, list[str]] = {}
         for name in self.metrics or ["accuracy"]:
             names_by_metric.setdefault(METRICS[name], []).append(name)
         return tuple(metric(self.head, names) for metric, names in names_by_metric.items())
