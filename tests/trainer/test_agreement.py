@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import configs
 from data_pipeline import BatchStream, DataConfig, MaskingConfig, open_corpora
-from model import EncoderConfig, build
+from model import EncoderConfig, build, save_pretrained
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from tests.trainer.test_token_tasks import conll, dream, squad
 from trainer.config import EvaluationConfig, JobConfig
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.held_out import ValidationSet
+from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
@@ -92,3 +99,66 @@ def test_as_many_sequences_are_scored_as_are_asked_for_or_there(corpus, wanted):
     (held_out,) = ValidationSet(job, corpora).corpora.values()
     ids = [one for batch in held_out.batches() for one in batch.sample_ids]
     assert len(ids) == len(set(ids)) == min(wanted, there)
+
+
+JOB = """
+name: {name}
+steps: 1
+output_dir: {folder}/runs
+data: {{root: {folder}, sequence_length: 32, tokenizer: {folder}/large, {data}}}
+batch: {{size: 4, micro_batch: 4}}
+teacher: {{init: {{pretrained: {folder}/large, random: {teacher}}}, objective: {{{task}: {{}}}}}}
+students:
+  small: {{init: {{pretrained: {folder}/little, random: {student}}}, objective: {{{task}: {{}}}}}}
+log: {{wandb: disabled}}
+"""
+RANKED = "train: judged.tsv, files: {queries: texts.jsonl, documents: texts.jsonl"
+DATA = {
+    "single_sentence": "train: texts.tsv",
+    "sentence_pair": "train: pairs.tsv",
+    "tagging": "train: words.txt",
+    "span": "train: questions.json, validation: questions.json",
+    "multiple_choice": "train: dialogues.json",
+    "retrieval": RANKED + "}",
+    "reranking": RANKED + ", candidates: run.txt}",
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(corpus, tmp_path_factory) -> Path:
+    """Examples of each task, and two pre-trained models, which have a masked-LM head."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, model in {"large": small(2), "little": small(1, hidden_size=16)}.items():
+        save_pretrained(model, folder / name, corpus / "tokenizer")
+    rows = [("the class", "a list", "ab"[number % 2]) for number in range(20)]
+    table = [("text_a", "text_b", "label"), *rows]
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\t{label}\n" for a, b, label in table))
+    (folder / "texts.tsv").write_text("".join(f"{b}\t{c}\n" for _, b, c in table).replace("_b", ""))
+    (folder / "words.txt").write_text(conll(20, 0))
+    (folder / "questions.json").write_text(squad(20, 0))
+    (folder / "dialogues.json").write_text(dream(20, 0))
+    texts = [{"_id": str(number), "text": "the list"} for number in range(20)]
+    (folder / "texts.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in texts))
+    judged = [f"{number}\t{(number * 7 + k) % 20}\t{k}\n" for number in range(20) for k in (0, 1)]
+    (folder / "judged.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    found = [f"{n} Q0 {(n + k) % 20} 1 {9 - k} x\n" for n in range(20) for k in range(8)]
+    (folder / "run.txt").write_text("".join(found))
+    return folder
+
+
+def agreements(folder: Path, task: str) -> list[object]:
+    """What the finished runs of a task say, for all first weights of teacher and student."""
+    found = []
+    for student, teacher in ((s, t) for s in (False, True) for t in (False, True)):
+        words = {"task": task, "student": student, "teacher": teacher, "data": DATA[task]}
+        text = JOB.format(name=f"{task}-{student}-{teacher}".lower(), folder=folder, **words)
+        run = jobs.run(with_examples(configs.load_text(text, JobConfig, "job", (), "job.yaml")))
+        jobs.finish(run)
+        results = json.loads(run.evaluation.read_text())["learners"]
+        found.append(results["students/small"]["agreement"])
+    return found
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_labelled_examples_have_no_tokens_to_agree_about(tasks, task) -> None:
+    assert run_distributed(agreements, 1, tasks, task) == [[None] * 4]

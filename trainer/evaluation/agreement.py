@@ -35,7 +35,8 @@ def agreement(
 ) -> Agreement | None:
     """Compare two models, each on its own of the `views`, on all of `validation`, in this process.
 
-    Returns None where their padded vocabularies differ in size.
+    Returns None where their padded vocabularies differ in size, or no token of `validation` is
+    to be predicted: labelled examples have none, whatever the heads of the models.
     """
     if student.config.vocab_size != teacher.config.vocab_size:
         return None
@@ -43,9 +44,11 @@ def agreement(
     for corpus in validation.corpora.values():
         for batch in corpus.batches():
             for micro in to_micro_batches(batch, micro_batch, device):
-                sums += _compare(student, teacher, *map(micro.view, views))
+                own, teachers = map(micro.view, views)
+                if MASKED in own.targets:
+                    sums += _compare(student, teacher, own, teachers)
     same, divergence, positions = sums.tolist()
-    return Agreement(same / positions, divergence / positions)
+    return Agreement(same / positions, divergence / positions) if positions else None
 
 
 def _compare(student: Model, teacher: Model, own: MicroBatch, teachers: MicroBatch) -> Tensor:
