@@ -14,6 +14,7 @@ from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
 from model.hugging_face import (
     encoder_from_pretrained,
+    first_weights,
     from_pretrained,
     import_folder,
     read_config,
@@ -79,6 +80,7 @@ __all__ = [
     "describe",
     "double_layers",
     "encoder_from_pretrained",
+    "first_weights",
     "from_pretrained",
     "greedy_search",
     "import_folder",

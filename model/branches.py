@@ -16,6 +16,10 @@ from model.precision import Dense
 WIDTH, HEADS = 128, 2
 
 
+class BranchDense(Dense):
+    """A dense layer that begins with torch's own initial values, as in FastBERT's code."""
+
+
 class Branch(nn.Module):
     """A classifier of one layer's states (FastBERT, arXiv 2004.02178; the sizes of its code).
 
@@ -25,13 +29,13 @@ class Branch(nn.Module):
 
     def __init__(self, config: ModelConfig, labels: int) -> None:
         super().__init__()
-        self.narrow = Dense(config.hidden_size, WIDTH)
-        self.query = Dense(WIDTH, WIDTH)
-        self.key = Dense(WIDTH, WIDTH)
-        self.value = Dense(WIDTH, WIDTH)
-        self.output = Dense(WIDTH, WIDTH)
-        self.dense = Dense(WIDTH, WIDTH)
-        self.linear = Dense(WIDTH, labels)
+        self.narrow = BranchDense(config.hidden_size, WIDTH)
+        self.query = BranchDense(WIDTH, WIDTH)
+        self.key = BranchDense(WIDTH, WIDTH)
+        self.value = BranchDense(WIDTH, WIDTH)
+        self.output = BranchDense(WIDTH, WIDTH)
+        self.dense = BranchDense(WIDTH, WIDTH)
+        self.linear = BranchDense(WIDTH, labels)
         self.dropout = config.dropout_rate("attention")
 
     def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ that `transformers` cannot express is saved in Tandem's own format (``model_type
 same files, with the keys of its `ModelConfig` and our tensor names.
 """
 
-from model.hugging_face.conversion import with_head_alone, with_task_head
+from model.hugging_face.conversion import first_weights, with_head_alone, with_task_head
 from model.hugging_face.folder import (
     encoder_from_pretrained,
     from_pretrained,
@@ -19,6 +19,7 @@ from model.hugging_face.importing import import_folder, write_config
 
 __all__ = [
     "encoder_from_pretrained",
+    "first_weights",
     "from_pretrained",
     "import_folder",
     "read_config",

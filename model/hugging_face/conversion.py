@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,9 +28,11 @@ from model.hugging_face.task_heads import (
 )
 from model.hugging_face.tensors import refuse_extra_weights, tensor_names
 from model.model_config import ModelConfig
+from model.skeleton import skeleton
 from model.task_head_config import TaskHeadConfig
 
 Config = TypeVar("Config", bound=ModelConfig)
+_TRANSFORM = ".transform."
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
 
 
@@ -66,6 +69,50 @@ def with_head_alone(
     alone = with_task_head(bare, name, config.task_heads[name])
     names = set(tensor_names(alone))
     return alone, {own: tensor for own, tensor in state.items() if own in names}
+
+
+def first_weights(
+    config: ModelConfig, source: ModelConfig, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights of a pre-trained or fine-tuned `source` with which a model of `config` begins.
+
+    A task head that `config` has otherwise is left out: another task's, or one of other labels. But
+    the transform of a head begins with the tensors that `transformers` stores under its names, as
+    the class of `transformers` does. In ModernBERT the masked-LM head's transform has these names.
+    """
+    changed = [
+        f"task_heads.{name}."
+        for name, head in source.task_heads.items()
+        if config.task_heads.get(name) != head
+    ]
+    weights = {name: one for name, one in state.items() if not name.startswith(tuple(changed))}
+    return _transforms(config, source, state) | weights
+
+
+def _transforms(
+    config: ModelConfig, source: ModelConfig, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors of `source` that have a name of `config`'s transforms in `transformers`."""
+    if not (isinstance(config, EncoderConfig) and isinstance(source, EncoderConfig)):
+        return {}
+    theirs = {name: state[ours] for ours, name in _names_in_transformers(source, state).items()}
+    shapes = {name: one.shape for name, one in skeleton(config).state_dict().items()}
+    transforms = [name for name in shapes if name.startswith("task_heads.") and _TRANSFORM in name]
+    return {
+        ours: theirs[name]
+        for ours, name in _names_in_transformers(config, transforms).items()
+        if name in theirs and theirs[name].shape == shapes[ours]
+    }
+
+
+def _names_in_transformers(config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
+    """As `Family.their_names`, without the tensors that `transformers` has no place for."""
+    family = nearest_family(config)
+    translated: dict[str, str] = {}
+    for name in names:
+        with suppress(Inexpressible):
+            translated |= family.their_names(config, [name])
+    return translated
 
 
 def nearest_family(config: EncoderConfig) -> Family:

@@ -27,7 +27,7 @@ SMALL = EncoderConfig(
     vocab_size=50, hidden_size=16, layers=LAYERS, heads=2, ffn_size=24, max_positions=16,
     mlm_head=False, initializer_range=0.2,
 )  # fmt: skip
-SOME = 0.26  # a speed at which examples leave at three different layers
+SOME = 0.3  # a speed at which examples leave at three different layers
 
 
 def branched(config: EncoderConfig = SMALL) -> EncoderConfig:
@@ -61,8 +61,13 @@ def in_plain_torch(branch: Branch, states: Tensor, lengths: Tensor) -> Tensor:
     return branch.linear(torch.tanh(branch.dense(mixed)[:, 0]))
 
 
+@torch.no_grad()
 def built(config: EncoderConfig = SMALL) -> model.Model:
-    return model.build(branched(config), seed=1).eval()
+    """With branches of large weights, so that examples leave at different layers."""
+    ours = model.build(branched(config), seed=1).eval()
+    for parameter in ours.task_heads.parameters():
+        parameter.mul_(4.0)
+    return ours
 
 
 @pytest.fixture

@@ -53,8 +53,7 @@ def their_config(family: str, kind: str, **more: Any) -> Any:
     count = {"regression": 1, "choice": 1, "span": 2}.get(kind)
     labels = LABELS if count is None else [f"LABEL_{number}" for number in range(count)]
     return getattr(transformers, f"{family}Config")(
-        **FAMILIES[family],
-        **more,
+        **(FAMILIES[family] | more),
         id2label=dict(enumerate(labels)),
         label2id={label: number for number, label in enumerate(labels)},
     )

@@ -59,6 +59,8 @@ def test_a_head_that_came_with_the_first_weights_is_trained():
     words = {name: one for name, one in weights.items() if not name.startswith("pair_head.")}
     counters = LearnerState(0, given_heads=heads_in(words))
     assert trained_heads(learner(STATES), counters, 0) == {"masked"}
+    part = {name: one for name, one in weights.items() if name != "pair_head.bias"}
+    assert heads_in(part, weights) == ["masked"]
 
 
 def test_a_transfer_between_layers_trains_no_head():

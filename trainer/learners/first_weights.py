@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from data_pipeline import MASKED, PAIRS
-from model import ModelConfig, ModelError, from_pretrained, select_layers
+from model import ModelConfig, ModelError, first_weights, from_pretrained, select_layers
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
 from trainer.learners.learner import Learner
 
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
+_TASKS = "task_heads."
 
 
 def from_folder(folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The weights in a Hugging Face `folder`, but for heads that the config has otherwise."""
-    found = from_pretrained(Path(folder))
-    others = [
-        f"task_heads.{name}."
-        for name, head in found.config.task_heads.items()
-        if config.task_heads.get(name) != head  # of another task, or with other labels
-    ]
-    weights = found.state_dict()
-    return {name: one for name, one in weights.items() if not name.startswith(tuple(others))}
+    """The weights in a Hugging Face `folder` with which a model of `config` begins."""
+    source = from_pretrained(Path(folder))
+    return first_weights(config, source.config, source.state_dict())
 
 
 def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:
@@ -54,13 +49,19 @@ def from_embeddings(teacher: Learner, config: ModelConfig) -> Mapping[str, Tenso
     }
 
 
-def heads_in(weights: Mapping[str, Tensor]) -> list[str]:
-    """The names of the heads that `weights` contains."""
-    parts = {tuple(name.split(".")[:2]) for name in weights}
-    first = {part[0] for part in parts}
-    tasks = sorted(part[1] for part in parts if part[0] == "task_heads")
-    mlm, pairs = [MASKED] * ("head" in first), [PAIRS] * ("pair_head" in first)
+def heads_in(weights: Mapping[str, Tensor], expected: Iterable[str] = ()) -> list[str]:
+    """The names of the heads that `weights` contains, with all of the `expected` parameters."""
+    missing = {_head_of(name) for name in expected if name not in weights}
+    parts = {_head_of(name) for name in weights} - missing
+    tasks = sorted(part.removeprefix(_TASKS) for part in parts if part.startswith(_TASKS))
+    mlm, pairs = [MASKED] * ("head" in parts), [PAIRS] * ("pair_head" in parts)
     return [*mlm, *pairs, *tasks]
+
+
+def _head_of(name: str) -> str:
+    """The part of a model that a parameter belongs to; a task's head by its name."""
+    part, task = name.split(".")[:2]
+    return f"{_TASKS}{task}" if f"{part}." == _TASKS else part
 
 
 def model_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

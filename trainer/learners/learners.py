@@ -256,7 +256,7 @@ class Learners:
             others=self.config.other_models,
         )
         if weights is not None and not config.init.teacher_embeddings:
-            learner.counters.given_heads = heads_in(weights)
+            learner.counters.given_heads = heads_in(weights, learner.model.state_dict())
         if not is_teacher(key):
             learner.set_teacher_layers(self.teacher.config.model.layers)
         return learner
