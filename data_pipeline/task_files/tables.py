@@ -17,6 +17,7 @@ csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
 
 Row: TypeAlias = tuple[str, dict[str, str]]  # where it stands, and its values by field
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
+OnMalformed: TypeAlias = Callable[[DataError], None]  # told of a row that is left out
 
 TSV, CSV, JSONL, PARQUET = "tsv", "csv", "jsonl", "parquet"
 SEPARATED = "its columns are separated by tabs"
@@ -33,12 +34,18 @@ LAYOUTS = {
 TABLES = tuple(suffix for suffix in LAYOUTS if suffix != ".txt")
 
 
-def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterator[Row]:
+def read_table(
+    path: str,
+    columns: Columns,
+    layout: str | None = None,
+    on_malformed: OnMalformed | None = None,
+) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
 
     `columns` says in which column each field stands. Numbers are for tab-separated and CSV files
     without a header. Tab-separated files have no quoting. `layout` is told from the suffix unless
-    given. Raises DataError for a table without rows and for whatever cannot be read as asked.
+    given. Raises DataError for a table without rows and for whatever cannot be read as asked. With
+    `on_malformed`, rows of another number of columns than the header's are left out.
     """
     layout = layout or LAYOUTS.get(suffix_of(path))
     if layout is None:
@@ -52,7 +59,7 @@ def read_table(path: str, columns: Columns, layout: str | None = None) -> Iterat
     if layout in (JSONL, PARQUET) and numbered == {True}:
         raise DataError(f"{path}: columns: have names in this file, and no numbers")
     empty = True
-    for row in _ROWS[layout](path, columns):
+    for row in _ROWS[layout](path, columns, on_malformed):
         empty = False
         yield row
     if empty:
@@ -106,7 +113,11 @@ def as_number(where: str, field: str, text: str) -> float:
 
 
 def _cell_rows(
-    path: str, columns: Columns, lines: Iterator[tuple[str, list[str]]], advice: str
+    path: str,
+    columns: Columns,
+    lines: Iterator[tuple[str, list[str]]],
+    advice: str,
+    on_malformed: OnMalformed | None,
 ) -> Iterator[Row]:
     """Lines of cells as rows; the first line is a header where the columns have names.
 
@@ -122,22 +133,23 @@ def _cell_rows(
                 header = [cell.strip() for cell in cells]
                 places = {f: _position(path, f, str(c), header) for f, c in columns.items()}
                 continue
-        _check_width(where, cells, header, places, advice)
-        yield where, {field: cells[at].strip() for field, at in places.items()}
+        why = _wrong_width(cells, header, places)
+        if not why:
+            yield where, {field: cells[at].strip() for field, at in places.items()}
+            continue
+        error = DataError(f"{where}: {why}; {advice}")
+        if on_malformed is None:
+            raise error
+        on_malformed(error)
 
 
-def _check_width(
-    where: str,
-    cells: list[str],
-    header: list[str] | None,
-    places: Mapping[str, int],
-    advice: str,
-) -> None:
-    """Refuse a row that lacks a column, or has more than the header: its cells may be shifted."""
+def _wrong_width(cells: list[str], header: list[str] | None, places: Mapping[str, int]) -> str:
+    """What is wrong with a row that lacks a column, or has more than the header, if it does."""
     needed = len(header) if header else max(places.values()) + 1
-    if len(cells) < needed or (header and len(cells) > needed):
-        asked = "the header names" if header else "columns go up to"
-        raise DataError(f"{where}: has {len(cells)} columns, where {asked} {needed}; {advice}")
+    if len(cells) >= needed and not (header and len(cells) > needed):
+        return ""
+    asked = "the header names" if header else "columns go up to"
+    return f"has {len(cells)} columns, where {asked} {needed}"
 
 
 def _tab_separated(path: str) -> Iterator[tuple[str, list[str]]]:
@@ -240,9 +252,13 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
     raise DataError(f"{where}: columns.{field}: no column {column!r}{there}")
 
 
-_ROWS: dict[str, Callable[[str, Columns], Iterator[Row]]] = {
-    TSV: lambda path, columns: _cell_rows(path, columns, _tab_separated(path), SEPARATED),
-    CSV: lambda path, columns: _cell_rows(path, columns, _comma_separated(path), QUOTED),
-    JSONL: lambda path, columns: _record_rows(columns, _json_records(path)),
-    PARQUET: lambda path, columns: _record_rows(columns, _parquet_records(path, columns)),
+_ROWS: dict[str, Callable[[str, Columns, OnMalformed | None], Iterator[Row]]] = {
+    TSV: lambda path, columns, on_malformed: _cell_rows(
+        path, columns, _tab_separated(path), SEPARATED, on_malformed
+    ),
+    CSV: lambda path, columns, on_malformed: _cell_rows(
+        path, columns, _comma_separated(path), QUOTED, on_malformed
+    ),
+    JSONL: lambda path, columns, _: _record_rows(columns, _json_records(path)),
+    PARQUET: lambda path, columns, _: _record_rows(columns, _parquet_records(path, columns)),
 }

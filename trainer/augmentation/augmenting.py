@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 
 from data_pipeline import DataError
-from data_pipeline.task_files.tables import read_table
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 from trainer.job_data.examples import digest_of, tasks_of
@@ -64,7 +63,7 @@ def augment(
     if file.most is not None:
         identity["first"] = file.most
     table = TableFile(out, columns, identity)
-    rows = [row for _, row in file.first(read_table(str(file.path), columns))]
+    rows = [row for _, row in file.first(task.rows(file, *task.fields))]
     copies = method.over(rows, task.texts, device)
     parts = range(0, len(rows), PART)
     for part, first in enumerate(parts):

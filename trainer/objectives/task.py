@@ -23,7 +23,7 @@ from configs.rules import Doc, Range
 from configs.section import Refusal
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
-from data_pipeline.task_files.tables import Columns
+from data_pipeline.task_files.tables import Columns, OnMalformed, Row, read_table
 from model import (
     HEAD_NAMES,
     Ability,
@@ -203,6 +203,12 @@ class TaskConfig(TermConfig):
     def unreadable(self, view: str, model: ModelConfig) -> str | None:
         """Why the model cannot read examples in this form, if it cannot."""
         return None
+
+    def rows(
+        self, file: TaskFile, *fields: str, on_malformed: OnMalformed | None = None
+    ) -> Iterator[Row]:
+        """The rows of a table with these fields. Raises DataError, as `read_table`."""
+        return read_table(str(file.path), file.columns_of(*fields), on_malformed=on_malformed)
 
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:

@@ -91,6 +91,32 @@ class MarginMetric(TaskMetric):
         return _labelled(logits[:, 1] - logits[:, 0], labels, labels != NO_LABEL)
 
 
+class PartAccuracy(ClassMetric):
+    """The accuracy over the examples of one part of a file; undefined without any.
+
+    number: the bit of the part in the target `parts`, which says what parts an example is in.
+    """
+
+    def __init__(self, head: str, name: str, heading: str, number: int) -> None:
+        super().__init__(head, [name])
+        self.columns, self.bit = (Column(f"{head}_{name}", heading),), 1 << number
+
+    @staticmethod
+    def parts(head: str) -> str:
+        """The target that holds a bit for each part of the file that an example is in."""
+        return f"{head}_parts"
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        rows, labels = super().labelled(outputs), outputs.batch.row_labels(self.head)
+        parts = outputs.batch.row_labels(self.parts(self.head))[labels != NO_LABEL]
+        return rows[(parts & self.bit) > 0]
+
+    def scores(
+        self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
+    ) -> dict[str, float]:
+        return {self.columns[0].name: accuracy(predictions, labels)}
+
+
 class GroupRanking(MarginMetric):
     """`TREC_NAMES` over groups of pairs, such as a question's answers: means over the groups.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -10,16 +11,24 @@ from torch import Tensor
 
 from configs.rules import Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.multiple_choice import read_multiple_choice
+from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice
 from model import CHOICE, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.task_metrics import ClassMetric
+from trainer.scoring.task_metrics import ClassMetric, PartAccuracy
 
 NAME = "multiple_choice"
+LEVELS = ("middle", "high")  # RACE-M and RACE-H
+QUESTION_WORDS = ("what", "which", "who", "when", "where", "why", "how")
+CLOZE, OTHER = "cloze", "other"  # questions with a blank, and those without a question word
+PARTS = (*LEVELS, CLOZE, *QUESTION_WORDS, OTHER)
+BY_PART = {f"accuracy_{part}": part for part in PARTS}
+# The folder that a file is in, or what a record's id begins with.
+_LEVEL = re.compile(rf"(?:^|[/\\])({'|'.join(LEVELS)})(?=\d|[/\\])")
+_QUESTION_WORD = re.compile(rf"\b({'|'.join(QUESTION_WORDS)})(?:m|se)?\b")
 
 
 @register(NAME)
@@ -30,9 +39,14 @@ class MultipleChoice(TaskConfig):
     An example has one sequence per answer: the passage, then the question with that answer.
     """
 
-    metrics: Annotated[list[str], OneOf("accuracy"), Doc("The scores; empty: accuracy.")] = field(
-        default_factory=list
-    )
+    metrics: Annotated[
+        list[str],
+        OneOf("accuracy", *BY_PART),
+        Doc(
+            "The scores, the primary one first; empty: accuracy. accuracy_middle and accuracy_high "
+            "are of RACE-M and RACE-H, the others of questions with a blank, or by question word."
+        ),
+    ] = field(default_factory=list)
 
     name: ClassVar[str] = NAME
 
@@ -51,17 +65,33 @@ class MultipleChoice(TaskConfig):
                 encoder.sequence([one.passage, f"{one.question} {choice}"], one.where)
                 for choice in one.choices
             ]
-            yield EncodedExample(sequences, {self.head: one.answer})
+            parts = sum(1 << PARTS.index(part) for part in parts_of(one))
+            targets = {self.head: one.answer, PartAccuracy.parts(self.head): parts}
+            yield EncodedExample(sequences, targets)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         there = batch.row_labels(self.head) != NO_LABEL
         return logits.view(-1, batch.sequences), there.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
-        return (ClassMetric(self.head, self.metrics or ["accuracy"]),)
+        return tuple(map(self._metric, self.metrics or ["accuracy"]))
+
+    def _metric(self, name: str) -> Metric[Any]:
+        part = BY_PART.get(name)
+        if part is None:
+            return ClassMetric(self.head, [name])
+        return PartAccuracy(self.head, name, f"accuracy, {part}", PARTS.index(part))
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return MultipleChoiceTerm(self)
+
+
+def parts_of(question: ChoiceQuestion) -> Iterator[str]:
+    """The `PARTS` that a question belongs to: its level, if it is RACE's, and its kind."""
+    levels = _LEVEL.findall(question.id) or _LEVEL.findall(question.where)
+    yield from levels[-1:]
+    asked = _QUESTION_WORD.search(question.question.lower())
+    yield CLOZE if "_" in question.question else asked[1] if asked else OTHER
 
 
 class MultipleChoiceTerm(TaskTerm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.tables import as_number, read_table
+from data_pipeline.task_files.tables import OnMalformed, Row, as_number
 from model import (
     CLASSIFICATION,
     REGRESSION,
@@ -43,6 +44,7 @@ from trainer.scoring.task_scores import (
 )
 
 CLASSES, NUMBER = "classes", "number"
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -63,6 +65,13 @@ class SentenceTask(TaskConfig):
         Doc(
             "Rows may have an empty label; only terms that need none, such as branches, learn from "
             "them."
+        ),
+    ] = False
+    skip_malformed: Annotated[
+        bool,
+        Doc(
+            "Leave out rows that have another number of columns than the header, counted; they are "
+            "refused otherwise. QQP has such rows."
         ),
     ] = False
     metrics: Annotated[
@@ -97,7 +106,7 @@ class SentenceTask(TaskConfig):
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.target == NUMBER or self.labels:
             return self
-        rows = read_table(str(file.path), file.columns_of(LABEL))
+        rows = self.rows(file, LABEL)
         labels = ((place, row[LABEL]) for place, row in rows)
         found = labels_among(file, (one for one in labels if one[1] or not self.unlabelled))
         if binary := self._unfit_for(found):
@@ -105,13 +114,20 @@ class SentenceTask(TaskConfig):
             raise DataError(f"{file.path}: metrics: {why}")
         return dataclasses.replace(self, labels=found)
 
+    def rows(
+        self, file: TaskFile, *fields: str, on_malformed: OnMalformed | None = None
+    ) -> Iterator[Row]:
+        told = (on_malformed or (lambda error: None)) if self.skip_malformed else None
+        return super().rows(file, *fields, on_malformed=told)
+
     def _unfit_for(self, labels: Sequence[str]) -> str:
         """The metrics that have no meaning with these labels, in words."""
         return ", ".join(name for name in self.metrics if name in TWO_LABELS and len(labels) > 2)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
-        rows = read_table(str(file.path), file.columns_of(*self.fields))
         groups: dict[str, int] = {}
+        malformed: list[DataError] = []
+        rows = self.rows(file, *self.fields, on_malformed=malformed.append)
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
             targets = {self.head: self._value(row[LABEL], place)}
@@ -119,6 +135,10 @@ class SentenceTask(TaskConfig):
                 group = groups.setdefault(row[self.texts[0]], len(groups))
                 targets[GroupRanking.group(self.head)] = group
             yield EncodedExample([sequence], targets)
+        if malformed:
+            _log.warning(
+                "%s: leaves out %s malformed rows; %s", file.path, len(malformed), malformed[0]
+            )
 
     @property
     def ranks(self) -> bool:
