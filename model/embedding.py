@@ -23,11 +23,16 @@ class PositionTable(nn.Embedding):
 
 
 class SegmentTable(nn.Embedding):
-    """Learned segment vectors. Without segment ids every token is in segment 0."""
+    """Learned segment vectors. Without segment ids every token is in segment 0.
+
+    So it is in a table of one row (RoBERTa), which tells no segments apart.
+    """
 
     def forward(self, segment_ids: Tensor | None) -> Tensor:
-        """[B, L, width] for int64 [B, L]; [width] for None."""
-        return self.weight[0] if segment_ids is None else super().forward(segment_ids)
+        """[B, L, width] for int64 [B, L]; [width] for None, and from one row."""
+        if segment_ids is None or self.num_embeddings == 1:
+            return self.weight[0]
+        return super().forward(segment_ids)
 
 
 class Embeddings(nn.Module):

@@ -157,18 +157,25 @@ def save_pretrained(
         for path in files:
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
-        _limit_tokenizer(folder, config.longest_sequence)
+        if files:
+            _fit_tokenizer(folder, config)
     return reason
 
 
-def _limit_tokenizer(folder: Path, longest: int | None) -> None:
-    """Let the copied tokenizer truncate to the model's `longest` sequence; None: no limit."""
+def _fit_tokenizer(folder: Path, config: ModelConfig) -> None:
+    """Let the copied tokenizer truncate to the model's longest sequence, and give what it reads.
+
+    Without `model_input_names` a class of `transformers` may give segment ids to a model that has
+    no vectors for them: ModernBERT refuses them, RoBERTa looks for a second row.
+    """
     path = folder / _TOKENIZER_CONFIG
-    if longest is None or not path.is_file():
-        return
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if (config.get("model_max_length") or math.inf) > longest:  # null is no limit
-        path.write_text(json.dumps({**config, "model_max_length": longest}, indent=2) + "\n")
+    theirs = _read_json(path) if path.is_file() else {}
+    segments = ["token_type_ids"] if config.reads_segments else []
+    fitted = {**theirs, "model_input_names": ["input_ids", *segments, "attention_mask"]}
+    longest = config.longest_sequence
+    if longest is not None and (theirs.get("model_max_length") or math.inf) > longest:  # or null
+        fitted["model_max_length"] = longest
+    path.write_text(json.dumps(fitted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _tokenizer_files(source: Path) -> list[Path]:

@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 class Constant(nn.Module):
     """Finds the same tokens most probable everywhere, and notes what it reads."""
 
-    config = SimpleNamespace(longest_sequence=12, reads_segments=True)
+    config = SimpleNamespace(longest_sequence=12)
 
     def __init__(self, best: list[int], vocabulary: int) -> None:
         super().__init__()

@@ -87,10 +87,9 @@ class MaskedWords:
             segments[row, query.first : len(query.ids)] = 1
         rows = torch.arange(len(queries)) * ids.shape[1]
         positions = rows + torch.tensor([query.position for query in queries])
-        reads = self.model.config.reads_segments
         logits: Tensor | None = self.model(
             ids.to(device),
-            segments.to(device) if reads else None,
+            segments.to(device),
             lengths.to(device) if len(set(lengths.tolist())) > 1 else None,
             positions.to(device),
         ).logits

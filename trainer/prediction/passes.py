@@ -91,8 +91,8 @@ def length_of(segments: Segments) -> int:
 
 def _inputs(
     model: Model, vocabulary: Vocabulary, sequences: list[Segments]
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Token ids [B, L], segment ids where they are read, and lengths [B] where they differ."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Token ids [B, L], segment ids [B, L], and lengths [B] where they differ."""
     lengths = np.array([length_of(segments) for segments in sequences])
     ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
     second = np.zeros_like(ids)  # 1 in the second segment
@@ -102,8 +102,4 @@ def _inputs(
         second[row, 2 + len(segments[0]) : lengths[row]] = 1
     device = next(model.parameters()).device
     tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
-    return (
-        tensors[0],
-        tensors[1] if model.config.reads_segments else None,
-        tensors[2] if lengths.min() < lengths.max() else None,
-    )
+    return tensors[0], tensors[1], tensors[2] if lengths.min() < lengths.max() else None

@@ -1,0 +1,185 @@
+"""Every family of encoders with every task: trained, scored, exported, predicted and reloaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from transformers import AutoTokenizer
+
+import configs
+import tandem
+from model import from_pretrained
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from tests.trainer.test_joint_tasks import pairs
+from tests.trainer.test_ranking_tasks import documents, written
+from tests.trainer.test_sentence_tasks import lines
+from tests.trainer.test_token_tasks import conll, dream, squad
+from trainer.config import JobConfig
+from trainer.job_data.examples import with_examples
+
+SIZES = "hidden_size: 16, layers: 2, heads: 2, ffn_size: 24, vocab_size: 600, max_positions: 66"
+FAMILIES = {
+    "bert": "base: bert_base",
+    "roberta": "base: roberta_base, pad_token_id: 0",
+    "distilbert": "base: distilbert",
+    "albert": "base: albert_base, embedding_size: 8",
+    "mobilebert": "base: mobilebert, embedding_size: 8, bottleneck_size: 8",
+    "modernbert": "base: modernbert_base, pad_token_id: 0, local_window: 8",
+}
+MODELS = {name: f"{start}, {SIZES}" for name, start in FAMILIES.items()}
+MODELS["bilstm"] = "kind: bilstm, hidden_size: 16, pooled_size: 8, vocab_size: 600"
+TASKS = {  # and their files
+    "single_sentence": "texts.tsv",
+    "sentence_pair": "pairs.tsv",
+    "tagging": "words.txt",
+    "span": "squad.json",
+    "multiple_choice": "dream.json",
+    "retrieval": "qrels.tsv",
+    "reranking": "qrels.tsv",
+}
+TEXT = "text"
+FILES = "data.files={documents: documents.jsonl, queries: queries.jsonl"
+MORE = {
+    "retrieval": [f"{FILES}}}"],
+    "reranking": [f"{FILES}, candidates: candidates.jsonl}}"],
+}
+CLASSES = {
+    TEXT: "MaskedLM",
+    "single_sentence": "SequenceClassification",
+    "sentence_pair": "SequenceClassification",
+    "reranking": "SequenceClassification",
+    "tagging": "TokenClassification",
+    "span": "QuestionAnswering",
+    "multiple_choice": "MultipleChoice",
+}
+
+
+def job_text(data: str, objective: str, of_teacher: str = "") -> str:
+    """A job whose teacher is BERT, with a student of every other family and a BiLSTM."""
+    models = {name: f"model: {{{model}}}" for name, model in MODELS.items()}
+    teacher = f"{models.pop('bert')}, objective: {{{objective}{of_teacher}}}"
+    learns = f"min_lead: null, objective: {{{objective}}}"
+    students = ", ".join(f"{name}: {{{model}, {learns}}}" for name, model in models.items())
+    return f"""
+steps: 2
+data: {{{data}}}
+batch: {{size: 4, micro_batch: 2}}
+teacher: {{{teacher}}}
+students: {{{students}}}
+evaluation: {{every: 2}}
+checkpoint: {{every: 2}}
+log: {{every: 1, wandb: disabled}}
+"""
+
+
+def write_examples(folder: Path) -> None:
+    """The examples of every task, and a collection to search."""
+    (folder / "texts.tsv").write_text("\n".join(["text\tlabel", *lines(16, 0)]) + "\n")
+    (folder / "pairs.tsv").write_text(pairs(16, 0))
+    made: dict[str, Callable[[int, int], str]] = {
+        "tagging": conll, "span": squad, "multiple_choice": dream,
+    }  # fmt: skip
+    for task, make in made.items():
+        (folder / TASKS[task]).write_text(make(16, 1))
+    texts = [{"_id": name, "title": "", "text": text} for name, text in documents()][:12]
+    written(folder, "documents.jsonl", texts)
+    written(folder, "queries.jsonl", [{"_id": f"q{n}", "text": "of the"} for n in range(8)])
+    rows = [f"q{n}\td{n}\t1\n" for n in range(8)]
+    (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{''.join(rows)}")
+    found = [{"id": f"d{n}", "score": 1.0 / (n + 1)} for n in range(12)]
+    written(folder, "candidates.jsonl", [{"query": f"q{n}", "documents": found} for n in range(8)])
+
+
+def train_every_task(folder: Path, corpus: Path) -> None:
+    """Train and finish a job of each task. Collective."""
+    for task, file in TASKS.items():
+        settings = "{target: number}" if file == "pairs.tsv" else "{}"
+        data = f"root: {folder}, train: {file}, validation: {file}, sequence_length: 48"
+        text = job_text(f"{data}, tokenizer: {corpus}/tokenizer", f"{task}: {settings}")
+        words = [f"name={task}", f"output_dir={folder}/runs", *MORE.get(task, [])]
+        job = configs.load_text(text, JobConfig, "job", words, "job.yaml")
+        jobs.finish(jobs.run(with_examples(job)))
+
+
+def train_on_text(folder: Path, corpus: Path) -> None:
+    """Train and finish a job whose teacher predicts the next sentence. Collective."""
+    data = f"path: {corpus}, packing: segment_pair, sequence_length: 48"
+    words = [f"name={TEXT}", f"output_dir={folder}/runs"]
+    text = job_text(data, "mlm: {}", ", nsp: {}")
+    jobs.finish(jobs.run(configs.load_text(text, JobConfig, "job", words, "job.yaml")))
+
+
+@pytest.fixture(scope="module")
+def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("families")
+    write_examples(folder)
+    run_distributed(train_every_task, 1, folder, corpus)
+    run_distributed(train_on_text, 1, folder, corpus)
+    return folder
+
+
+def export_of(folder: Path, task: str, family: str) -> Path:
+    return folder / "runs" / task / "exports" / ("teacher" if family == "bert" else family)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_family_learns_every_task_and_predicts(folder: Path, task: str) -> None:
+    results = json.loads((folder / "runs" / task / "evaluation.json").read_text())
+    for family in MODELS:
+        learner = "teacher" if family == "bert" else f"students/{family}"
+        assert results["learners"][learner][results["metric"]] is not None
+        words = [str(export_of(folder, task, family)), str(folder / TASKS[task])]
+        if task in ("retrieval", "reranking"):
+            words[1:] = [str(folder / "queries.jsonl"), "--documents", f"{folder}/documents.jsonl"]
+            words += ["--candidates", f"{folder}/candidates.jsonl"] * (task == "reranking")
+        ended = CliRunner().invoke(tandem.main, ["predict", *words])
+        assert ended.exit_code == 0, ended.output
+        assert len(ended.stdout.splitlines()) == (8 if task in MORE else 16)
+
+
+def test_every_family_learns_beside_a_teacher_of_the_next_sentence(folder: Path) -> None:
+    results = json.loads((folder / "runs" / TEXT / "evaluation.json").read_text())
+    for family in MODELS.keys() - {"bert"}:
+        assert results["learners"][f"students/{family}"]["agreement"] is not None
+
+
+TEXTS = ["the list was in that class", "of Monday"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("task", [*TASKS, TEXT])
+@torch.no_grad()
+def test_an_export_reads_what_its_own_tokenizer_gives(folder: Path, task: str, family: str) -> None:
+    exported = export_of(folder, task, family)
+    ours, tokenizer = from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    read = tokenizer([TEXTS[0]] * 2, TEXTS, return_tensors="pt", padding=True)
+    assert ("token_type_ids" in read) == ours.config.reads_segments
+    output = ours(read.input_ids, read.get("token_type_ids"), read.attention_mask)
+    got = output.logits if task == TEXT else output.heads[task]
+    of_task = f"AutoModelFor{CLASSES[task]}" if task in CLASSES else "AutoModel"
+    theirs = getattr(transformers, of_task).from_pretrained(exported).eval()
+    real = read.attention_mask.bool() if got.ndim == 3 else slice(None)
+    told = told_by(theirs, dict(read), task)
+    torch.testing.assert_close(got[real], told[real], rtol=1e-4, atol=1e-5)
+
+
+def told_by(theirs: Any, read: dict[str, torch.Tensor], task: str) -> torch.Tensor:
+    """What a class of `transformers` says, in the shape of our output."""
+    if task == "multiple_choice":
+        return theirs(**{name: given[None] for name, given in read.items()}).logits[0][:, None]
+    output = theirs(**read)
+    if task == "span":
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    if task != "retrieval":
+        return output.prediction_logits if "prediction_logits" in output else output.logits
+    mask = read["attention_mask"][..., None]
+    vectors = (output.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
+    return torch.nn.functional.normalize(vectors, dim=1)
