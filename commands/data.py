@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
 
 SEPARATOR = click.option(
-    "--separator", type=TEXT, help="The line between documents; default: blank lines."
+    "--separator",
+    type=TEXT,
+    help="The line between documents; 'line': each line is one; default: blank lines.",
 )
 FIELD = click.option(
     "--field",
     "text_field",
     type=TEXT,
-    default="text",
-    show_default=True,
-    help="JSON key or column of the text.",
+    help="Key or column of the text, a.b if nested; default: text. Refuses files without.",
 )
 
 COPIES = click.option(
@@ -75,11 +75,12 @@ def tokenizer_train(
     out: str,
     cased: bool | None,
     separator: str | None,
-    text_field: str,
+    text_field: str | None,
 ) -> None:
     """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
-    from data_pipeline.building.reporting import problem_lines
-    from data_pipeline.text.documents import ReadOptions
+    from data_pipeline.building.reporting import problem_lines, skipped_lines
+    from data_pipeline.text.documents import PROBLEMS_SHOWN
+    from data_pipeline.text.formats import ReadOptions
     from data_pipeline.tokenization.tokenizer import load
     from data_pipeline.tokenization.training import train
 
@@ -89,6 +90,8 @@ def tokenizer_train(
     if unusable.count:
         click.echo(f"{unusable.count:,} unusable documents")
         click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
+    for line in skipped_lines(len(left_out.skipped), left_out.skipped[:PROBLEMS_SHOWN]):
+        click.echo(line)
     if sample is not None:
         used = f"{sample.used:,} of {sample.lines:,} lines"
         click.echo(f"{used} are used, drawn evenly from the whole text")
@@ -134,7 +137,7 @@ def data_build(
     workers: int,
     task: str | None,
     separator: str | None,
-    text_field: str,
+    text_field: str | None,
     keep_duplicates: bool,
     strict: bool,
     **settings: Any,
@@ -147,7 +150,7 @@ def data_build(
 
     from data_pipeline import BuildOptions, build
     from data_pipeline.building.reporting import progress_bar, summary
-    from data_pipeline.text.documents import ReadOptions
+    from data_pipeline.text.formats import ReadOptions
 
     if task is not None:
         settings["task"], settings["tasks"] = parse_pair(task, "/", "--task")

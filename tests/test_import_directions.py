@@ -24,8 +24,8 @@ ROOMS = {
         "building examples augmentation"
     ),
     "data_pipeline/text": (
-        "compiled surrogates text_files documents joined_text sentences sentence_search "
-        "system_prose"
+        "compiled surrogates text_files formats records documents joined_text sentences "
+        "sentence_search system_prose"
     ),
     "data_pipeline/task_files": (
         "contents json_records tables squad conll multiple_choice parallel retrieval rankings "

@@ -45,15 +45,13 @@ from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
     PROBLEMS_SHOWN,
-    FileSpan,
     RawChunk,
-    ReadOptions,
-    find_files,
-    input_slice,
     location_of,
-    no_documents_error,
     raw_chunks,
+    require_usable,
+    slice_of,
 )
+from data_pipeline.text.formats import FileSpan, ReadOptions, find_inputs
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import tokenizer as tokenization
 
@@ -105,6 +103,8 @@ class Tally:
     characters: int = 0
     input_crc32: int = 0  # of the raw input, and of the values of Parquet's column
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
+    skipped_files: int = 0  # of folders
+    first_skipped: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
     # A histogram: documents below 16, 32, ... 2**20 tokens, and all larger ones.
     tokens_per_document: list[int] = field(
         default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
@@ -114,6 +114,11 @@ class Tally:
         """Count one document with this number of tokens."""
         self.documents += 1
         self.tokens_per_document[bisect_right(HISTOGRAM_LIMITS, tokens)] += 1
+
+    def require_usable(self, inputs: Sequence[str]) -> None:
+        """Raise DataError unless most documents of the inputs could be read."""
+        first = next(iter(self.first_problems), None)
+        require_usable(inputs, self.documents + self.duplicates, self.problems, first)
 
 
 @dataclass(frozen=True)
@@ -158,11 +163,13 @@ class _Build:
         self.options, self.folder = options, folder
         self.tokenizer, self.vocabulary = tokenization.load(Path(options.tokenizer_dir))
         # This checks every input before anything is written.
-        self.share = input_slice(options.inputs, options.reading, options.task, options.tasks)
+        inputs = find_inputs(options.inputs, options.reading)
+        self.share = slice_of(inputs.spans, options.reading, options.task, options.tasks)
         self.identity = _identity(options, self.vocabulary.fingerprint, self.share)
         if options.tasks > 1:
-            self.identity[TEXT] = _digest_of_sizes(options.inputs)
-        self.tally = Tally()
+            self.identity[TEXT] = _digest_of_sizes(inputs.spans)
+        skipped = len(inputs.skipped), inputs.skipped[:PROBLEMS_SHOWN]
+        self.tally = Tally(skipped_files=skipped[0], first_skipped=skipped[1])
         self.seen: set[bytes] = set()
 
     def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
@@ -292,9 +299,8 @@ class _Build:
     def _finish(self) -> dict:
         for writer in self.writers.values():
             writer.finish()
-        if not self.tally.documents and self.options.tasks == 1:
-            first = next(iter(self.tally.first_problems), None)
-            raise no_documents_error(self.options.inputs, self.tally.problems, first)
+        if self.options.tasks == 1:
+            self.tally.require_usable(self.options.inputs)
         if self.options.tasks > 1:
             self.claims.add(self.folder / DIGESTS)
             self.journal.keep_digests(self.folder / DIGESTS)
@@ -316,10 +322,10 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]
     return {**tree, "files": files, "vocabulary": fingerprint}
 
 
-def _digest_of_sizes(inputs: Sequence[str]) -> str:
+def _digest_of_sizes(files: Sequence[FileSpan]) -> str:
     """Identifies the files that parts are slices of; their folder may differ from node to node."""
-    files = [[Path(path).name, os.path.getsize(path)] for path in find_files(inputs)]
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    sizes = [[Path(file.path).name, os.path.getsize(file.path)] for file in files]
+    return hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
 
 
 def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:

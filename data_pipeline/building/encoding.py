@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.text.compiled import interruptible
-from data_pipeline.text.documents import Problem, RawChunk, ReadOptions, parse
+from data_pipeline.text.documents import Problem, RawChunk, parse
+from data_pipeline.text.formats import ReadOptions
 from data_pipeline.text.joined_text import offsets
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.library_errors import as_data_errors
@@ -59,7 +60,7 @@ class Encoder:
         documents = [*itertools.compress(encoded, has_tokens)]
         texts = [*itertools.compress(parsed.documents, has_tokens)]
         empty = [
-            Problem(chunk.span.path, position, "no token in it")
+            chunk.problem(position, "no token in it")
             for position, has in zip(parsed.positions, has_tokens, strict=True)
             if not has
         ]

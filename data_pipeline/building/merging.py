@@ -79,8 +79,7 @@ def _merge(out: Path) -> dict:
         _drop_duplicates(parts)
     trees = [manifest.read(part) for part in parts]
     tally = _joined_tally(trees)
-    if not tally.documents:
-        raise DataError(f"{out}: the parts hold no documents")
+    tally.require_usable([str(out)])
     claims = Claims(out)
     for split in SPLITS:
         _join_split(out / split, [part / split for part in parts], claims)
@@ -146,9 +145,9 @@ def _options(tree: dict) -> dict:
 
 
 def _joined_tally(trees: list[dict]) -> Tally:
-    tally = Tally()
-    for tree in trees:
-        part = Tally(**tree["tally"])
+    parts = [Tally(**tree["tally"]) for tree in trees]
+    tally = Tally(skipped_files=parts[0].skipped_files, first_skipped=parts[0].first_skipped)
+    for part in parts:
         for name in ("documents", "duplicates", "problems", "characters"):
             setattr(tally, name, getattr(tally, name) + getattr(part, name))
         tally.first_problems += part.first_problems

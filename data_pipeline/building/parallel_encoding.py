@@ -17,7 +17,8 @@ import tokenizers
 
 from data_pipeline.building.encoding import EncodedChunk, Encoder
 from data_pipeline.errors import DataError
-from data_pipeline.text.documents import RawChunk, ReadOptions
+from data_pipeline.text.documents import RawChunk
+from data_pipeline.text.formats import ReadOptions
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 QUEUED_PER_WORKER = 4

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress
+from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
 
 BAR_WIDTH = 40
 
@@ -49,12 +49,33 @@ def summary(tree: dict) -> str:
             f"{name:>5}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
             f"{split['tokens']:,} tokens, {split['bytes']:,} bytes in {split['shards']} shards"
         )
-    tally = tree["tally"]
-    lines.append(
-        f"{tally['duplicates']:,} duplicates dropped, {tally['problems']:,} unusable documents"
-    )
-    lines += problem_lines(tally["problems"], tally["first_problems"])
-    return "\n".join([*lines, "tokens per document:", *_histogram(tally["tokens_per_document"])])
+    tally = Tally(**tree["tally"])
+    lines.append(f"{tally.duplicates:,} duplicates dropped, {tally.problems:,} unusable documents")
+    lines += problem_lines(tally.problems, tally.first_problems)
+    lines += skipped_lines(tally.skipped_files, tally.first_skipped)
+    lines += _warnings(tree)
+    return "\n".join([*lines, "tokens per document:", *_histogram(tally.tokens_per_document)])
+
+
+def skipped_lines(count: int, first: Sequence[str]) -> list[str]:
+    """The files of folders that are not read, with the reason for the `first` of them."""
+    return [f"{count:,} files skipped", *problem_lines(count, first)] if count else []
+
+
+def _warnings(tree: dict) -> list[str]:
+    """What a corpus lacks that a job needs, and what to do."""
+    documents = tree["tally"]["documents"]
+    if documents == 1:
+        return [
+            "warning: all text is ONE document, since blank lines separate documents; if every "
+            "line is one, add --separator line"
+        ]
+    if tree["identity"]["val_fraction"] and not tree["splits"]["val"]["documents"]:
+        return [
+            f"warning: none of the {documents:,} documents is held out, so that nothing can be "
+            "scored; raise --val-fraction and build again"
+        ]
+    return []
 
 
 def problem_lines(count: int, first: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import sys
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,18 @@ from typing import Any, BinaryIO
 from data_pipeline.errors import DataError
 
 STDIN = "-"
-COMPRESSED = (".gz", ".xz", ".zst")
+LONGEST_WINDOW = 1 << 31  # bytes, as of `zstd --long=31`; the library itself stops at 128 MiB
+COMPRESSED = (".gz", ".xz", ".zst", ".zip")
 
 
 def suffix_of(path: str) -> str:
-    """The suffix in small letters, without that of a compression: ``.tsv`` of ``train.TSV.xz``."""
+    """The suffix in small letters, without that of a compression: ``.tsv`` of ``train.TSV.xz``.
+
+    Of an archive, the suffix of the file in it.
+    """
     name = Path(path)
+    if name.suffix.lower() == ".zip" and name.is_file():
+        return Path(_member(path)[1]).suffix.lower()
     return (name.with_suffix("") if name.suffix.lower() in COMPRESSED else name).suffix.lower()
 
 
@@ -55,6 +62,8 @@ def open_text(path: str) -> BinaryIO:
             return lzma.open(path, "rb")  # type: ignore[return-value]
         if suffix == ".zst":
             return _open_zst(path)
+        if suffix == ".zip":
+            return _open_zip(path)
         return open(path, "rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
@@ -65,7 +74,7 @@ def decompressing(path: str) -> Iterator[None]:
     """Raise DataError, which names the file, where its bytes cannot be read or decompressed."""
     try:
         yield
-    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
         what = "read" if is_plain(path) or path == STDIN else "decompressed"
         raise DataError(f"{path}: cannot be {what}: {error}") from None
     except Exception as error:  # ZstdError derives from Exception alone
@@ -74,12 +83,39 @@ def decompressing(path: str) -> Iterator[None]:
         raise DataError(f"{path}: cannot be decompressed: {error}") from None
 
 
+def _open_zip(path: str) -> BinaryIO:
+    archive, name = _member(path)
+    try:
+        return archive.open(name)  # type: ignore[return-value]
+    except (RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be decompressed: {error}") from None
+
+
+def _member(path: str) -> tuple[zipfile.ZipFile, str]:
+    """An archive and its only file; hidden ones and those that macOS adds do not count."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be decompressed: {error}") from None
+    names = [name for name in archive.namelist() if _is_content(name)]
+    if len(names) != 1:
+        first = f": {', '.join(names[:3])}" if names else ""
+        raise DataError(f"{path}: must hold one file, and holds {len(names)}{first}; unpack it")
+    return archive, names[0]
+
+
+def _is_content(name: str) -> bool:
+    parts = name.split("/")
+    return bool(parts[-1]) and not any(one.startswith(".") or one == "__MACOSX" for one in parts)
+
+
 def _open_zst(path: str) -> BinaryIO:
     try:
         import zstandard
     except ImportError:
         raise DataError(f"{path}: reading .zst needs `pip install zstandard`") from None
-    return io.BufferedReader(_Zstd(open(path, "rb"), zstandard.ZstdDecompressor()))
+    context = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW)
+    return io.BufferedReader(_Zstd(open(path, "rb"), context))
 
 
 class _Zstd(io.RawIOBase):

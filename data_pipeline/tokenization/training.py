@@ -23,11 +23,11 @@ from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.text.documents import (
     PROBLEMS_SHOWN,
     Problem,
-    ReadOptions,
     location_of,
-    no_documents_error,
     read_documents,
+    require_usable,
 )
+from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.library_errors import as_data_errors
@@ -85,6 +85,7 @@ class LeftOut:
 
     unusable: Unusable
     sample: Sample | None  # None: all lines are used
+    skipped: list[str]  # files of folders, with the reasons
 
 
 def train(
@@ -112,8 +113,9 @@ def train(
         raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
     if STDIN in inputs:
         raise DataError(f"{STDIN}: a tokenizer reads its text several times; save it in a file")
+    skipped = find_inputs(inputs, reading or ReadOptions()).skipped
     if next(read_documents(inputs, reading, on_problem=(found := Unusable())), None) is None:
-        raise no_documents_error(inputs, found.count, next(iter(found.first), None))
+        require_usable(inputs, 0, found.count, next(iter(found.first), None))
     read = _reader(inputs, reading, unusable := Unusable())
     lowercase = kind == "wordpiece" if cased is None else not cased
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
@@ -124,7 +126,7 @@ def train(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
     _save(tokenizer, roles, Path(out))
-    return LeftOut(unusable, sample)
+    return LeftOut(unusable, sample, skipped)
 
 
 def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
@@ -144,9 +146,17 @@ def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
 
 
 def _reader(inputs: Sequence[str], reading: ReadOptions | None, unusable: Unusable) -> Read:
-    """Reads all documents at each call; only the first call counts the unusable ones."""
-    listeners: Iterator[Listener] = chain([unusable], repeat(lambda problem: None))
-    return lambda: read_documents(inputs, reading, next(listeners))
+    """Reads all documents at each call; the first counts unusable ones, and refuses too many."""
+
+    def counted() -> Iterator[str]:
+        usable = 0
+        for document in read_documents(inputs, reading, unusable):
+            usable += 1
+            yield document
+        require_usable(inputs, usable, unusable.count, next(iter(unusable.first), None))
+
+    reads = chain([counted], repeat(lambda: read_documents(inputs, reading)))
+    return lambda: next(reads)()
 
 
 def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> Trained:

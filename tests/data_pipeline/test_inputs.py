@@ -20,19 +20,23 @@ from hypothesis import strategies as st
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.text.documents import (
     Problem,
-    ReadOptions,
-    find_files,
     input_slice,
     location_of,
     parse,
     raw_chunks,
     read_documents,
 )
+from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.tokenization.training import train
 from tests.data_pipeline.conftest import make_documents
 
 DOCUMENTS = [*make_documents(25, 4), "Ünïcödé — “quotes”\nand a second line.", "日本語。"]
 READING = ReadOptions()
+GOOD = b"".join(b"good one, %d\n\n" % number for number in range(9))
+
+
+def find_files(inputs: list[str]) -> list[str]:
+    return [span.path for span in find_inputs(inputs, READING).spans]
 
 
 def write_all(folder: Path) -> list[Path]:
@@ -97,7 +101,7 @@ def test_text_that_cannot_be_used_is_counted_with_the_first_reason(
     for name, content, message in (
         (
             "a.txt",
-            "One.\n\nTwo.".encode("utf-16"),
+            "\xe9\xe9n.".encode("latin-1"),
             r"; problems: 1, the first: .*a\.txt:1: not valid",
         ),
         ("b.jsonl", b"{}\n[1]\n{", r"; problems: 3, the first: .*b\.jsonl:1: no field 'text'"),
@@ -148,7 +152,8 @@ def test_problems_have_file_and_line(tmp_path: Path, tokenizer_dir: Path) -> Non
     with gzip.open(tmp_path / "b.jsonl.gz", "wb") as file:
         file.write(BAD_LINES)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x", None, " "]}), tmp_path / "c.parquet")
-    inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz", "c.parquet")]
+    (tmp_path / "d.txt").write_bytes(GOOD)
+    inputs = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz", "c.parquet", "d.txt")]
     tree = build(BuildOptions(inputs, str(tokenizer_dir), val_fraction=0.0), str(tmp_path / "out"))
     lines = tree["tally"]["first_problems"]
     assert tree["tally"]["problems"] == len(lines) == 9

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.encoding import encode_whole
 from data_pipeline.building.merging import documents
-from data_pipeline.text.documents import ReadOptions
+from data_pipeline.text.formats import ReadOptions
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization import training
 from data_pipeline.tokenization.tokenizer import load, word_starts

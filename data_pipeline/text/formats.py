@@ -1,0 +1,214 @@
+"""The format of a file of documents, told from its first bytes, and the files that are read."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import glob
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from data_pipeline.errors import DataError
+from data_pipeline.text.text_files import STDIN, decompressing, files_in, open_text, suffix_of
+
+csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
+
+TEXT, JSONL, WIKI = "text", "jsonl", "wiki"
+JSON, CSV, TSV, PARQUET = "json", "csv", "tsv", "parquet"
+RECORDS = (JSON, CSV, TSV, PARQUET)  # read row by row, by one process
+SUFFIXES = {
+    **dict.fromkeys((".txt", ".text"), TEXT),
+    **dict.fromkeys((".jsonl", ".ndjson"), JSONL),
+    **{".json": JSON, ".csv": CSV, ".tsv": TSV, ".parquet": PARQUET},
+}
+LINE = "line"  # the separator that makes a document of each line
+HEAD_BYTES = 1 << 16
+DEFAULT_FIELD = "text"
+
+_MANY_NULS = 0.01  # of the first bytes: more are in no text of one byte or UTF-8
+_PACKED = {
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ\x00": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+}
+_WIDE = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+_OBJECT = re.compile(rb'\{\s*["}]')
+_ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|"|\])')
+_WIKI_DOCUMENT = re.compile(rb"<doc\b[^\n]*>")
+_MARKUP = re.compile(rb"<(?:!doctype|html|\?xml|mediawiki)\b", re.I)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How files are split into documents.
+
+    `separator` is the line between two documents of plain text; None means blank lines, `LINE` that
+    each line is a document. `field` is the key or column that holds the text, ``a.b`` for one in a
+    nested object; None means `DEFAULT_FIELD`, and allows files without fields.
+    """
+
+    separator: str | None = None
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.separator is not None and (not self.separator or "\n" in self.separator):
+            raise DataError("--separator: must be one line, and not empty")
+
+    @property
+    def text_field(self) -> str:
+        """The key or column that is read."""
+        return DEFAULT_FIELD if self.field is None else self.field
+
+
+@dataclass(frozen=True)
+class FileSpan:
+    """A whole file, or the bytes of an uncompressed file between two document starts."""
+
+    path: str
+    kind: str
+    start: int = 0
+    end: int | None = None
+
+
+@dataclass
+class Inputs:
+    """The files to read, in order, and those of folders that are not read, each with the reason."""
+
+    spans: list[FileSpan] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
+    """The files that `inputs` name, in order; matches of a folder or glob are sorted by name.
+
+    `inputs` are files, folders, globs, or ``-`` for standard input. Of a folder, files with a
+    suffix of text are read, and others that hold records or wikiextractor's documents. Raises
+    DataError when one of them matches nothing, when a file that is named cannot be read as asked,
+    and when standard input is named twice.
+    """
+    if [*inputs].count(STDIN) > 1:
+        raise DataError(f"{STDIN}: standard input can be read only once; name it once")
+    result = Inputs()
+    for name in inputs:
+        if not name:
+            raise DataError("input: the name is empty; name a file, folder or glob with text")
+        if os.path.isdir(name):
+            _add_folder(result, name, reading)
+            continue
+        is_file = name == STDIN or os.path.isfile(name)
+        paths = [name] if is_file else [*filter(os.path.isfile, glob.glob(name, recursive=True))]
+        if not paths:
+            raise DataError(f"{name}: no such file or folder")
+        # Sorted as strings: another order makes another corpus.
+        result.spans += [FileSpan(path, format_of(path, reading)) for path in sorted(paths)]
+    if reading.separator is not None and all(span.kind != TEXT for span in result.spans):
+        raise DataError("--separator: is for plain text, and no input is; remove it")
+    return result
+
+
+def _add_folder(result: Inputs, folder: str, reading: ReadOptions) -> None:
+    before, skipped = len(result.spans), []
+    for path in sorted(map(str, files_in(folder))):
+        try:
+            kind = format_of(path, reading)
+            if kind == TEXT and SUFFIXES.get(suffix_of(path)) != TEXT:
+                raise DataError(f"{path}: holds no records, and its name does not end in .txt")
+        except DataError as error:
+            skipped.append(str(error))
+        else:
+            result.spans.append(FileSpan(path, kind))
+    if len(result.spans) == before:
+        first = f"; of {len(skipped):,} files the first: {skipped[0]}" if skipped else ""
+        raise DataError(f"{folder}: holds no text files{first}")
+    result.skipped += skipped
+
+
+def format_of(path: str, reading: ReadOptions) -> str:
+    """The format of a file. Raises DataError where it cannot be read as asked."""
+    head = _head(path)
+    suffix = SUFFIXES.get(suffix_of(path))
+    content = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    kind = _kind(content, suffix)
+    if kind == PARQUET or kind == suffix == JSONL:
+        return kind
+    if kind in (CSV, TSV):
+        _require_column(path, content, kind, reading)
+        return kind
+    if kind in (JSON, JSONL):
+        _require_field(path, content, len(head) < HEAD_BYTES, reading)
+        return kind
+    _refuse_other_than_text(path, head, content)
+    if reading.field is not None and content:
+        why = f"is plain text and has no field {reading.field!r}; remove it, or leave the file out"
+        raise DataError(f"--field: {path}: {why}")
+    return kind
+
+
+def _kind(content: bytes, suffix: str | None) -> str:
+    """The format by content where that is plain, and otherwise by suffix."""
+    if suffix in (PARQUET, CSV, TSV, JSONL):
+        return suffix
+    if content.startswith(b"PAR1"):
+        return PARQUET
+    if _ARRAY.match(content) and (suffix == JSON or content[1:].lstrip()[:1] == b"{"):
+        return JSON
+    if _OBJECT.match(content):
+        *lines, _ = content.split(b"\n")  # the last one may be cut off
+        return JSONL if not lines or any(map(_is_object, lines)) else JSON
+    if suffix == JSON and content:
+        return JSON
+    return WIKI if _WIKI_DOCUMENT.match(content) else TEXT
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _require_column(path: str, content: bytes, kind: str, reading: ReadOptions) -> None:
+    text = content.decode(errors="replace")
+    names = next(csv.reader(io.StringIO(text), delimiter="\t" if kind == TSV else ","), [])
+    if content and reading.text_field not in names:
+        column = f"has no column {reading.text_field!r}; name one with --field"
+        raise DataError(f"{path}: {column}: {', '.join(names)}")
+
+
+def _require_field(path: str, content: bytes, is_all: bool, reading: ReadOptions) -> None:
+    """Refuse a small JSON file without the field: it holds settings, say, and no documents."""
+    is_list_of_texts = content[:1] == b"[" and content[1:].lstrip()[:1] == b'"'
+    names = {reading.text_field, reading.text_field.rpartition(".")[2]}
+    has_field = any(json.dumps(name).encode() in content for name in names)
+    if is_all and not has_field and not (is_list_of_texts and reading.field is None):
+        raise DataError(
+            f"{path}: has no field {reading.text_field!r}; name that of the text with --field"
+        )
+
+
+def _refuse_other_than_text(path: str, head: bytes, content: bytes) -> None:
+    for start, suffix in _PACKED.items():
+        if head.startswith(start):
+            raise DataError(f"{path}: is compressed; its name must end in {suffix}")
+    for start, encoding in _WIDE.items():
+        if head.startswith(start):
+            raise DataError(f"{path}: is {encoding}, not UTF-8; convert it, as with iconv")
+    if head.startswith(b"%PDF-") or head.count(b"\0") > _MANY_NULS * len(head):
+        raise DataError(f"{path}: is not text; convert it to text first")
+    if _MARKUP.match(content):
+        raise DataError(f"{path}: is HTML or XML; extract its text first")
+
+
+def _head(path: str) -> bytes:
+    """The first bytes of a file's contents; those of standard input can still be read after."""
+    if path == STDIN:
+        buffer = sys.stdin.buffer
+        return buffer.peek(HEAD_BYTES) if isinstance(buffer, io.BufferedReader) else b""
+    with open_text(path) as file, decompressing(path):
+        return file.read(HEAD_BYTES)
