@@ -129,13 +129,18 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
 
 
 def final_results(job: JobConfig) -> dict[str, Any] | None:
-    """What the job's run has come to; None where it has not reached its end."""
+    """What the job's run has come to; None where it has not reached its end.
+
+    Nor has it where a test file has changed: what is left to do is to score it.
+    """
     from configs.runs import has_ended
+    from trainer.lifecycle.finalize import has_scored
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import read_evaluation
 
     results = read_evaluation(RunFolder.of(job).evaluation)
-    return results if results and has_ended(results, job.steps, job.hours) else None
+    ended = results is not None and has_ended(results, job.steps, job.hours)
+    return results if results and ended and has_scored(results, job) else None
 
 
 def announce_if_finished(job: JobConfig) -> bool:

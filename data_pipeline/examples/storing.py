@@ -5,15 +5,18 @@ index of each split, in the order of the examples::
 
     train/target-NAME.npy   one value for each example, or for each token
     train/ends-NAME.npy     where an example's values end, of a target with several for each
+    val/references.json     what predictions are compared with besides, where the task has that
 
 The folder is written under a hidden name, and renamed when it is complete.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout
 from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.reading.corpus import SPLITS
+from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.shards.writing import SplitWriter, disk_errors
 
@@ -39,16 +43,30 @@ def ends_file(split: str, target: str) -> str:
     return f"{split}/ends-{target}.npy"
 
 
+REFERENCES = "val/references.json"
+
+
+def read_references(folder: Path) -> Any:
+    """The references that `store_examples` was given. Raises DataError if they are damaged."""
+    files = manifest.files_of(manifest.read(folder))
+    if REFERENCES not in files:
+        raise DataError(f"{folder}: holds no {REFERENCES}; remove it: it is encoded again")
+    manifest.verify(folder, {REFERENCES: files[REFERENCES]}, up_to=math.inf)
+    return json.loads((folder / REFERENCES).read_bytes())
+
+
 def store_examples(
     folder: Path,
     encoder: TextEncoder,
     tokenizer_dir: Path,
     identity: Mapping[str, Any],
     examples: Mapping[str, Iterable[EncodedExample]],
+    references: Callable[[], Any] = lambda: None,
 ) -> None:
     """Write the `examples` of the splits "train" and "val" to `folder`, which must not exist.
 
-    `identity` says what they were made of; the manifest holds it. Raises DataError for examples of
+    `identity` says what they were made of; the manifest holds it. `references` gives what the
+    predictions for "val" are compared with, as JSON, or None. Raises DataError for examples of
     different layouts in a split, a split without examples, and a disk that is full.
     """
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
@@ -59,6 +77,10 @@ def store_examples(
             names += writer.write(examples.get(split, ()))
             if writer.layout is not None:
                 layouts[split] = writer.layout.to_json()
+        if (compared := references()) is not None:
+            with disk_errors(part):
+                (part / REFERENCES).write_text(json.dumps(compared), encoding="utf-8")
+            names.append(REFERENCES)
         finish_folder(
             part,
             lambda *paths: None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
@@ -22,6 +23,7 @@ from data_pipeline.task_files.retrieval import (
 )
 
 Relevance = Mapping[int, Mapping[int, int]]  # of documents, by query and document
+Number = TypeVar("Number", int, float)
 Ranking = Mapping[int, Mapping[int, float]]  # the scores of documents, by query and document
 
 # What a message about an unknown query says of the ids of those that are there.
@@ -116,6 +118,19 @@ def best_first(scores: Mapping[int, float], count: int) -> dict[int, float]:
     """The `count` documents with the highest scores, the highest first."""
     ordered = sorted(scores, key=lambda document: (-scores[document], document))
     return {document: scores[document] for document in ordered[:count]}
+
+
+def triples(values: Mapping[int, Mapping[int, Number]]) -> list[tuple[int, int, Number]]:
+    """(query, document, value) of every value: JSON, which has no numbers as keys."""
+    return [(query, one, value) for query, ones in values.items() for one, value in ones.items()]
+
+
+def by_query(rows: Iterable[tuple[int, int, Number]]) -> dict[int, dict[int, Number]]:
+    """The reverse of `triples`."""
+    values: dict[int, dict[int, Number]] = {}
+    for query, document, value in rows:
+        values.setdefault(query, {})[document] = value
+    return values
 
 
 def is_relevant(relevance: int) -> bool:

@@ -22,7 +22,7 @@ from tests.trainer.test_prediction import predicted, refused
 from trainer.batches import to_device
 from trainer.learners.programs import score
 from trainer.scoring.answer_spans import BestAnswer, best_answers
-from trainer.scoring.span_metric import AnswerFile, SpanMetric
+from trainer.scoring.span_metric import SpanMetric
 from trainer.task_facts import TaskFacts, write_facts
 
 LENGTH, LONGEST_ANSWER = 32, 5
@@ -59,7 +59,7 @@ def evaluated(folder: Path, exported: Path) -> dict[str, BestAnswer]:
     split = ExampleSplit(Corpus.open(job.data.path), "val")
     assert split.total > 20  # several windows of some
     batch = split.batch(np.arange(split.total), np.zeros(split.total, np.int64))
-    metric = SpanMetric("span", ["answer_f1"], AnswerFile(""), LONGEST_ANSWER, unanswerable=True)
+    metric = SpanMetric("span", ["answer_f1"], list, LONGEST_ANSWER, unanswerable=True)
     with torch.inference_mode():
         (rows,) = score(from_pretrained(exported), to_device(batch, torch.device("cpu")), (metric,))
     questions = list(read_squad(str(folder / "span_dev")))

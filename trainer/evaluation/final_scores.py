@@ -54,6 +54,7 @@ def evaluate_run(
         "seconds": saved.state.seconds,
         "machine": describe_machine(),
         "corpus": _describe(saved.corpora),
+        "test": measurement.test.contents if measurement.test else {},
         "metric": saved.job.primary_column.name,
         "columns": [dataclasses.asdict(column) for column in measurement.columns.values()],
         "unigram": measurement.validation.unigram(),
@@ -63,11 +64,15 @@ def evaluate_run(
 
 @dataclass(frozen=True)
 class _TestFile:
-    """The tasks' test files: their examples, the job that scores them, and the tasks' heads."""
+    """The tasks' test files: their examples, the job that scores them, and the tasks' heads.
+
+    contents: what identifies each task's examples (`test_contents`).
+    """
 
     job: JobConfig
     examples: ValidationSet
     heads: frozenset[str]
+    contents: Mapping[str, str]
 
     @classmethod
     def open(cls, job: JobConfig, heartbeat: SendHeartbeat) -> _TestFile | None:
@@ -77,7 +82,8 @@ class _TestFile:
         tested = [one for one in tasks_of(scored) if one.data.test]
         corpora = {one.name: Corpus.open(one.data.path) for one in tested}
         heads = frozenset(one.task.head for one in tested)
-        return cls(scored, ValidationSet(scored, corpora, heartbeat), heads)
+        contents = {name: corpus.content for name, corpus in corpora.items()}
+        return cls(scored, ValidationSet(scored, corpora, heartbeat), heads, contents)
 
 
 class _Measurement:

@@ -13,8 +13,9 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from data_pipeline import (
     Corpus,
     DataConfig,
     DataError,
-    EncodedExample,
     ExampleSplit,
     TaskDataConfig,
     TaskSchedule,
@@ -43,7 +43,7 @@ from trainer.objectives.task import Part, TaskConfig, TaskFile
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 4  # version of the shipped tasks' encodings, and of what is held out
+FORMAT = 5  # version of the shipped tasks' encodings, and of what is held out
 SHIPPED = "trainer.tasks."  # modules whose encoding `FORMAT` is about
 FOLDER = "examples"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
@@ -80,8 +80,7 @@ def with_validation(job: JobConfig) -> JobConfig:
     for one in tasks:
         ready = _with_labels(job, one)
         files = {"val": ready.file("validation").path}
-        folder = _encoded(job, ready, tokenizer, files)
-        job = _with(job, dataclasses.replace(ready, data=_at(ready.data, folder)))
+        job = _with(job, _at(ready, _encoded(job, ready, tokenizer, files)))
     return job
 
 
@@ -103,9 +102,9 @@ class TaskOfJob:
         """The key of the folder that holds its encoded examples."""
         return f"{self.key}.path"
 
-    def file(self, split: str, *, is_scored: bool = False) -> TaskFile:
+    def file(self, split: str) -> TaskFile:
         """The file of a split that is named."""
-        return self.task_file(self.data.task_files[split], is_scored=is_scored)
+        return self.task_file(self.data.task_files[split], is_scored=False)
 
     def task_file(self, path: Path, *, is_scored: bool) -> TaskFile:
         """A file of its examples, to train or to be scored on.
@@ -137,16 +136,21 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
     tested = [one for one in tasks_of(job) if one.data.test]
     for one in tested:
         tokenizer = Corpus.open(one.data.path).tokenizer_dir
-        task = one.task.scored_on(one.file("test", is_scored=True), tokenizer)
-        data = dataclasses.replace(one.data, path="")
-        own = dataclasses.replace(one, task=task, data=data)
+        own = dataclasses.replace(one, data=dataclasses.replace(one.data, path=""))
         try:
             folder = _encoded(job, own, tokenizer, {"val": one.file("test").path})
         except DataError as error:
             other = f"or leave {one.key}.test out: `tandem predict` reads files without labels"
             raise DataError(f"{error}; {other}") from None
-        job = _with(job, dataclasses.replace(own, data=_at(one.data, folder)))
+        job = _with(job, _at(own, folder))
     return job if tested else None
+
+
+def test_contents(job: JobConfig) -> dict[str, str]:
+    """What identifies the examples in each task's test file, by task; see `scored_on_test`."""
+    scored = scored_on_test(job)
+    tested = [one for one in tasks_of(scored) if one.data.test] if scored else []
+    return {one.name: Corpus.open(one.data.path).content for one in tested}
 
 
 def _ready(
@@ -162,11 +166,11 @@ def _ready(
             f"{one.key}.validation: must be set; {files['train']} has too few examples to hold "
             f"some of them out (or raise {one.key}.validation_fraction)"
         )
-    return dataclasses.replace(one, data=_at(one.data, folder))
+    return _at(one, folder)
 
 
 def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
-    """The task with the labels of its training file, and the file that it is scored on.
+    """The task with the labels of its training file.
 
     Raises DataError and TrainingError as `with_examples`.
     """
@@ -177,12 +181,9 @@ def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
     for key in ("max_trained", "max_scored"):
         if getattr(one.data, key) is not None and not one.task.can_read_some:
             raise DataError(f"{one.key}.{key}: {one.name} reads whole files only; remove it")
-    scored = "validation" if "validation" in files else "train"
     task = one.task.with_labels_of(one.file("train"))
     require_same_labels(job, task)
-    held_out = one.data.validation_fraction if scored == "train" else None
-    file = dataclasses.replace(one.file(scored, is_scored=True), held_out=held_out)
-    return dataclasses.replace(one, task=task.scored_on(file, _tokenizer_of(job)))
+    return dataclasses.replace(one, task=task)
 
 
 def _require_files(one: TaskOfJob) -> None:
@@ -222,9 +223,10 @@ def aligns(job: JobConfig, view: str, other: str) -> bool:
     return all(one.task.aligns(view, other) for one in tasks_of(job))
 
 
-def _at(data: DataConfig | TaskDataConfig, folder: Path) -> DataConfig | TaskDataConfig:
-    """The section with the folder that holds its encoded examples."""
-    return dataclasses.replace(data, path=str(folder))
+def _at(one: TaskOfJob, folder: Path) -> TaskOfJob:
+    """The task with the folder that holds its encoded examples."""
+    data = dataclasses.replace(one.data, path=str(folder))
+    return dataclasses.replace(one, task=one.task.scored_on(folder), data=data)
 
 
 def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
@@ -277,7 +279,12 @@ def _encoded(
         folder.parent.mkdir(parents=True, exist_ok=True)
         assert one.data.sequence_length is not None
         encoder = TextEncoder(tokenizer, one.data.sequence_length)
-        store_examples(folder, encoder, tokenizer, identity, _examples(one, encoder, files))
+        examples = {
+            split: one.task.encode_part(file, encoder, part)
+            for split, (file, part) in _parts(one, files).items()
+        }
+        references = partial(one.task.references, *_parts(one, files)["val"])
+        store_examples(folder, encoder, tokenizer, identity, examples, references)
         if encoder.cut:
             where = f"{one.key}.sequence_length: {one.data.sequence_length}"
             _log.warning(
@@ -326,18 +333,15 @@ def _digest(task: TaskConfig, path: Path) -> str:
     return digests[0] if len(digests) == 1 else whole
 
 
-def _examples(
-    one: TaskOfJob, encoder: TextEncoder, files: Mapping[str, Path]
-) -> dict[str, Iterable[EncodedExample]]:
-    """The examples by split; without a validation file, a part of the training file is held out."""
+def _parts(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, tuple[TaskFile, Part]]:
+    """The file of each split, and the part of it: without one for "val", some of "train"'s."""
     fraction = None if "val" in files else one.data.validation_fraction
     return {
-        split: one.task.encode_part(
+        split: (
             one.task_file(
                 files[split if fraction is None else "train"],
                 is_scored=fraction is None and split == "val",
             ),
-            encoder,
             Part(is_held_out=split == "val", fraction=fraction),
         )
         for split in (files if fraction is None else SPLITS)

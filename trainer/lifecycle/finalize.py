@@ -8,10 +8,12 @@ from typing import Any
 
 from data_pipeline import Corpus
 from trainer.checkpoint import published
+from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners
+from trainer.job_data.examples import test_contents
 from trainer.report import write_report
 from trainer.run_folder.folder import EXPORTED, RunFolder
 from trainer.run_folder.run_files import read_evaluation
@@ -45,10 +47,17 @@ def finalize(
 
 
 def _results_so_far(folder: RunFolder) -> dict[str, Any] | None:
-    """The run's results, if they are those of its newest checkpoint."""
+    """The run's results, if they fit its newest checkpoint and its test files."""
     results = read_evaluation(folder.evaluation)
     newest = published(folder.checkpoints)[-1:]
-    return results if results and newest in ([], [results["step"]]) else None
+    if results is None or newest not in ([], [results["step"]]):
+        return None
+    return results if has_scored(results, folder.load_config()) else None
+
+
+def has_scored(results: Mapping[str, Any], job: JobConfig) -> bool:
+    """Whether a run's results are scores on what the test files of its job hold now."""
+    return dict(results.get("test", {})) == (test_contents(job) if job.data.has_examples else {})
 
 
 def _export(

@@ -23,6 +23,7 @@ from configs.rules import Doc, Range
 from configs.section import Refusal
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
+from data_pipeline.examples.storing import read_references
 from data_pipeline.task_files.tables import Columns, OnMalformed, Row, read_table
 from model import (
     HEAD_NAMES,
@@ -47,15 +48,13 @@ UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training 
 class TaskFile:
     """A file of examples, the column that holds each field, and the task's other files by name.
 
-    Only the first `most` records are read; None: all. If it is scored on, only the `held_out`
-    fraction of its units is; None: all.
+    Only the first `most` records are read; None: all.
     """
 
     path: Path
     columns: Mapping[str, str]
     others: Mapping[str, Path] = field(default_factory=dict)
     most: int | None = None
-    held_out: float | None = None
 
     def first(self, records: Iterator[Record]) -> Iterator[Record]:
         """The records that are read."""
@@ -170,8 +169,12 @@ class TaskConfig(TermConfig):
         """The files that hold the examples at `path`. Raises DataError."""
         return [path]
 
-    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
-        """The section with what its metrics need to score the examples of `file`."""
+    def references(self, file: TaskFile, part: Part) -> Any:
+        """What its metrics compare predictions with besides the targets, as JSON; None: nothing."""
+        return None
+
+    def scored_on(self, folder: Path) -> TaskConfig:
+        """The section with the folder of the encoded examples that its metrics score."""
         return self
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
@@ -243,6 +246,24 @@ class TaskConfig(TermConfig):
     def metrics_in(self, view: str) -> tuple[Metric[Any], ...]:
         """Those of a learner of this view."""
         return self.own_metrics()
+
+
+@dataclass
+class ScoredByReferences(TaskConfig):
+    """A task whose metrics need `references`, which are stored with its encoded examples."""
+
+    examples: Annotated[
+        str, Doc("The folder of the encoded examples that are scored; filled in by the job.")
+    ] = ""
+
+    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "examples")
+
+    def scored_on(self, folder: Path) -> TaskConfig:
+        return dataclasses.replace(self, examples=str(folder))
+
+    def stored_references(self) -> Any:
+        """The `references` of the examples that are scored. Raises DataError."""
+        return read_references(Path(self.examples))
 
 
 class TaskTerm(HeadTerm):

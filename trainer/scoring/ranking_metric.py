@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.collection import Collection, Ranking, Relevance, best_first
+from data_pipeline.task_files.collection import Ranking, best_first, by_query
 from trainer.scoring.column import Column
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.metric import GatheredMetric
@@ -25,30 +24,6 @@ DEPTH = 1000  # documents that are ranked for a query, as in TREC's runs
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class ScoredQueries:
-    """Queries to be scored, and the files that say what to find for them.
-
-    files: documents, queries and judgements, and perhaps candidates, by these names. by_order: see
-    `read_queries`. has: whether the query that is number n, from 0, of those judged is scored.
-    """
-
-    files: Mapping[str, str]
-    by_order: bool
-    has: Callable[[int], bool]
-
-    def collection(self) -> Collection:
-        """The documents and queries, which are read again: their texts may be large."""
-        return Collection.read(self.files["documents"], self.files["queries"], self.by_order)
-
-    def judged(self) -> tuple[Relevance, list[int]]:
-        """All judgements, and the queries among those scored that have no text."""
-        collection = self.collection()
-        relevance = collection.relevance(self.files["judgements"])
-        scored = [query for number, query in enumerate(sorted(relevance)) if self.has(number)]
-        return relevance, [query for query in scored if not collection.queries[query].text]
-
-
 class RankingMetric(GatheredMetric[ScoreInputs]):
     """Scores of rankings over the `scored` queries that are judged, as ``trec_eval -c`` has them.
 
@@ -56,9 +31,10 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
     a package that a score needs is not installed.
     """
 
-    def __init__(self, head: str, names: Sequence[str], scored: ScoredQueries) -> None:
+    def __init__(self, head: str, names: Sequence[str], references: Callable[[], Any]) -> None:
+        """`references` gives those of `CollectionTask`."""
         require_packages(names)
-        self.head, self.names, self.scored = head, tuple(names), scored
+        self.head, self.names, self.references = head, tuple(names), references
         self.columns = tuple(Column(f"{head}_{name}", name) for name in names)
 
     @staticmethod
@@ -94,7 +70,7 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
         if not len(total):
             return {}
         ranking = self.ranking(total.cpu())
-        relevance, without_text = self._judged
+        relevance, without_text = by_query(self._read["relevance"]), self._read["without_text"]
         judged = {query: relevance[query] for query in (*ranking, *without_text)}
         found = ranking_scores(_by_name(ranking), _by_name(judged), self.names)
         return {f"{self.head}_{name}": score for name, score in found.items()}
@@ -104,8 +80,8 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
         """What the rows [N, 2 + outputs] find for each query that has been read."""
 
     @cached_property
-    def _judged(self) -> tuple[Relevance, list[int]]:
-        return self.scored.judged()
+    def _read(self) -> Any:
+        return self.references()
 
 
 class VectorRanking(RankingMetric):
@@ -141,7 +117,7 @@ class PairRanking(RankingMetric):
 
     @cached_property
     def _candidates(self) -> Ranking:
-        return self.scored.collection().ranking(self.scored.files["candidates"])
+        return by_query(self._read["candidates"])
 
 
 def with_others(read: Mapping[int, float], candidates: Mapping[int, float]) -> dict[int, float]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from trainer.batches import MicroBatch
 from trainer.scoring.answer_spans import WIDTH, best_answers, window_rows
 from trainer.scoring.column import NUMBER, SHARE, Column
@@ -24,17 +21,7 @@ ANSWER_SCORES = ("answer_f1", "exact_match")
 THRESHOLD = "null_threshold"
 
 
-@dataclass(frozen=True)
-class AnswerFile:
-    """The file whose answers are right; of its questions, the first `scored`, or all, count."""
-
-    path: str
-    scored: int | None = None
-
-    @cached_property
-    def questions(self) -> list[SpanQuestion]:
-        """The questions that count, in order; the file is read once."""
-        return list(islice(read_squad(self.path), self.scored))
+RightAnswers = list[tuple[str, str, list[str]]]  # of each question: id, passage, right answers
 
 
 class SpanMetric(GatheredMetric[ScoreInputs]):
@@ -52,7 +39,7 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         self,
         head: str,
         names: Sequence[str],
-        answers: AnswerFile,
+        answers: Callable[[], RightAnswers],
         longest: int,
         unanswerable: bool,
         known: float | None = None,
@@ -83,6 +70,10 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         """The target that holds the character after the last of each token of the passage."""
         return f"{head}_ends"
 
+    @cached_property
+    def _questions(self) -> RightAnswers:
+        return self.answers()
+
     def tuned_on(self, scores: Mapping[str, float | None]) -> SpanMetric:
         settings = self.names, self.answers, self.longest, self.unanswerable
         return SpanMetric(self.head, *settings, known=scores.get(self.threshold(self.head)))
@@ -99,10 +90,10 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        questions = self.answers.questions
-        right = {one.id: [answer.text for answer in one.answers] for one in questions}
-        best = best_answers(total.cpu().numpy(), [one.context for one in questions])
-        found = {questions[number].id: answer for number, answer in best.items()}
+        ids, contexts, answers = zip(*self._questions, strict=True)
+        right = dict(zip(ids, answers, strict=True))
+        best = best_answers(total.cpu().numpy(), contexts)
+        found = {ids[number]: answer for number, answer in best.items()}
         texts = {name: one.span.text for name, one in found.items()}
         threshold = None
         if self.unanswerable:

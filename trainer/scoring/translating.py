@@ -49,7 +49,7 @@ class References:
     """The right translations, by number, and the tokenizer of those that are compared."""
 
     read: Callable[[], list[str]]
-    tokenizer: str
+    tokenizer: Path
 
     @cached_property
     def texts(self) -> list[str]:
@@ -59,7 +59,7 @@ class References:
     @cached_property
     def loaded(self) -> tuple[Callable[[list[int]], str], Vocabulary]:
         """What makes a text of token ids, and the vocabulary."""
-        tokenizer, vocabulary = load(Path(self.tokenizer))
+        tokenizer, vocabulary = load(self.tokenizer)
         return tokenizer.decode, vocabulary
 
 

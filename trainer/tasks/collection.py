@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from configs.rules import COUNT, FRACTION, INDEX, Doc, OneOf, Unit
+from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import (
     Collection,
@@ -22,9 +20,10 @@ from data_pipeline.task_files.collection import (
     best_first,
     is_relevant,
     training_groups,
+    triples,
 )
-from trainer.objectives.task import Part, TaskConfig, TaskFile
-from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL, ScoredQueries
+from trainer.objectives.task import Part, ScoredByReferences, TaskFile
+from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
 
 NEGATIVES = Doc(
     "Documents that are not relevant, in each example: those judged so, then those of "
@@ -33,7 +32,7 @@ NEGATIVES = Doc(
 
 
 @dataclass
-class CollectionTask(TaskConfig):
+class CollectionTask(ScoredByReferences):
     """A task on judgements of documents and queries. An example is a relevant document."""
 
     negatives: Annotated[int, INDEX, NEGATIVES] = 0
@@ -51,30 +50,17 @@ class CollectionTask(TaskConfig):
         OneOf(*RANKING_SCORES),
         Doc(f"The scores, the primary first; none: {', '.join(USUAL)}."),
     ] = field(default_factory=list)
-    scored: Annotated[dict[str, str], Doc("The files to score on; filled in by the job.")] = field(
-        default_factory=dict
-    )
-    scored_fraction: Annotated[
-        float | None,
-        FRACTION,
-        Doc("How many of the judged queries are scored; null: all; filled in by the job."),
-    ] = None
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
     can_read_some: ClassVar[bool] = False
     joins: ClassVar[bool] = False
-    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "scored", "scored_fraction")
 
-    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
-        others = {name: str(path) for name, path in file.others.items()}
-        scored = {**others, "judgements": str(file.path)}
-        return dataclasses.replace(self, scored=scored, scored_fraction=file.held_out)
-
-    @property
-    def scored_queries(self) -> ScoredQueries:
-        """Which queries are scored, and where they and their documents are."""
-        part = Part(is_held_out=True, fraction=self.scored_fraction)
-        return ScoredQueries(self.scored, self.numbered_by_order, part.has)
+    def references(self, file: TaskFile, part: Part) -> Any:
+        """The judgements of the queries of a part, and which of these queries have no text."""
+        collection = self.collection(file)
+        relevance = self._relevance(collection, file, part)
+        without_text = [query for query in relevance if not collection.queries[query].text]
+        return {"relevance": triples(relevance), "without_text": without_text}
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         return self.encode_part(file, encoder, Part(is_held_out=False))
@@ -84,8 +70,7 @@ class CollectionTask(TaskConfig):
     ) -> Iterator[EncodedExample]:
         """The examples of the queries of a part: queries are held out with all their judgements."""
         collection = self.collection(file)
-        judged = sorted(collection.relevance(str(file.path)).items())
-        relevance = {query: ones for number, (query, ones) in enumerate(judged) if part.has(number)}
+        relevance = self._relevance(collection, file, part)
         if not any(is_relevant(one) for ones in relevance.values() for one in ones.values()):
             raise DataError(
                 f"{file.path}: has too few queries to hold out some with relevant documents; "
@@ -97,6 +82,11 @@ class CollectionTask(TaskConfig):
             return
         for group in training_groups(collection, relevance, candidates, self.negatives):
             yield self.training_example(collection, group, encoder)
+
+    def _relevance(self, collection: Collection, file: TaskFile, part: Part) -> Relevance:
+        """The judgements of the queries of a part."""
+        judged = sorted(collection.relevance(str(file.path)).items())
+        return {query: ones for number, (query, ones) in enumerate(judged) if part.has(number)}
 
     def collection(self, file: TaskFile) -> Collection:
         """The documents and queries."""

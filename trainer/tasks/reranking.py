@@ -11,11 +11,18 @@ from torch import Tensor
 
 from configs.rules import COUNT
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
+from data_pipeline.task_files.collection import (
+    Collection,
+    Ranking,
+    Relevance,
+    TrainingGroup,
+    by_query,
+    triples,
+)
 from model import REGRESSION, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.labels import label_cross_entropy
-from trainer.objectives.task import TaskTerm
+from trainer.objectives.task import Part, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, PairRanking, RankingMetric
@@ -73,13 +80,21 @@ class Reranking(CollectionTask):
                     {RankingMetric.query(NAME): number, RankingMetric.document(NAME): document},
                 )
 
+    def references(self, file: TaskFile, part: Part) -> Any:
+        """Those of its base, and all candidates of the queries, also those that are not read."""
+        references = super().references(file, part)
+        judged = by_query(references["relevance"])
+        ranking = self.collection(file).ranking(str(file.others["candidates"]))
+        candidates = {query: ranking[query] for query in judged if query in ranking}
+        return {**references, "candidates": triples(candidates)}
+
     @classmethod
     def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         return logits.view(-1, batch.sequences), (batch.row_labels(NAME) != NO_LABEL).float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or USUAL
-        return (PairRanking(NAME, names, self.scored_queries),)
+        return (PairRanking(NAME, names, self.stored_references),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return RerankingTerm(self)

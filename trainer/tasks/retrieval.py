@@ -140,7 +140,7 @@ class Retrieval(CollectionTask):
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or USUAL
-        return (VectorRanking(NAME, names, self.scored_queries),)
+        return (VectorRanking(NAME, names, self.stored_references),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return InBatchTerm(self) if self.in_batch else OwnDocumentsTerm(self)

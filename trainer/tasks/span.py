@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -18,10 +16,10 @@ from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.labels import label_cross_entropy
-from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
+from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.span_metric import ANSWER_SCORES, AnswerFile, SpanMetric
+from trainer.scoring.span_metric import ANSWER_SCORES, SpanMetric
 
 NAME = "span"
 
@@ -54,7 +52,7 @@ class ReadQuestion:
 
 @register(NAME)
 @dataclass
-class Span(TaskConfig):
+class Span(ScoredByReferences):
     """The span of a passage that answers a question (BERT, arXiv 1810.04805, section 4.2).
 
     A passage that does not fit is read in overlapping windows. In a window without the answer the
@@ -82,22 +80,18 @@ class Span(TaskConfig):
         OneOf(*ANSWER_SCORES),
         Doc("The scores, the primary one first; empty: answer_f1 and exact_match."),
     ] = field(default_factory=list)
-    answers: Annotated[str, Doc("The file with the right answers; filled in by the job.")] = ""
-    scored: Annotated[
-        int | None, COUNT, Doc("How many of its questions are scored; filled in by the job.")
-    ] = None
 
     name: ClassVar[str] = NAME
     needs_validation: ClassVar[bool] = True
-    not_encoded: ClassVar[tuple[str, ...]] = (
-        *TaskConfig.not_encoded, "longest_answer", "answers", "scored"
-    )  # fmt: skip
+    not_encoded: ClassVar[tuple[str, ...]] = (*ScoredByReferences.not_encoded, "longest_answer")
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         return self.with_head(model, TaskHeadConfig(SPAN))
 
-    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
-        return dataclasses.replace(self, answers=str(file.path), scored=file.most)
+    def references(self, file: TaskFile, part: Part) -> Any:
+        """Of each question: its id, its passage, and the right answers."""
+        questions = file.first(read_squad(str(file.path)))
+        return [(one.id, one.context, [answer.text for answer in one.answers]) for one in questions]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         for number, question in enumerate(file.first(read_squad(str(file.path)))):
@@ -147,8 +141,8 @@ class Span(TaskConfig):
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or ["answer_f1", "exact_match"]
-        answers = AnswerFile(self.answers, self.scored)
-        return (SpanMetric(self.head, names, answers, self.longest_answer, self.unanswerable),)
+        settings = self.longest_answer, self.unanswerable
+        return (SpanMetric(self.head, names, self.stored_references, *settings),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SpanTerm(self)

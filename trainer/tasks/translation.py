@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +26,7 @@ from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPai
 from model import Ability, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
 from trainer.losses.rows import RowLoss, label_smoothed_rows
-from trainer.objectives.task import TaskConfig, TaskFile
+from trainer.objectives.task import Part, ScoredByReferences, TaskFile
 from trainer.objectives.term import LossInputs, Term, VocabularyTerm, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import MaskedTokens
@@ -42,7 +41,7 @@ SEQUENCES = math.ceil(1 / MASKED_FRACTION)  # in which each token is masked once
 
 @register(NAME)
 @dataclass
-class Translation(TaskConfig):
+class Translation(ScoredByReferences):
     """Cross-entropy of every token of a translation and of the [SEP] behind it.
 
     Reads the columns source and target of a table, or two parallel files with a text a line. A
@@ -72,9 +71,6 @@ class Translation(TaskConfig):
     lowercase: Annotated[
         bool, Doc("Compare small letters (sacreBLEU's -lc), as for uncased vocabularies.")
     ] = False
-    scored: Annotated[
-        dict[str, str], Doc("The file with the right translations; filled in by the job.")
-    ] = field(default_factory=dict)
 
     name: ClassVar[str] = NAME
     fields: ClassVar[tuple[str, ...]] = (SOURCE, TARGET)
@@ -86,8 +82,8 @@ class Translation(TaskConfig):
     }
     unaligned: ClassVar[frozenset[str]] = frozenset({SOME_TOKENS})
     not_encoded: ClassVar[tuple[str, ...]] = (
-        *(*TaskConfig.not_encoded, "label_smoothing", "beams", "length_penalty", "max_length"),
-        *("lowercase", "scored"),
+        *(*ScoredByReferences.not_encoded, "label_smoothing", "beams", "length_penalty"),
+        *("max_length", "lowercase"),
     )
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -133,10 +129,9 @@ class Translation(TaskConfig):
             return View([(0, 1)], SomeTokens(MASKED_FRACTION, seed))
         return View([(0, 1)] * SEQUENCES, EveryToken(SEQUENCES))
 
-    def scored_on(self, file: TaskFile, tokenizer: Path) -> TaskConfig:
-        columns = {f"column_{name}": column for name, column in file.columns.items()}
-        scored = {"file": str(file.path), "tokenizer": str(tokenizer), **columns}
-        return dataclasses.replace(self, scored=scored)
+    def references(self, file: TaskFile, part: Part) -> Any:
+        """The right translation of every pair."""
+        return [pair.target for pair in file.first(self.pairs(file))]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         for number, pair in enumerate(file.first(self.pairs(file))):
@@ -163,20 +158,11 @@ class Translation(TaskConfig):
         return Search(self.beams, self.length_penalty, self.max_length)
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
-        references = References(self._references, self.scored.get("tokenizer", ""))
+        references = References(self.stored_references, Path(self.examples) / "tokenizer")
         return BleuMetric(self.search, references, self.lowercase), MaskedTokens()
 
     def metrics_in(self, view: str) -> tuple[Metric[Any], ...]:
         return self.own_metrics() if view == DEFAULT_VIEW else (MaskedTokens(),)
-
-    def _references(self) -> list[str]:
-        columns = {
-            name: self.scored[key]
-            for name in (SOURCE, TARGET)
-            if (key := f"column_{name}") in self.scored
-        }
-        file = TaskFile(Path(self.scored["file"]), columns)
-        return [pair.target for pair in self.pairs(file)]
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return TranslationTerm(self, student.vocab_size)
