@@ -66,6 +66,11 @@ def tokenizer() -> None:
     default=None,
     help="Keep case, or fold it. Default: wordpiece uncased, others cased.",
 )
+@click.option(
+    "--strip-accents",
+    is_flag=True,
+    help="Drop all accents and vowel signs, as BERT's uncased models do; for wordpiece.",
+)
 @SEPARATOR
 @FIELD
 def tokenizer_train(
@@ -74,6 +79,7 @@ def tokenizer_train(
     vocab_size: int,
     out: str,
     cased: bool | None,
+    strip_accents: bool,
     separator: str | None,
     text_field: str | None,
 ) -> None:
@@ -85,7 +91,9 @@ def tokenizer_train(
     from data_pipeline.tokenization.training import train
 
     reading = ReadOptions(separator, text_field)
-    left_out = train(text, kind, vocab_size, out, cased=cased, reading=reading)
+    left_out = train(
+        text, kind, vocab_size, out, cased=cased, strip_accents=strip_accents, reading=reading
+    )
     unusable, sample = left_out.unusable, left_out.sample
     if unusable.count:
         click.echo(f"{unusable.count:,} unusable documents")
@@ -95,6 +103,7 @@ def tokenizer_train(
     if sample is not None:
         used = f"{sample.used:,} of {sample.lines:,} lines"
         click.echo(f"{used} are used, drawn evenly from the whole text")
+    click.echo("\n".join(left_out.loss.lines()))
     size = load(Path(out))[1].vocab_size
     few = f": {size:,} of {vocab_size:,} entries, since the text has no more"
     click.echo(f"The tokenizer is in {out}{few if size < vocab_size else ''}")

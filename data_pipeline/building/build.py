@@ -54,6 +54,7 @@ from data_pipeline.text.documents import (
 from data_pipeline.text.formats import FileSpan, ReadOptions, find_inputs
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import tokenizer as tokenization
+from data_pipeline.tokenization.normalization_loss import NormalizationLoss
 
 JOURNAL_SECONDS = 20.0
 PARTS = "parts"
@@ -101,6 +102,8 @@ class Tally:
     duplicates: int = 0
     problems: int = 0
     characters: int = 0
+    characters_by_script: dict[str, int] = field(default_factory=dict)
+    removed_by_script: dict[str, int] = field(default_factory=dict)  # by the normalizer
     input_crc32: int = 0  # of the raw input, and of the values of Parquet's column
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
     skipped_files: int = 0  # of folders
@@ -109,6 +112,11 @@ class Tally:
     tokens_per_document: list[int] = field(
         default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
     )
+
+    @property
+    def loss(self) -> NormalizationLoss:
+        """The counts by script, to be added to."""
+        return NormalizationLoss(self.characters_by_script, self.removed_by_script)
 
     def count(self, tokens: int) -> None:
         """Count one document with this number of tokens."""
@@ -276,6 +284,7 @@ class _Build:
             )
             tally.count(int(token[number + 1] - token[number]))
         tally.characters += chunk.characters
+        tally.loss.add(chunk.loss)
         tally.chunks += 1
         self._report(chunk)
 

@@ -20,6 +20,7 @@ from data_pipeline.text.formats import ReadOptions
 from data_pipeline.text.joined_text import offsets
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.library_errors import as_data_errors
+from data_pipeline.tokenization.normalization_loss import LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import Vocabulary
 from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
 
@@ -38,6 +39,7 @@ class EncodedChunk:
     digests: list[bytes]  # of the text of each document
     problems: list[Problem]
     characters: int
+    loss: NormalizationLoss  # what the normalizer removed from them
 
 
 class Encoder:
@@ -47,6 +49,7 @@ class Encoder:
         self, tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions
     ) -> None:
         self._tokenizer = tokenizer
+        self._loss = LossCounter(tokenizer)
         self._words = WordEncoder(tokenizer, vocabulary.sep)
         self._dtype = token_dtype(vocabulary.vocab_size)
         self._reading = reading
@@ -74,6 +77,7 @@ class Encoder:
             digests=[digest(text) for text in texts],
             problems=sorted([*parsed.problems, *empty], key=attrgetter("position")),
             characters=sum(map(len, texts)),
+            loss=self._loss(texts),
         )
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:

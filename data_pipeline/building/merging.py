@@ -151,6 +151,7 @@ def _joined_tally(trees: list[dict]) -> Tally:
         for name in ("documents", "duplicates", "problems", "characters"):
             setattr(tally, name, getattr(tally, name) + getattr(part, name))
         tally.first_problems += part.first_problems
+        tally.loss.add(part.loss)
         crc = part.input_crc32.to_bytes(4, "little")
         tally.input_crc32 = zlib.crc32(crc, tally.input_crc32)
         tally.tokens_per_document = [

@@ -53,6 +53,7 @@ def summary(tree: dict) -> str:
     lines.append(f"{tally.duplicates:,} duplicates dropped, {tally.problems:,} unusable documents")
     lines += problem_lines(tally.problems, tally.first_problems)
     lines += skipped_lines(tally.skipped_files, tally.first_skipped)
+    lines += tally.loss.lines()
     lines += _warnings(tree)
     return "\n".join([*lines, "tokens per document:", *_histogram(tally.tokens_per_document)])
 

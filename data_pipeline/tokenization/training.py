@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -31,6 +31,12 @@ from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.library_errors import as_data_errors
+from data_pipeline.tokenization.normalization_loss import (
+    LossCounter,
+    NormalizationLoss,
+    script_of,
+    shares_of,
+)
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES, save
 from data_pipeline.tokenization.vocabularies import (
     ROLES,
@@ -45,7 +51,12 @@ LINE_CHARACTERS = 4000  # longer lines are cut, as SentencePiece skips lines bey
 UTF_8_BYTES = 4  # of a character, at most
 MAX_VOCAB_SIZE = 1 << 20  # the libraries allocate memory for this many
 UNIGRAM_LINES = 2_000_000  # SentencePiece holds all that it is given in memory
-ALPHABET = 1000  # characters of a WordPiece vocabulary, the most frequent ones
+# A WordPiece vocabulary has this many characters, the most frequent ones; more where these are less
+# than `COVERAGE` of the text, as of Chinese or Korean, up to a third of its entries.
+ALPHABET = 1000
+COVERAGE = 0.9999
+SPACELESS = {"Thai", "Lao", "Khmer", "Myanmar"}  # written without spaces between words
+MOST_SPACELESS = 0.05  # of the letters of a text whose words WordPiece can find
 
 Read = Callable[[], Iterable[str]]  # all documents, from the first
 Listener = Callable[[Problem], None]
@@ -56,6 +67,13 @@ class Sample(NamedTuple):
 
     used: int
     lines: int
+
+
+class Rule(NamedTuple):
+    """What a tokenizer does not tell apart."""
+
+    lowercase: bool = False
+    strip_accents: bool = False
 
 
 class Trained(NamedTuple):
@@ -86,6 +104,7 @@ class LeftOut:
     unusable: Unusable
     sample: Sample | None  # None: all lines are used
     skipped: list[str]  # files of folders, with the reasons
+    loss: NormalizationLoss  # what the normalizer removes from the text
 
 
 def train(
@@ -95,18 +114,23 @@ def train(
     out: str,
     *,
     cased: bool | None = None,
+    strip_accents: bool = False,
     reading: ReadOptions | None = None,
 ) -> LeftOut:
     """Train a tokenizer on text and write it to the folder `out`, in Hugging Face format.
 
     The text is read several times. The same text gives the same files. [PAD] [UNK] [CLS] [SEP]
-    [MASK] get the ids 0 to 4. By default WordPiece is uncased, like BERT's, and the other kinds are
-    cased. Of a text with more than `UNIGRAM_LINES` lines, a unigram vocabulary is trained on that
-    many. Raises DataError for missing or empty inputs and for standard input, an unknown kind, or a
-    folder that holds a tokenizer. Also if the vocabulary size does not fit the text or the kind.
+    [MASK] get the ids 0 to 4. By default WordPiece is uncased, and the other kinds are cased.
+    Accents are kept; `strip_accents` is BERT's uncased rule, for WordPiece. Of a text with more
+    than `UNIGRAM_LINES` lines, a unigram vocabulary is trained on that many. Raises DataError for
+    missing or empty inputs and for standard input, an unknown kind, or a folder that holds a
+    tokenizer. Also if the vocabulary size does not fit the text or the kind, and for WordPiece
+    where the text has no spaces between words.
     """
     if kind not in TRAINERS:
         raise DataError(f"--kind {kind}: must be one of {', '.join(TRAINERS)}")
+    if strip_accents and kind != "wordpiece":
+        raise DataError(f"--strip-accents: is for --kind wordpiece; --kind {kind} keeps accents")
     refuse_existing(Path(out) / name for name in TOKENIZER_FILES)
     if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
         least = len(SPECIAL_TOKENS) + 1
@@ -118,15 +142,23 @@ def train(
         require_usable(inputs, 0, found.count, next(iter(found.first), None))
     read = _reader(inputs, reading, unusable := Unusable())
     lowercase = kind == "wordpiece" if cased is None else not cased
+    rule = Rule(lowercase, strip_accents)
     with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles, sample = TRAINERS[kind](read, vocab_size, lowercase)
+        tokenizer, roles, sample = TRAINERS[kind](read, vocab_size, rule)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
     _save(tokenizer, roles, Path(out))
-    return LeftOut(unusable, sample, skipped)
+    return LeftOut(unusable, sample, skipped, _loss(tokenizer, read()))
+
+
+def _loss(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> NormalizationLoss:
+    counter, loss = LossCounter(tokenizer), NormalizationLoss()
+    for document in documents:
+        loss.add(counter([document]))
+    return loss
 
 
 def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:
@@ -159,15 +191,15 @@ def _reader(inputs: Sequence[str], reading: ReadOptions | None, unusable: Unusab
     return lambda: next(reads)()
 
 
-def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> Trained:
+def _wordpiece(read: Read, vocab_size: int, rule: Rule) -> Trained:
     """Train WordPiece so that the same text gives the same vocabulary.
 
     The library numbers the continuations (##a) of single characters in the order of a hash table,
     which differs from run to run, and breaks ties between merges by these numbers. So they are
     listed beforehand, among the special tokens, which it numbers in the order given.
     """
-    alphabet, continuations = _characters(read, lowercase)
-    tokenizer = _untrained_wordpiece(lowercase)
+    alphabet, continuations = _characters(read, vocab_size, rule)
+    tokenizer = _untrained_wordpiece(rule)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL_TOKENS, *continuations],
@@ -180,10 +212,10 @@ def _wordpiece(read: Read, vocab_size: int, lowercase: bool) -> Trained:
     first = [*SPECIAL_TOKENS, *alphabet, *continuations]
     merged = sorted(trained.keys() - set(first), key=trained.__getitem__)
     ids = {token: number for number, token in enumerate([*first, *merged])}
-    return Trained(*complete(_untrained_wordpiece(lowercase, ids), {}))
+    return Trained(*complete(_untrained_wordpiece(rule, ids), {}))
 
 
-def _characters(read: Read, lowercase: bool) -> tuple[list[str], list[str]]:
+def _characters(read: Read, vocab_size: int, rule: Rule) -> tuple[list[str], list[str]]:
     """The alphabet of a text after normalization, and those of its continuations that occur."""
     counts: Counter[str] = Counter()
 
@@ -192,31 +224,50 @@ def _characters(read: Read, lowercase: bool) -> tuple[list[str], list[str]]:
             counts.update(document)
             yield document
 
-    tokenizer = _untrained_wordpiece(lowercase)
+    tokenizer = _untrained_wordpiece(rule)
     no_merges = trainers.WordPieceTrainer(vocab_size=0, special_tokens=[], show_progress=False)
     tokenizer.train_from_iterator(counted(), no_merges)
+    _require_spaces(counts)
     found = tokenizer.get_vocab()
     normalized: Counter[str] = Counter()
     for character, count in counts.items():
         for one in tokenizer.normalizer.normalize_str(character):
             normalized[one] += count
     characters = [token for token in found if len(token) == 1]
-    alphabet = sorted(sorted(characters, key=lambda one: (-normalized[one], one))[:ALPHABET])
+    frequent = sorted(characters, key=lambda one: (-normalized[one], one))
+    covered = np.cumsum([normalized[one] for one in frequent])
+    enough = 1 + int(np.searchsorted(covered, COVERAGE * covered[-1]))
+    alphabet = sorted(frequent[: max(ALPHABET, min(enough, vocab_size // 3))])
     return alphabet, [f"##{one}" for one in alphabet if f"##{one}" in found]
 
 
-def _untrained_wordpiece(
-    lowercase: bool, ids: dict[str, int] | None = None
-) -> tokenizers.Tokenizer:
-    return bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), lowercase)
+def _require_spaces(counts: Mapping[str, int]) -> None:
+    """Raise DataError for a text whose words have no spaces between them.
+
+    Whole phrases would be taken for words. Chinese is cut into its characters, as in BERT.
+    """
+    by_script: Counter[str] = Counter()
+    for character, count in counts.items():
+        by_script[script_of(character)] += count
+    shares = shares_of(by_script)
+    if sum(shares.get(script, 0) for script in SPACELESS) > MOST_SPACELESS:
+        script = next(script for script in shares if script in SPACELESS)
+        raise DataError(
+            f"--kind wordpiece: {shares[script]:.0%} of the letters are {script}, which has no "
+            "spaces between words; use --kind unigram"
+        )
 
 
-def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> Trained:
+def _untrained_wordpiece(rule: Rule, ids: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    return bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), *rule)
+
+
+def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
     tokenizer = byte_level_tokenizer(models.BPE())
-    if lowercase:
+    if rule.lowercase:
         tokenizer.normalizer = tokenizers.normalizers.Lowercase()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -231,7 +282,7 @@ def _byte_level(read: Read, vocab_size: int, lowercase: bool) -> Trained:
     return Trained(tokenizer, roles)
 
 
-def _unigram(read: Read, vocab_size: int, lowercase: bool) -> Trained:
+def _unigram(read: Read, vocab_size: int, rule: Rule) -> Trained:
     import sentencepiece
 
     lines = sum(1 for _ in _lines(read()))
@@ -245,7 +296,7 @@ def _unigram(read: Read, vocab_size: int, lowercase: bool) -> Trained:
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
-            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            normalization_rule_name="nmt_nfkc_cf" if rule.lowercase else "nmt_nfkc",
             pad_id=0,
             unk_id=1,
             bos_id=2,
@@ -303,7 +354,7 @@ def _line_numbers(sample: Sample) -> NDArray[np.int64]:
 
 
 # By the words of `--kind`: read the text, and make a tokenizer of at most this many entries.
-TRAINERS: dict[str, Callable[[Read, int, bool], Trained]] = {
+TRAINERS: dict[str, Callable[[Read, int, Rule], Trained]] = {
     "wordpiece": _wordpiece,
     "bpe": _byte_level,
     "unigram": _unigram,

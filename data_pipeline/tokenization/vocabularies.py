@@ -42,10 +42,17 @@ BYTE_LEVEL_FILES = (
 )
 
 
-def bert_tokenizer(model: models.Model, lowercase: bool) -> tokenizers.Tokenizer:
-    """A tokenizer with BERT's normalizer and word splitting."""
+def bert_tokenizer(
+    model: models.Model, lowercase: bool, strip_accents: bool | None = None
+) -> tokenizers.Tokenizer:
+    """A tokenizer with BERT's normalizer and word splitting.
+
+    BERT strips accents where it folds case; so does `strip_accents` null.
+    """
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=strip_accents
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer

@@ -117,6 +117,7 @@ def test_the_same_text_gives_the_same_files(tmp_path: Path, trained: Trained, ki
 
 def test_a_wordpiece_alphabet_has_the_most_frequent_characters(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(training, "ALPHABET", 4)
+    monkeypatch.setattr(training, "COVERAGE", 0.2)
     (tmp_path / "text.txt").write_text("Émile e cab abc\n\nxyz zyx eel\n")
     train([str(tmp_path / "text.txt")], "wordpiece", 40, str(tmp_path / "out"))
     vocabulary = load(tmp_path / "out")[0].get_vocab()

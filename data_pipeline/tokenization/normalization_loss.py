@@ -1,0 +1,115 @@
+"""The characters of a text that a tokenizer's normalizer removes, by script.
+
+BERT's rule for uncased text strips every combining mark. That costs English little, and takes the
+vowels out of Thai and Hindi. Nothing else in a corpus shows it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import tokenizers
+
+WARN_ABOVE = 0.001  # of all characters
+OTHERS = "other characters"
+# Format characters that carry meaning: Persian and the scripts of India spell words with them.
+JOINERS = {"\u200c", "\u200d"}
+_NO_TEXT = ("C", "Z")  # categories: control, format, unassigned; white space
+
+
+@dataclass
+class NormalizationLoss:
+    """How many characters of each script a text has, and how many of them lose something.
+
+    White space, control characters and differences of case do not count.
+    """
+
+    characters: dict[str, int] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: NormalizationLoss) -> None:
+        """Add the counts of more text."""
+        for mine, theirs in ((self.characters, other.characters), (self.removed, other.removed)):
+            for script, count in theirs.items():
+                mine[script] = mine.get(script, 0) + count
+
+    @property
+    def share(self) -> float:
+        """The share of all characters that lose something."""
+        return sum(self.removed.values()) / max(1, sum(self.characters.values()))
+
+    def lines(self) -> list[str]:
+        """The loss in words: a line, and a warning if it is too much to be overlooked."""
+        if not self.removed:
+            return ["the tokenizer's normalizer removes no character"]
+        scripts = sorted(self.removed, key=lambda script: -self.removed[script])
+        by_script = ", ".join(
+            f"{self.removed[script] / self.characters[script]:.2%} of {script}"
+            for script in scripts
+        )
+        lost = f"{self.share:.3%} of the characters lose accents, vowel signs or all: {by_script}"
+        if self.share <= WARN_ABOVE:
+            return [f"the tokenizer's normalizer: {lost}"]
+        advice = "train a tokenizer without --strip-accents, or with --kind bpe, which keeps all"
+        return [f"warning: the tokenizer's normalizer: {lost}; unless that is meant, {advice}"]
+
+
+class LossCounter:
+    """Counts what the normalizer of one tokenizer removes from texts."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._normalizer = tokenizer.normalizer
+        self._known: dict[int, tuple[str, bool]] = {}
+
+    def __call__(self, texts: Iterable[str]) -> NormalizationLoss:
+        """The counts of these texts. Each character is normalized by itself."""
+        points = np.frombuffer("".join(texts).encode("utf-32-le", "replace"), np.uint32)
+        counts = np.bincount(points)
+        loss = NormalizationLoss()
+        for point in np.flatnonzero(counts).tolist():
+            if point not in self._known:
+                self._known[point] = self._judge(chr(point))
+            script, is_removed = self._known[point]
+            if script:
+                single = {script: int(counts[point])}
+                loss.add(NormalizationLoss(single, single if is_removed else {}))
+        return loss
+
+    def _judge(self, character: str) -> tuple[str, bool]:
+        """The script of a character, empty for what is no text, and whether it loses something."""
+        script = script_of(character)
+        if not script or self._normalizer is None:
+            return script, False
+        before, after = (
+            _parts(text) for text in (character, self._normalizer.normalize_str(character))
+        )
+        return script, bool(before - after)
+
+
+def script_of(character: str) -> str:
+    """The name of a letter's or mark's script, `OTHERS` for other text, empty for what is none."""
+    category = unicodedata.category(character)
+    if character in JOINERS:
+        return "joiners"
+    if category.startswith(_NO_TEXT) or character == "\ufffd":
+        return ""
+    if not category.startswith(("L", "M")):
+        return OTHERS
+    first = unicodedata.name(character, OTHERS).split()[0]
+    return {"CJK": "Han", "COMBINING": "combining marks"}.get(first, first.capitalize())
+
+
+def shares_of(counts: Mapping[str, int]) -> dict[str, float]:
+    """The share of each script among all letters, in falling order."""
+    letters = Counter({one: counts[one] for one in counts if one not in ("", OTHERS)})
+    return {script: count / letters.total() for script, count in letters.most_common()}
+
+
+def _parts(text: str) -> Counter[str]:
+    """The letters and marks of a text, decomposed and without case."""
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    return Counter(part for part in folded if part in JOINERS or script_of(part))

@@ -1,0 +1,125 @@
+"""Text of other languages than English: nothing of it is dropped or taken apart in silence."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from transformers import AutoTokenizer
+
+from data_pipeline.building.merging import merge
+from data_pipeline.tokenization.tokenizer import load
+from tandem import main
+
+HINDI = "हिन्दी में लिखा हुआ"
+VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"
+UKRAINIAN = "Їжак \u0456 його країна"
+DECOMPOSED = unicodedata.normalize("NFD", VIETNAMESE)
+THAI = "ภาษาไทยเป็นภาษาที่ใช้"
+PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+ENGLISH = "Plain words of a plain text are written here and there"
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(main, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def trained(folder: Path, text: str, *options: str, kind: str = "wordpiece", size=200) -> str:
+    (folder / "text.txt").write_text("\n\n".join([text] * 20), encoding="utf-8")
+    command = ("tokenizer", "train", folder / "text.txt", "--kind", kind, "--vocab-size", size)
+    return run(*command, "--out", folder / "out", *options)
+
+
+@pytest.mark.parametrize("text", [HINDI, VIETNAMESE, UKRAINIAN, DECOMPOSED])
+@pytest.mark.parametrize("case", ["--cased", "--uncased"])
+def test_accents_and_vowel_signs_are_kept(tmp_path, text, case) -> None:
+    output = trained(tmp_path, text, case)
+    assert "the tokenizer's normalizer removes no character" in output
+    encoding = load(tmp_path / "out")[0].encode(text, add_special_tokens=False)
+    read = "".join(token.removeprefix("##") for token in encoding.tokens)
+    expected = text if case == "--cased" else text.lower()
+    assert read == expected.replace(" ", "")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(text, add_special_tokens=False)["input_ids"] == encoding.ids
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        (HINDI, "Devanagari"),
+        (VIETNAMESE, "Latin"),
+        (DECOMPOSED, "combining marks"),
+        (UKRAINIAN, "Cyrillic"),
+    ],
+)
+def test_what_strip_accents_removes_is_reported_with_its_share(tmp_path, text, script) -> None:
+    output = trained(tmp_path, text, "--strip-accents")
+    letters = [one for one in text if not one.isspace()]
+    decomposed = [unicodedata.normalize("NFD", one) for one in letters]
+    lost = sum(any(unicodedata.category(x) == "Mn" for x in one) for one in decomposed)
+    (line,) = (line for line in output.splitlines() if line.startswith("warning: "))
+    assert f"{lost / len(letters):.3%} of the characters" in line
+    assert f"of {script}" in line
+    built = ("data", "build", tmp_path / "text.txt", "--tokenizer", tmp_path / "out")
+    assert line in run(*built, "--out", tmp_path / "corpus", "--keep-duplicates")
+
+
+def test_few_accents_in_much_english_are_reported_without_a_warning(tmp_path) -> None:
+    output = trained(tmp_path, ENGLISH * 100 + " caf\u00e9", "--strip-accents")
+    assert "warning" not in output
+    assert "% of Latin" in output
+
+
+def test_joiners_that_are_dropped_count(tmp_path) -> None:
+    assert "100.00% of joiners" in trained(tmp_path, PERSIAN)
+    (tmp_path / "bpe").mkdir()
+    assert "removes no character" in trained(tmp_path / "bpe", PERSIAN, kind="bpe", size=300)
+
+
+def test_slices_report_what_one_build_reports(tmp_path) -> None:
+    trained(tmp_path, ENGLISH, "--strip-accents")
+    texts = [HINDI, VIETNAMESE, UKRAINIAN, ENGLISH]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text * 50, encoding="utf-8")
+    files = [tmp_path / f"{number}.txt" for number in range(len(texts))]
+    build = ("data", "build", *files, "--tokenizer", tmp_path / "out", "--val-fraction", "0")
+    whole = run(*build, "--out", tmp_path / "whole")
+    for task in ("0/2", "1/2"):
+        run(*build, "--out", tmp_path / "parts", "--task", task)
+    counts = merge(str(tmp_path / "parts"))["tally"]["removed_by_script"]
+    assert sorted(counts) == ["Cyrillic", "Devanagari", "Latin"]
+    (line,) = (line for line in whole.splitlines() if line.startswith("warning: "))
+    assert all(f"of {script}" in line for script in counts)
+
+
+def test_accents_of_other_kinds_cannot_be_stripped(tmp_path) -> None:
+    (tmp_path / "text.txt").write_text(ENGLISH)
+    command = ["tokenizer", "train", str(tmp_path / "text.txt"), "--kind", "bpe"]
+    options = ["--vocab-size", "300", "--out", str(tmp_path / "out"), "--strip-accents"]
+    done = CliRunner().invoke(main, [*command, *options])
+    assert done.exit_code != 0
+    assert "--strip-accents: is for --kind wordpiece" in done.output
+
+
+def test_wordpiece_refuses_text_without_spaces_between_words(tmp_path) -> None:
+    (tmp_path / "text.txt").write_text(THAI + " " + ENGLISH, encoding="utf-8")
+    command = ["tokenizer", "train", str(tmp_path / "text.txt"), "--vocab-size", "200"]
+    done = CliRunner().invoke(main, [*command, "--kind", "wordpiece", "--out", str(tmp_path)])
+    assert done.exit_code != 0
+    message = done.output
+    assert (
+        "of the letters are Thai, which has no spaces between words; use --kind unigram" in message
+    )
+    assert "removes no character" in trained(tmp_path, THAI, kind="unigram", size=22)
+
+
+def test_every_character_of_a_large_alphabet_is_known(tmp_path) -> None:
+    """Of Chinese or Korean all but the first 1,000 characters were unknown."""
+    text = " ".join(map(chr, range(0x4E00, 0x4E00 + 1500)))
+    trained(tmp_path, text, size=6000)
+    tokenizer, _ = load(tmp_path / "out")
+    assert "[UNK]" not in tokenizer.encode(text, add_special_tokens=False).tokens
