@@ -28,7 +28,8 @@ def place(path: str, line: int) -> str:
 def read_lines(path: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
     """(number from 1, text) of each line, without its end; lines end at a newline only.
 
-    A byte-order mark is dropped. Raises DataError, with the line, for other encodings.
+    A byte-order mark is dropped, also where files were put together. Raises DataError, with the
+    line, for other encodings.
     """
     with open_text(path) as file:
         number = 0
@@ -38,8 +39,8 @@ def read_lines(path: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
             if not line:
                 return
             number += 1
-            start = 3 if number == 1 and line.startswith(b"\xef\xbb\xbf") else 0
-            yield number, _decoded(line[start:], path, number, encoding).rstrip("\r\n")
+            text = _decoded(line, path, number, encoding)
+            yield number, text.removeprefix("\ufeff").rstrip("\r\n")
 
 
 def read_text(path: str, encoding: str = UTF_8) -> str:
@@ -61,12 +62,14 @@ def parse_json(text: str, path: str, line: int) -> Any:
     Lone surrogates in it become ?, as in the documents of a corpus.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         where = place(path, line + error.lineno - 1)
         raise DataError(f"{where}: not valid JSON: {error.msg} (column {error.colno})") from None
     except RecursionError:
         raise DataError(f"{place(path, line)}: not usable JSON: nested too deeply") from None
+    except DataError as error:
+        raise DataError(f"{place(path, line)}: not usable JSON: {error}") from None
     except ValueError:  # Python reads no whole number of more than 4300 digits
         raise DataError(
             f"{place(path, line)}: not usable JSON: a number has too many digits; shorten it"
@@ -74,6 +77,15 @@ def parse_json(text: str, path: str, line: int) -> Any:
     if _SURROGATE.search(text) is None:
         return value
     return json.loads(without_surrogates(json.dumps(value, ensure_ascii=False)))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"the key {twice!r} comes twice; remove one of them")
+    return record
 
 
 def _decoded(line: bytes, path: str, number: int, encoding: str) -> str:

@@ -26,6 +26,12 @@ class ChoiceQuestion:
     choices: tuple[str, ...]
     answer: int | None
 
+    def with_choice(self, choice: str) -> str:
+        """The question with a choice: in its blank, as in ALBERT's code for RACE, or behind it."""
+        if "_" in self.question:
+            return self.question.replace("_", choice)
+        return f"{self.question} {choice}"
+
 
 def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQuestion]:
     """The questions of a file, or of all files in a folder and its folders, by name.

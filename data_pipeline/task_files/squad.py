@@ -1,14 +1,19 @@
-"""Questions about passages, answered by a span of them: the JSON of SQuAD 1.1 and 2.0."""
+"""Questions about passages, answered by a span of them: SQuAD 1.1 and 2.0.
+
+A file is their authors' JSON, or holds a record for each question, as `datasets` writes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import read_json, source_name
-from data_pipeline.task_files.json_records import text_in, value_in
+from data_pipeline.task_files.json_records import text_in, texts_in, value_in
+from data_pipeline.task_files.tables import read_records
+from data_pipeline.text.text_files import suffix_of
 
 
 @dataclass(frozen=True)
@@ -34,46 +39,85 @@ class SpanQuestion:
     context: str
     answers: tuple[AnswerSpan, ...]
 
+    @property
+    def misplaced(self) -> str:
+        """What is wrong with the place of an answer, if an answer is not where it says."""
+        for answer in self.answers:
+            found = self.context[max(answer.start, 0) : max(answer.end, 0)]
+            if found != answer.text:
+                size = f"its passage has {len(self.context)} characters"
+                there = f"{found!r} is there" if found else size
+                place = f"is not at character {answer.start}: {there}"
+                return f"{self.where}: the answer {answer.text!r} {place}"
+        return ""
+
 
 def read_squad(path: str, labelled: bool = True) -> Iterator[SpanQuestion]:
     """The questions of a file, in order; with `labelled` False, answers are not read.
 
-    Raises DataError for a file without questions, an id that comes twice, a question without
-    answers that is not marked ``is_impossible``, and an answer that is not where it says.
+    Raises DataError for a file without questions, an id that comes twice, and a question without
+    answers in SQuAD's own form that is not marked ``is_impossible``.
     """
-    document, name = read_json(path), source_name(path)
     seen: set[str] = set()
-    for article in value_in(document, "data", list, name):
+    for question in _questions(path, labelled):
+        if question.id in seen:
+            raise DataError(f"{question.where}: this id comes twice")
+        seen.add(question.id)
+        yield question
+    if not seen:
+        raise DataError(f"{source_name(path)}: holds no questions")
+
+
+def _questions(path: str, labelled: bool) -> Iterator[SpanQuestion]:
+    name = source_name(path)
+    if suffix_of(path) in (".jsonl", ".ndjson", ".parquet"):
+        yield from (_flat(record, where, labelled) for where, record in read_records(path))
+        return
+    document = read_json(path)
+    articles = document if isinstance(document, list) else value_in(document, "data", list, name)
+    for number, article in enumerate(articles, 1):
+        if isinstance(article, dict) and "context" in article:
+            yield _flat(article, f"{name}: record {number}", labelled)
+            continue
         for paragraph in value_in(article, "paragraphs", list, name):
             context = text_in(paragraph, "context", name)
             for record in value_in(paragraph, "qas", list, name):
-                question = _question(record, context, name, labelled)
-                if question.id in seen:
-                    raise DataError(f"{question.where}: this id comes twice")
-                seen.add(question.id)
-                yield question
-    if not seen:
-        raise DataError(f"{name}: holds no questions")
+                yield _question(record, context, name, labelled)
+
+
+def _flat(record: Mapping[str, Any], where: str, labelled: bool) -> SpanQuestion:
+    """A question of `datasets`, with its passage; no answers say that the passage has none."""
+    context, answers = text_in(record, "context", where), record.get("answers")
+    if isinstance(answers, dict):
+        texts = texts_in(answers, "text", where)
+        starts = value_in(answers, "answer_start", list, where)
+        if len(texts) != len(starts):
+            raise DataError(f"{where}: answers: text and answer_start must be of one length")
+        pairs = zip(texts, starts, strict=True)
+        answers = [{"text": text, "answer_start": start} for text, start in pairs]
+    given = {**record, "answers": answers, "is_impossible": answers == []}
+    return _question(given, context, where, labelled)
 
 
 def _question(record: Any, context: str, source: str, labelled: bool) -> SpanQuestion:
     name = text_in(record, "id", source)
     where = f"{source}: id {name}"
     question = text_in(record, "question", where)
-    answers = tuple(_answers(record, context, where)) if labelled else ()
+    answers = tuple(_answers(record, where)) if labelled else ()
     return SpanQuestion(where, name, question, context, answers)
 
 
-def _answers(record: Any, context: str, where: str) -> Iterator[AnswerSpan]:
-    if record.get("is_impossible", False):
+def _answers(record: Any, where: str) -> Iterator[AnswerSpan]:
+    impossible = record.get("is_impossible", False)
+    if not isinstance(impossible, bool):
+        raise DataError(f"{where}: is_impossible: must be true or false, not {impossible!r}")
+    if impossible:
         return
     answers = value_in(record, "answers", list, where)
     if not answers:
         raise DataError(f"{where}: has no answers; if the passage has none, is_impossible says so")
     for answer in answers:
         text, start = text_in(answer, "text", where), value_in(answer, "answer_start", int, where)
-        found = context[start : start + len(text)] if start >= 0 else ""
-        if not text or found != text:
-            there = f"{found!r} is there" if found else f"its passage has {len(context)} characters"
-            raise DataError(f"{where}: the answer {text!r} is not at character {start}: {there}")
+        if not text:
+            raise DataError(f"{where}: an answer is empty")
         yield AnswerSpan(text, start)

@@ -6,7 +6,10 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from configs.typed import nearest_of_all
 from data_pipeline.errors import DataError
@@ -19,6 +22,8 @@ Row: TypeAlias = tuple[str, dict[str, str]]  # where it stands, and its values b
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
 OnMalformed: TypeAlias = Callable[[DataError], None]  # told of a row that is left out
 
+EXACT = 1 << 53  # whole numbers below it are exact in float64
+LARGEST = float(np.finfo(np.float32).max)  # as which numbers are stored
 TSV, CSV, JSONL, PARQUET = "tsv", "csv", "jsonl", "parquet"
 SEPARATED = "its columns are separated by tabs"
 QUOTED = "a field that holds a comma must be quoted"
@@ -28,6 +33,7 @@ LAYOUTS = {
     ".csv": CSV,
     ".jsonl": JSONL,
     ".ndjson": JSONL,
+    ".json": JSONL,
     ".parquet": PARQUET,
 }
 # Of a file that may be a table or plain text, these suffixes say that it is a table.
@@ -109,6 +115,8 @@ def as_number(where: str, field: str, text: str) -> float:
         raise DataError(
             f"{where}: {field}: {text!r} is not a number, and all of its column must be"
         )
+    if abs(number) > LARGEST:
+        raise DataError(f"{where}: {field}: {text} is too large; it must be below {LARGEST:.1e}")
     return number
 
 
@@ -170,14 +178,29 @@ def _comma_separated(path: str) -> Iterator[tuple[str, list[str]]]:
         raise DataError(f"{place(path, first)}: not valid CSV: {error}; check its quotes") from None
 
 
+def read_records(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(where, record) of each record of JSON lines, of a JSON array or of Parquet."""
+    is_parquet = LAYOUTS.get(suffix_of(path)) == PARQUET
+    return _parquet_records(path, {}) if is_parquet else _json_records(path)
+
+
 def _json_records(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        record = parse_json(line, path, number)
+    for where, record in _json_values(path):
         if not isinstance(record, dict):
-            raise DataError(f"{place(path, number)}: must be a JSON object: {{...}}")
-        yield place(path, number), record
+            raise DataError(f"{where}: must be a JSON object: {{...}}")
+        yield where, record
+
+
+def _json_values(path: str) -> Iterator[tuple[str, Any]]:
+    lines = ((number, line) for number, line in read_lines(path) if line.strip())
+    first = next(lines, None)
+    if first is not None and suffix_of(path) == ".json" and first[1].lstrip().startswith("["):
+        text = "\n".join(line for _, line in chain([first], lines))
+        for number, value in enumerate(parse_json(text, path, first[0]), 1):
+            yield f"{source_name(path)}: record {number}", value
+        return
+    for number, line in chain([first] if first else [], lines):
+        yield place(path, number), parse_json(line, path, number)
 
 
 def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -227,13 +250,21 @@ def _record_rows(
                 raise DataError(
                     f"{where}: {field}: is {kind}, but {first} at {there}; make them alike"
                 )
-            row[field] = value.strip() if isinstance(value, str) else json.dumps(value)
+            row[field] = value.strip() if isinstance(value, str) else _number_text(value)
         yield where, row
+
+
+def _number_text(value: Any) -> str:
+    """A value as text; 1.0 is 1, as what has written the file may not tell them apart."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole and abs(value) < EXACT else value)
 
 
 def _kind(where: str, field: str, value: Any) -> str:
     if isinstance(value, str):
         return "text"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where}: {field}: is {value}; it must be text or a number")
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, (int, float)):

@@ -91,6 +91,14 @@ def test_race_in_each_of_its_forms(write: Callable[[str, str], str], tmp_path: P
     assert next(read_multiple_choice(str(tmp_path), labelled=False)).answer is None
 
 
+def test_a_choice_stands_in_the_blank_of_its_question(write: Callable[[str, str], str]) -> None:
+    """As ALBERT's race_utils.py has it; without a blank, behind the question."""
+    record = RACE | {"questions": ["She sold it to _ .", "Who sold it?"]}
+    blank, asked = read_multiple_choice(write("a.json", json.dumps(record)))
+    assert blank.with_choice("Bob") == "She sold it to Bob ."
+    assert asked.with_choice("Bob") == "Who sold it? Bob"
+
+
 def test_dream(tmp_path: Path) -> None:
     path = tmp_path / "dev.json.gz"
     path.write_bytes(gzip.compress(json.dumps(DREAM, indent=1).encode()))

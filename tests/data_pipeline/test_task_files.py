@@ -88,6 +88,12 @@ def test_layouts_and_compressions_hold_the_same_rows(
     assert rows == [{"text": text, "label": label} for text, label in REVIEWS]
 
 
+def test_a_whole_number_has_one_form(tmp_path: Path) -> None:
+    (path := tmp_path / "a.json").write_text('[{"t": 1.0}, {"t": 1}, {"t": 2.50}, {"t": 1e300}]')
+    rows = [row["text"] for _, row in read_table(str(path), {"text": "t"})]
+    assert rows == ["1", "1", "2.5", "1e+300"]
+
+
 def test_a_row_has_its_line_number(tmp_path: Path) -> None:
     for name, text, places in (
         ("a.tsv", "t\nx\n\ny\n", [":2", ":4"]),
@@ -145,6 +151,19 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
             COLUMNS,
             "a.jsonl:2: not usable JSON",
         ),
+        (
+            "a.jsonl",
+            '{"review": "x", "stars": NaN}',
+            COLUMNS,
+            "a.jsonl:1: label: is nan; it must be text or a number",
+        ),
+        ("a.jsonl", '{"review": "x", "stars": -Infinity}', COLUMNS, "label: is -inf; it must"),
+        (
+            "a.jsonl",
+            '{"review": "x", "stars": 1, "stars": 2}',
+            COLUMNS,
+            "a.jsonl:1: not usable JSON: the key 'stars' comes twice",
+        ),
         ("a.jsonl", "[1]\n", COLUMNS, "a.jsonl:1: must be a JSON object"),
         ("a.jsonl", '{"text": "x"}\n', COLUMNS, "a.jsonl:1: columns.text: no column 'review'"),
         (
@@ -190,6 +209,8 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
 
 def test_a_number_where_a_number_is_wanted() -> None:
     assert as_number("a.tsv:2", "score", "4.750") == 4.75
+    with pytest.raises(DataError, match=r"a\.tsv:2: score: 1e39 is too large"):
+        as_number("a.tsv:2", "score", "1e39")
     for text in ("high", "", "nan", "inf"):
         with pytest.raises(DataError, match=f"a.tsv:2: score: '{text}' is not a number"):
             as_number("a.tsv:2", "score", text)
@@ -224,12 +245,12 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> str:
         (spoilt(lambda p: p["qas"][0].update(question=3)), "id a1: question: must be text"),
         (spoilt(lambda p: p["qas"][1].update(id="a1")), "id a1: this id comes twice"),
         (
-            spoilt(lambda p: p["qas"][0]["answers"][0].update(answer_start=15)),
-            "id a1: the answer 'on the river' is not at character 15: 'n the river.' is there",
+            spoilt(lambda p: p["qas"][1].update(is_impossible="false")),
+            "id a2: is_impossible: must be true or false, not 'false'",
         ),
         (
-            spoilt(lambda p: p["qas"][0]["answers"][0].update(answer_start=400)),
-            "is not at character 400: its passage has 38 characters",
+            spoilt(lambda p: p["qas"][0]["answers"][0].update(text="")),
+            "id a1: an answer is empty",
         ),
         (
             spoilt(lambda p: p["qas"][1].pop("is_impossible")),
@@ -243,6 +264,44 @@ def test_squad_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> N
     with pytest.raises(DataError) as error:
         list(read_squad(str(path)))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (15, "id a1: the answer 'on the river' is not at character 15: 'n the river.' is there"),
+        (400, "is not at character 400: its passage has 38 characters"),
+        (-3, "is not at character -3"),
+    ],
+)
+def test_an_answer_that_is_not_where_it_says(start: int, message: str, tmp_path: Path) -> None:
+    (path := tmp_path / "squad.json").write_text(
+        spoilt(lambda p: p["qas"][0]["answers"][0].update(answer_start=start))
+    )
+    misplaced, right = read_squad(str(path))
+    assert message in misplaced.misplaced
+    assert right.misplaced == ""
+
+
+FLAT = [
+    {"id": "1", "title": "t", "context": "An aged kettle.", "question": "What?"}
+    | {"answers": {"text": ["kettle"], "answer_start": [8]}},
+    {"id": "2", "title": "t", "context": "An aged kettle.", "question": "Who?"}
+    | {"answers": {"text": [], "answer_start": []}},
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "data.json", "a.parquet"])
+def test_squad_as_datasets_writes_it(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    lines = "".join(json.dumps(record) + "\n" for record in FLAT)
+    document = {"data": FLAT} if name == "data.json" else FLAT
+    path.write_text(lines if name == "a.jsonl" else json.dumps(document))
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(FLAT), path)
+    answered, unanswerable = read_squad(str(path))
+    assert answered.answers == (AnswerSpan("kettle", 8),)
+    assert (unanswerable.id, unanswerable.answers) == ("2", ())
 
 
 def test_conll_sentences(tmp_path: Path) -> None:
@@ -289,6 +348,11 @@ def test_the_word_that_is_a_number_sign_is_read(gap: str, tmp_path: Path) -> Non
     text = "# O\n1 O\n\n# B\n\na O\n# O\n".replace(" ", gap)
     (path := tmp_path / "ner.txt").write_text(text)
     assert [one.words for one in read_conll(str(path))] == [("#", "1"), ("#",), ("a", "#")]
+
+
+def test_a_byte_order_mark_alone_in_a_line_ends_a_sentence(tmp_path: Path) -> None:
+    (path := tmp_path / "ner.txt").write_text("\ufeffEU B-ORG\n\ufeff\nPeter B-PER\n")
+    assert [one.words for one in read_conll(str(path))] == [("EU",), ("Peter",)]
 
 
 def test_conll_in_another_encoding(tmp_path: Path) -> None:

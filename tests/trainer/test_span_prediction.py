@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from data_pipeline import Corpus, ExampleSplit
+from data_pipeline import Corpus, ExampleSplit, TextEncoder
 from data_pipeline.task_files.squad import read_squad
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from data_pipeline.tokenization.training import train
@@ -21,9 +21,11 @@ from tests.trainer import tiny
 from tests.trainer.test_prediction import predicted, refused
 from trainer.batches import to_device
 from trainer.learners.programs import score
+from trainer.objectives.task import Part, TaskFile
 from trainer.scoring.answer_spans import BestAnswer, best_answers
 from trainer.scoring.span_metric import SpanMetric
 from trainer.task_facts import TaskFacts, write_facts
+from trainer.tasks.span import ReadQuestion, Span
 
 LENGTH, LONGEST_ANSWER = 32, 5
 SETTINGS = {"stride": 8, "longest_answer": LONGEST_ANSWER}
@@ -141,3 +143,42 @@ def test_questions_that_cannot_be_read(exported, tmp_path) -> None:
     long = refused(exported, write(question="why " * 60))
     assert "dev.json: id a: a question of " in long
     assert "leaves no room for its passage" in long
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "step"), [(5, 8, 3), (29, 8, 3), (40, 9, 9), (64, 12, 4)]
+)
+def test_an_answer_begins_where_its_token_has_the_most_context(
+    length: int, size: int, step: int
+) -> None:
+    """The rule of BERT's run_squad.py: less of both sides, and a hundredth of the window's size."""
+    places = np.arange(length)
+    read = ReadQuestion([1], [*range(length)], places, places + 1, size, step)
+    windows = [(window.start, min(window.stop, length)) for window in read.windows()]
+    for token in range(length):
+        scores = {
+            first: min(token - first, last - 1 - token) + 0.01 * (last - first)
+            for first, last in windows
+            if first <= token < last
+        }
+        best = max(scores, key=lambda first: scores[first])
+        for first, last in windows:
+            if first <= token < last:
+                begins = read.begins_in(slice(first, last))
+                assert begins[token - first] == (token if first == best else -1)
+
+
+def test_a_misplaced_answer_is_scored_and_not_trained_on(folder, tmp_path, caplog) -> None:
+    document = json.loads(token_tasks.squad(8, 0))
+    asked = document["data"][0]["paragraphs"][0]["qas"][0]
+    asked["answers"][0]["answer_start"] += 1
+    (path := tmp_path / "dev.json").write_text(json.dumps(document))
+    encoder = TextEncoder(folder / "tokenizer", LENGTH)
+    task, file = Span(), TaskFile(path, {})
+
+    def asked_in(is_held_out: bool) -> set[object]:
+        examples = task.encode_part(file, encoder, Part(is_held_out))
+        return {example.targets[SpanMetric.question(task.head)] for example in examples}
+
+    assert asked_in(True) - asked_in(False) == {0}
+    assert f"{path}: leaves out 1 questions: {path}: id {asked['id']}: the answer" in caplog.text

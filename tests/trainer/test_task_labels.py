@@ -26,6 +26,7 @@ from trainer.run_folder.folder import RunFolder
         ("", "a.tsv:3: label: is empty; give one, or set unlabelled: true"),
         ("???", "a.tsv:3: label: '???' is a placeholder or has a control character"),
         ("t\x92", "a.tsv:3: label: 't\\x92' is a placeholder or has a control character"),
+        ("NaN", "a.tsv:3: label: is NaN; give one, or set unlabelled: true"),
         ("dull", "a.tsv: has only one label, 'dull'; a task needs two"),
     ],
 )
@@ -34,6 +35,17 @@ def test_labels_that_no_task_can_have(label: str, message: str) -> None:
     with pytest.raises(DataError) as refused:
         labels_among(file, rows)
     assert str(refused.value).startswith(message)
+
+
+def test_labels_that_are_numbers_are_in_their_order() -> None:
+    def among(*labels: str) -> list[str]:
+        rows = [(f"a.tsv:{line}", label) for line, label in enumerate(labels, 2)]
+        return labels_among(TaskFile(Path("a.tsv"), {}), rows)
+
+    assert among("10", "9", "-1", "2.5", "9") == ["-1", "2.5", "9", "10"]
+    assert among("10", "9", "none") == ["10", "9", "none"]
+    with pytest.raises(DataError, match=r"a\.tsv:3: label: 1\.0 is 1 elsewhere; write them alike"):
+        among("1", "1.0", "2")
 
 
 WORDS = ["the", "of", "and", "to", "in", "that", "was"]

@@ -8,8 +8,10 @@ whose objective contains the task.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -38,9 +40,13 @@ from trainer.objectives.head_term import HeadTerm
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
 
+_log = logging.getLogger(__name__)
+
 Record = TypeVar("Record")
 MAX_DIGITS = 18  # of a column's number
 LABEL = "label"  # the field that is predicted
+MISSING = ("nan", "<na>")  # labels that other programs write where there is none
+_NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d+)?")
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 
 
@@ -274,17 +280,26 @@ class TaskTerm(HeadTerm):
         self.denominator = self.head
 
 
+def tell_dropped(file: TaskFile, what: str, reasons: Sequence[object]) -> None:
+    """Log how many records of a file are left out, and the reasons for the first three."""
+    if reasons:
+        first = "; ".join(map(str, reasons[:3]))
+        _log.warning("%s: leaves out %s %s: %s", file.path, len(reasons), what, first)
+
+
 def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
     """The different labels in a training file, sorted. `rows`: (place, label) of each example.
 
-    Raises DataError for a label that is empty or that a config cannot hold, and for fewer than two.
+    Numbers are in the order of numbers. Raises DataError for a label that is missing or that a
+    config cannot hold, for one number in two forms, and for fewer than two labels.
     """
     places: dict[str, str] = {}
     for place, label in rows:
         places.setdefault(label, place)
     for label, place in places.items():
-        if not label:
-            raise DataError(f"{place}: {LABEL}: is empty; give one, or set unlabelled: true")
+        if not label or label.lower() in MISSING:
+            why = f"is {label or 'empty'}; give one, or set unlabelled: true"
+            raise DataError(f"{place}: {LABEL}: {why}")
         try:
             convert(label, str, LABEL)
         except ConfigError:
@@ -293,4 +308,16 @@ def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
     if len(places) < 2:
         there = ", ".join(map(repr, places)) or "none"
         raise DataError(f"{file.path}: has only one label, {there}; a task needs two")
-    return sorted(places)
+    return _in_order(places)
+
+
+def _in_order(places: Mapping[str, str]) -> list[str]:
+    """Labels sorted; numbers by their value. `places`: where each label comes first."""
+    values: dict[float, str] = {}
+    for label, place in places.items():
+        if not _NUMBER.fullmatch(label):
+            return sorted(places)
+        other = values.setdefault(float(label), label)
+        if other != label:
+            raise DataError(f"{place}: {LABEL}: {label} is {other} elsewhere; write them alike")
+    return [values[value] for value in sorted(values)]

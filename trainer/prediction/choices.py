@@ -17,7 +17,7 @@ class ChoicePredictor(Predictor):
 
     def queries(self, path: str) -> Iterator[Query]:
         for one in read_multiple_choice(path, labelled=False):
-            texts = [[one.passage, f"{one.question} {choice}"] for choice in one.choices]
+            texts = [[one.passage, one.with_choice(choice)] for choice in one.choices]
             yield Query([self.encoder.sequence(pair, one.where) for pair in texts], one)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class SpanPredictor(Predictor):
     def _rows(self, read: ReadQuestion, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         """The best span of each window."""
         for window, logits in zip(read.windows(), outputs, strict=True):
-            begins, ends = (torch.from_numpy(one[window])[None] for one in (read.begins, read.ends))
+            begins = torch.from_numpy(read.begins_in(window))[None]
+            ends = torch.from_numpy(read.ends[window])[None]
             at_tokens = logits[None, read.first_column : read.first_column + begins.shape[1]]
             none = logits[:1].sum(dim=1)
             number = torch.zeros(1)

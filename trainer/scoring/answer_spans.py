@@ -49,11 +49,11 @@ def window_rows(
 
     questions: the number of each window's question, [B]. at_tokens: the logits of M tokens, [B, M,
     2], -inf where a span may not begin or end. no_answer: the score of "no answer", [B]. begins,
-    ends: the characters at which the tokens begin and end, [B, M].
+    ends: the characters at which the tokens begin and end, [B, M]; no span has a negative one.
     """
     scores = at_tokens[:, :, None, 0] + at_tokens[:, None, :, 1]  # [B, first, last]
     allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device)
-    allowed = allowed.triu() & allowed.tril(longest - 1)
+    allowed = allowed.triu() & allowed.tril(longest - 1) & (begins >= 0)[:, :, None]
     best, place = scores.masked_fill(~allowed, float("-inf")).flatten(1).max(dim=1)
     first, last = place // scores.shape[1], place % scores.shape[1]
     first_character = begins.gather(1, first[:, None])[:, 0]

@@ -36,7 +36,8 @@ _QUESTION_WORD = re.compile(rf"\b({'|'.join(QUESTION_WORDS)})(?:m|se)?\b")
 class MultipleChoice(TaskConfig):
     """Choose the right one of several answers (the JSON format of RACE and DREAM).
 
-    An example has one sequence per answer: the passage, then the question with that answer.
+    An example has one sequence per answer: the passage, then the question with that answer in
+    its blank ``_``, or behind it.
     """
 
     metrics: Annotated[
@@ -62,7 +63,7 @@ class MultipleChoice(TaskConfig):
                 raise DataError(f"{one.where}: {why}; every question must have the same number")
             assert one.answer is not None
             sequences = [
-                encoder.sequence([one.passage, f"{one.question} {choice}"], one.where)
+                encoder.sequence([one.passage, one.with_choice(choice)], one.where)
                 for choice in one.choices
             ]
             parts = sum(1 << PARTS.index(part) for part in parts_of(one))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from trainer.objectives.task import (
     TaskFile,
     TaskTerm,
     labels_among,
+    tell_dropped,
 )
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
@@ -44,7 +44,6 @@ from trainer.scoring.task_scores import (
 )
 
 CLASSES, NUMBER = "classes", "number"
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -135,10 +134,7 @@ class SentenceTask(TaskConfig):
                 group = groups.setdefault(row[self.texts[0]], len(groups))
                 targets[GroupRanking.group(self.head)] = group
             yield EncodedExample([sequence], targets)
-        if malformed:
-            _log.warning(
-                "%s: leaves out %s malformed rows; %s", file.path, len(malformed), malformed[0]
-            )
+        tell_dropped(file, "malformed rows", malformed)
 
     @property
     def ranks(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.labels import label_cross_entropy
-from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm
+from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm, tell_dropped
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.span_metric import ANSWER_SCORES, SpanMetric
@@ -48,6 +49,24 @@ class ReadQuestion:
         """The passage tokens that each window holds."""
         for start in range(0, max(1, len(self.ids) - self.size + self.step), self.step):
             yield slice(start, start + self.size)
+
+    def begins_in(self, window: slice) -> NDArray[np.int64]:
+        """Where tokens of a window begin; -1 where another window shows more of their context.
+
+        An answer begins in the window with the most context, as in BERT's code for SQuAD.
+        """
+        is_best = self._best_starts[window] == window.start
+        return np.where(is_best, self.begins[window], -1)
+
+    @cached_property
+    def _best_starts(self) -> NDArray[np.int64]:
+        """Where the window begins that shows the most context of each token, on its poorer side."""
+        starts = np.array([window.start for window in self.windows()])
+        lasts = np.minimum(starts + self.size, len(self.ids)) - 1
+        tokens = np.arange(len(self.ids))[:, None]
+        context = np.minimum(tokens - starts, lasts - tokens)  # negative outside of a window
+        scores = np.where(context < 0, -1.0, context + 0.01 * (lasts - starts + 1))
+        return starts[scores.argmax(axis=1)]
 
 
 @register(NAME)
@@ -94,17 +113,30 @@ class Span(ScoredByReferences):
         return [(one.id, one.context, [answer.text for answer in one.answers]) for one in questions]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
+        return self.encode_part(file, encoder, Part(is_held_out=False))
+
+    def encode_part(
+        self, file: TaskFile, encoder: TextEncoder, part: Part
+    ) -> Iterator[EncodedExample]:
+        """The windows of each question; one with a misplaced answer is scored, and not learnt."""
+        misplaced = []
         for number, question in enumerate(file.first(read_squad(str(file.path)))):
             if not question.answers and not self.unanswerable:
                 why = "has no answer; set unanswerable: true for SQuAD 2.0"
                 raise DataError(f"{question.where}: {why}")
+            if question.misplaced and not part.is_held_out:
+                misplaced.append(question.misplaced)
+                continue
             yield from self._windows(number, question, encoder)
+        tell_dropped(file, "questions", misplaced)
 
     def _windows(
         self, number: int, question: SpanQuestion, encoder: TextEncoder
     ) -> Iterator[EncodedExample]:
         read = self.read(question, encoder)
-        first, last = _tokens_of_answer(question, read.begins, read.ends)
+        first, last = -1, -1
+        if question.answers and not question.misplaced:
+            first, last = _tokens_of_answer(question, read.begins, read.ends)
         none = np.full(len(read.asked), NO_LABEL)
         for window in read.windows():
             holds = first >= 0 and window.start <= first and last < min(window.stop, len(read.ids))
@@ -115,7 +147,7 @@ class Span(ScoredByReferences):
                     self.head: first + shift if holds else 0,
                     last_token(self.head): last + shift if holds else 0,
                     SpanMetric.question(self.head): number,
-                    SpanMetric.begins(self.head): np.concatenate([none, read.begins[window]]),
+                    SpanMetric.begins(self.head): np.concatenate([none, read.begins_in(window)]),
                     SpanMetric.ends(self.head): np.concatenate([none, read.ends[window]]),
                 },
             )
@@ -164,9 +196,7 @@ def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
 def _tokens_of_answer(
     question: SpanQuestion, begins: np.ndarray, ends: np.ndarray
 ) -> tuple[int, int]:
-    """The first and the last token of the first answer; (-1, -1) without one."""
-    if not question.answers:
-        return -1, -1
+    """The first and the last token of the first answer."""
     answer = question.answers[0]
     inside = np.flatnonzero((ends > answer.start) & (begins < answer.end))
     if not len(inside):
