@@ -32,6 +32,9 @@ from model.model_config import Ability, ModelConfig
 from model.protocol import Model
 
 OWN_TYPE = "tandem"
+# The last line of a model card; tests/trainer/test_families.py loads exports in both versions.
+_LOADS = "\nIt loads with `transformers` 4.57 or newer, 5 included.\n"
+_LOADS_HERE = "\nIt loads with Tandem: `transformers` has no class for it.\n"
 # Exceptions caused by wrong values in config.json; torch raises RuntimeError for huge sizes.
 _WRONG_VALUES = (
     *(ValueError, TypeError, AttributeError),
@@ -131,9 +134,10 @@ def save_pretrained(
     """Write a model, or its configuration and state, as a folder that `transformers` loads.
 
     Tokenizer files are copied from the folder `tokenizer`. Its `special_ids` (by the keys of
-    `SPECIAL_IDS`) go into config.json. README.md is `card`, made by `model_card`; by default it is
-    a card without training. Returns an empty string if `transformers` can express the model.
-    Otherwise it returns one line that says why not, and the folder has Tandem's own format.
+    `SPECIAL_IDS`) go into config.json. README.md is `card`, made by `model_card`, and what loads
+    the model; by default it is a card without training. Returns an empty string if `transformers`
+    can express the model. Otherwise it returns one line that says why not, and the folder has
+    Tandem's own format.
     """
     if isinstance(model, Model):
         config, state = model.config, dict(model.state_dict())
@@ -153,6 +157,7 @@ def save_pretrained(
         (folder / "config.json").write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         write_tensors(folder / "model.safetensors", tensors)
         card = card or model_card(folder.resolve().name, config)
+        card += _LOADS_HERE if reason else _LOADS
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in files:
             if path.resolve() != (folder / path.name).resolve():

@@ -131,11 +131,18 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
 
 
 def _write_layer_types(config: EncoderConfig) -> dict[str, Any]:
-    """Which layers attend to a window only, and the rotary positions of both types."""
+    """Which layers attend to a window only, and the rotary positions of both types.
+
+    `layer_types` and `rope_parameters` are for version 5 of `transformers`, the three keys before
+    them for version 4, which would take its defaults instead without a warning.
+    """
     every = config.global_every if config.local_window else 1
     thetas = {_FULL: config.global_rope_theta, _SLIDING: config.local_rope_theta}
     return {
         "local_attention": config.local_window or 128,
+        "global_attn_every_n_layers": every,
+        "global_rope_theta": config.global_rope_theta,
+        "local_rope_theta": config.local_rope_theta,
         "layer_types": _layer_types(config.layers, every),
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
+import configs
 import model
 from model.hugging_face.conversion import FAMILIES
 from tests.model.references import CASES, batch, reference
@@ -154,6 +155,21 @@ def test_the_round_trip_is_exact_to_the_bit(case: str, tmp_path: Path) -> None:
             assert torch.equal(tensor, expected[name]), name
     saved = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert saved["architectures"] == [type(theirs).__name__]
+
+
+def test_modernbert_is_described_to_transformers_4_and_5(tmp_path: Path) -> None:
+    changes = ["layers=4", "global_every=2", "global_rope_theta=500.0", "local_rope_theta=20.0"]
+    changes += ["vocab_size=50", "pad_token_id=0", "hidden_size=16", "heads=2"]
+    config = configs.load("modernbert_base", model.EncoderConfig, "model", changes)
+    model.save_pretrained(model.build(config, 0), tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    of_4 = ["global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"]
+    assert [saved[key] for key in of_4] == [2, 500.0, 20.0]
+    of_5 = ["layer_types", "rope_parameters"]
+    for unknown in (of_4, of_5):
+        some = {key: value for key, value in saved.items() if key not in unknown}
+        (tmp_path / "config.json").write_text(json.dumps(some))
+        assert model.from_pretrained(tmp_path).config.meaning() == config.meaning()
 
 
 @pytest.mark.parametrize(

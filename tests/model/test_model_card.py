@@ -58,6 +58,11 @@ def test_every_saved_folder_has_a_model_card(tmp_path: Path) -> None:
     text = (tmp_path / "mine" / "README.md").read_text()
     assert "# mine" in text
     assert "not recorded" in text
+    assert text.endswith("\nIt loads with `transformers` 4.57 or newer, 5 included.\n")
+    ours = dataclasses.replace(SMALL, pooler="first")
+    model.save_pretrained(model.build(ours, 0), tmp_path / "ours")
+    text = (tmp_path / "ours" / "README.md").read_text()
+    assert text.endswith("\nIt loads with Tandem: `transformers` has no class for it.\n")
 
 
 def test_a_model_that_translates_is_none_that_fills_masks() -> None:

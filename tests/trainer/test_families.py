@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
-from transformers import AutoTokenizer
 
 import configs
 import tandem
 from model import from_pretrained
+from tests.conftest import command_environment
 from tests.distributed import run_distributed
-from tests.trainer import jobs
+from tests.trainer import jobs, told_by_transformers
 from tests.trainer.test_joint_tasks import pairs
 from tests.trainer.test_ranking_tasks import documents, written
 from tests.trainer.test_sentence_tasks import lines
 from tests.trainer.test_token_tasks import conll, dream, squad
+from tests.trainer.told_by_transformers import CLASSES, TEXT, Told, told_by_export
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
 
-SIZES = "hidden_size: 16, layers: 2, heads: 2, ffn_size: 24, vocab_size: 600, max_positions: 66"
+SIZES = "hidden_size: 16, layers: 3, heads: 2, ffn_size: 24, vocab_size: 600, max_positions: 66"
 FAMILIES = {
     "bert": "base: bert_base",
     "roberta": "base: roberta_base, pad_token_id: 0",
     "distilbert": "base: distilbert",
     "albert": "base: albert_base, embedding_size: 8",
     "mobilebert": "base: mobilebert, embedding_size: 8, bottleneck_size: 8",
-    "modernbert": "base: modernbert_base, pad_token_id: 0, local_window: 8",
+    "modernbert": "base: modernbert_base, pad_token_id: 0, local_window: 8, global_every: 2, "
+    "global_rope_theta: 500.0, local_rope_theta: 20.0",
 }
 MODELS = {name: f"{start}, {SIZES}" for name, start in FAMILIES.items()}
 MODELS["bilstm"] = "kind: bilstm, hidden_size: 16, pooled_size: 8, vocab_size: 600"
@@ -45,20 +48,10 @@ TASKS = {  # and their files
     "retrieval": "qrels.tsv",
     "reranking": "qrels.tsv",
 }
-TEXT = "text"
 FILES = "data.files={documents: documents.jsonl, queries: queries.jsonl"
 MORE = {
     "retrieval": [f"{FILES}}}"],
     "reranking": [f"{FILES}, candidates: candidates.jsonl}}"],
-}
-CLASSES = {
-    TEXT: "MaskedLM",
-    "single_sentence": "SequenceClassification",
-    "sentence_pair": "SequenceClassification",
-    "reranking": "SequenceClassification",
-    "tagging": "TokenClassification",
-    "span": "QuestionAnswering",
-    "multiple_choice": "MultipleChoice",
 }
 
 
@@ -151,35 +144,47 @@ def test_every_family_learns_beside_a_teacher_of_the_next_sentence(folder: Path)
         assert results["learners"][f"students/{family}"]["agreement"] is not None
 
 
-TEXTS = ["the list was in that class", "of Monday"]
+def require_equal(exported: Path, task: str, told: Told) -> None:
+    """Raise AssertionError unless our model says of the same ids what `transformers` says."""
+    ours, read = from_pretrained(exported), told.read
+    assert ("token_type_ids" in read) == ours.config.reads_segments
+    with torch.no_grad():
+        output = ours(read["input_ids"], read.get("token_type_ids"), read["attention_mask"])
+    got = output.heads.get(task, output.logits)
+    real = read["attention_mask"].bool() if got.ndim == 3 else slice(None)
+    torch.testing.assert_close(got[real], told.output[real], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("task", [*TASKS, TEXT])
-@torch.no_grad()
+@pytest.mark.parametrize("task", CLASSES)
 def test_an_export_reads_what_its_own_tokenizer_gives(folder: Path, task: str, family: str) -> None:
     exported = export_of(folder, task, family)
-    ours, tokenizer = from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
-    read = tokenizer([TEXTS[0]] * 2, TEXTS, return_tensors="pt", padding=True)
-    assert ("token_type_ids" in read) == ours.config.reads_segments
-    output = ours(read.input_ids, read.get("token_type_ids"), read.attention_mask)
-    got = output.logits if task == TEXT else output.heads[task]
-    of_task = f"AutoModelFor{CLASSES[task]}" if task in CLASSES else "AutoModel"
-    theirs = getattr(transformers, of_task).from_pretrained(exported).eval()
-    real = read.attention_mask.bool() if got.ndim == 3 else slice(None)
-    told = told_by(theirs, dict(read), task)
-    torch.testing.assert_close(got[real], told[real], rtol=1e-4, atol=1e-5)
+    require_equal(exported, task, told_by_export(exported, task))
 
 
-def told_by(theirs: Any, read: dict[str, torch.Tensor], task: str) -> torch.Tensor:
-    """What a class of `transformers` says, in the shape of our output."""
-    if task == "multiple_choice":
-        return theirs(**{name: given[None] for name, given in read.items()}).logits[0][:, None]
-    output = theirs(**read)
-    if task == "span":
-        return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    if task != "retrieval":
-        return output.prediction_logits if "prediction_logits" in output else output.logits
-    mask = read["attention_mask"][..., None]
-    vectors = (output.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-    return torch.nn.functional.normalize(vectors, dim=1)
+def environment(folder: Path, requirement: str) -> Path:
+    """The Python of a new environment with this package and, below it, those of the tests."""
+    python = folder / "bin" / "python"
+    for words in (
+        [sys.executable, "-m", "venv", folder],
+        [python, "-m", "pip", "install", "--quiet", requirement],
+    ):
+        done = subprocess.run([*map(str, words)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"{requirement} cannot be installed here: {done.stderr.strip()[-200:]}")
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tests.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["==4.57.*", ">=5"])
+def test_exports_are_right_in_other_versions(folder: Path, tmp_path: Path, version: str) -> None:
+    python = environment(tmp_path / "environment", f"transformers{version}")
+    program, out = Path(told_by_transformers.__file__), tmp_path / "told.pt"
+    subprocess.run([python, program, folder / "runs", out], check=True, env=command_environment())
+    told = torch.load(out)
+    assert len(told) == len(FAMILIES) * len(CLASSES)
+    for name, given in told.items():
+        task, _, learner = name.partition("/")
+        require_equal(folder / "runs" / task / "exports" / learner, task, Told(*given))
