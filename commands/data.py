@@ -325,7 +325,11 @@ def data_augment(
     show_default=True,
     help="The encoding of the tagged file.",
 )
-@COPIES
+@click.option(
+    "--copies",
+    type=click.IntRange(1, 1000),
+    help="Copies of each example; default: 20 of a text, 10 of a pair.",
+)
 @click.option(
     "--mask",
     type=FRACTION,

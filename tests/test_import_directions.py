@@ -89,7 +89,9 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
     "trainer/losses": "states labels ranking vocabulary_projection relations rows vocabulary",
-    "trainer/optimizers": "norms moments shards bert_adam lamb gated groups config loss_scale",
+    "trainer/optimizers": (
+        "norms moments shards bert_adam lamb decoupled gated groups config loss_scale"
+    ),
     "trainer/schedules": "learning_rate stacking",
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
     "trainer/tracking": "wandb_follower tracking",

@@ -68,7 +68,8 @@ class Job:
         require_pretrained(config, self.corpora, resumption.learners)
         self.state = resumption.state(self.corpora)
         shape = step_shape(config, self.corpora)
-        self.learners = Learners(config, shape, self.state, resumption.checkpoint)
+        tokenizer_dir = next(iter(self.corpora.values())).tokenizer_dir
+        self.learners = Learners(config, shape, self.state, resumption.checkpoint, tokenizer_dir)
         require_same_teacher(config, self.learners.teacher)
         context.opened("building and loading the learners")
         self._began = time.monotonic() - self.state.seconds

@@ -71,6 +71,14 @@ class InitConfig(Section):
     pretrained: Annotated[
         str | None, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
     ] = None
+    word_vectors: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc(
+            "A file in GloVe's or word2vec's text form. A token that begins a word starts with the "
+            "vector of the word that it spells; everything else is random."
+        ),
+    ] = None
     random: Annotated[
         bool,
         Doc("Read only the model and the tokenizer of `pretrained`; the weights are random."),
@@ -85,11 +93,20 @@ class InitConfig(Section):
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
-        origins = (self.teacher_layers, self.teacher_embeddings or None, self.pretrained)
+        embeddings = self.teacher_embeddings or None
+        origins = (self.teacher_layers, embeddings, self.pretrained, self.word_vectors)
         if sum(origin is not None for origin in origins) > 1:
-            yield "pretrained", "set one of this, teacher_layers and teacher_embeddings"
+            yield (
+                "pretrained",
+                "set one of this, teacher_layers, teacher_embeddings and word_vectors",
+            )
         if self.random and self.pretrained is None:
             yield "random", "is for pretrained, and weights are random without it; remove it"
+
+    @property
+    def embeddings_only(self) -> bool:
+        """Whether the layers begin with random weights while other parts do not."""
+        return self.teacher_embeddings or self.word_vectors is not None
 
     @property
     def weights(self) -> str | None:

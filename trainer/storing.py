@@ -99,7 +99,9 @@ def _store_missing(
     count_sequences(config.data, corpora, ["train"])
     teacher = dataclasses.replace(config.teacher, stored=None)
     running = dataclasses.replace(config, teacher=teacher, rollback=[])
-    learner = Learners(running, step_shape(running, corpora), JobState(wandb_id=""), None).teacher
+    tokenizer_dir = next(iter(corpora.values())).tokenizer_dir
+    shape, state = step_shape(running, corpora), JobState(wandb_id="")
+    learner = Learners(running, shape, state, None, tokenizer_dir).teacher
     checksum = fingerprint(learner)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
     batches = batches_covered(config.steps, config.rollback)

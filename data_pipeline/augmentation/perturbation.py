@@ -42,9 +42,12 @@ class Lexicon:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """How many copies are made, and the probabilities of what happens to them."""
+    """How many copies are made, and the probabilities of what happens to them.
 
-    copies: int = 20
+    copies: None is 20 of an example of one text, and 10 of a pair.
+    """
+
+    copies: int | None = None
     mask: float = 0.1
     replace: float = 0.1
     ngram: float = 0.25
@@ -61,7 +64,8 @@ class Perturbation:
         the number of the example.
         """
         found = {tuple(texts): None}  # in order
-        for copy in range(self.copies):
+        copies = (20 if len(texts) == 1 else 10) if self.copies is None else self.copies
+        for copy in range(copies):
             varied = {place for place in range(len(texts)) if len(texts) == 1 or copy % 3 != place}
             found[
                 tuple(

@@ -1,9 +1,10 @@
-"""Word vectors, and the words nearest to one by the cosine."""
+"""Word vectors: files of them, the vectors of a tokenizer's tokens, and the nearest words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import place, read_lines
+from data_pipeline.tokenization.tokenizer import load, word_starts
 
 MOST = 100_000  # the words that TinyBERT's code reads: the most frequent come first
 UNKNOWN = "<unk>"
-_HEADER = re.compile(r"\d{1,9} (\d{1,9})")
+_HEADER = re.compile(r"(\d{1,9}) (\d{1,9})")
 
 
 class WordVectors:
@@ -29,31 +31,13 @@ class WordVectors:
 
     @classmethod
     def read(cls, path: Path) -> WordVectors:
-        """The first words of a file in GloVe's format: a word and its numbers on each line.
-
-        The first line may be fastText's, of two whole numbers: those of words and of dimensions.
-        Otherwise its word holds no space; later words may. Raises DataError, naming file and line,
-        for a line of another form.
-        """
+        """The first words of a file, as `read_entries` reads it."""
         words: list[str] = []
         rows: list[NDArray[np.float32]] = []
-        size = 0  # of a vector; 0 until it is known
-        for number, line in read_lines(str(path)):
-            if number == 1 and (header := _HEADER.fullmatch(line.rstrip())):
-                size = int(header[1])
-                continue
-            word, row = _entry(line, size)
-            if not len(row):
-                wanted = f" {size}" if size else ""
-                raise DataError(
-                    f"{place(str(path), number)}: must be a word and its{wanted} numbers"
-                )
-            size = len(row)
+        for word, row in islice(read_entries(path), MOST):
             if word != UNKNOWN:
                 words.append(word)
                 rows.append(row)
-            if number == MOST:
-                break
         if not words:
             raise DataError(f"{path}: holds no word vectors")
         return cls(words, np.stack(rows))
@@ -80,6 +64,71 @@ class WordVectors:
             cosines[left_out] = -np.inf
         order = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
         return [self.words[one] for one in order.tolist()]
+
+
+def read_entries(
+    path: Path, beginnings: Collection[str] | None = None
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """The words of a file in GloVe's or word2vec's text form: a word and its numbers on each line.
+
+    The first line may be word2vec's, of two whole numbers: those of words and of dimensions.
+    Otherwise its word holds no space; later words may. `beginnings` are the case-folded first parts
+    of the words that are read, up to a space; None: all. Raises DataError, naming file and line,
+    for a line of another form, and at the end of a file that holds fewer words than it says.
+    """
+    size, promised, number = 0, 0, 0  # the size of a vector is 0 until it is known
+    for number, line in read_lines(str(path)):
+        if number == 1 and (header := _HEADER.fullmatch(line.rstrip())):
+            promised, size = int(header[1]), int(header[2])
+            continue
+        is_read = beginnings is None or line.partition(" ")[0].casefold() in beginnings
+        if size and not is_read:
+            continue
+        word, row = _entry(line, size)
+        if not len(row):
+            wanted = f" {size}" if size else ""
+            raise DataError(f"{place(str(path), number)}: must be a word and its{wanted} numbers")
+        size = len(row)
+        if is_read:
+            yield word, row
+    if 0 < number - 1 < promised:
+        raise DataError(f"{path}: its first line says {promised} words, but it has {number - 1}")
+
+
+def vector_size(path: Path) -> int:
+    """The size of the vectors in a file. Raises DataError where it holds none."""
+    entry = next(read_entries(path), None)
+    if entry is None:
+        raise DataError(f"{path}: holds no word vectors")
+    return len(entry[1])
+
+
+def token_vectors(path: Path, tokenizer_dir: Path) -> dict[int, NDArray[np.float32]]:
+    """The vectors in a file of the tokens that begin a word, by the token's id.
+
+    A token has the vector of the word that it spells; without that, of the first in the file that
+    differs in capitals only. Special tokens have none.
+    """
+    tokenizer, vocabulary = load(tokenizer_dir)
+    starts = word_starts(tokenizer, vocabulary)
+    spelling = {
+        number: tokenizer.decode([number]).strip()
+        for number in vocabulary.ordinary.tolist()
+        if starts[number]
+    }
+    by_word: dict[str, list[int]] = {}  # the tokens that spell a word, whatever their capitals
+    for number, word in spelling.items():
+        by_word.setdefault(word.casefold(), []).append(number)
+    vectors: dict[int, NDArray[np.float32]] = {}
+    exact: set[int] = set()
+    for word, row in read_entries(path, by_word.keys()):
+        for number in by_word.get(word.casefold(), ()):
+            if spelling[number] == word and number not in exact:
+                exact.add(number)
+                vectors[number] = row
+            else:
+                vectors.setdefault(number, row)
+    return vectors
 
 
 def _entry(line: str, size: int) -> tuple[str, NDArray[np.float32]]:

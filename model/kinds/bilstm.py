@@ -25,6 +25,8 @@ from model.segment_pairs import SegmentPairs
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
+WORD_RANGE = 0.25  # of word vectors, in the original
+
 
 @dataclass
 class BiLSTMConfig(ModelConfig):
@@ -32,7 +34,8 @@ class BiLSTMConfig(ModelConfig):
 
     The pooled state is a dense layer with ReLU on the concatenated last states of both directions.
     A masked-LM head, tied to the word vectors, predicts tokens. Sequences may have any length.
-    With `siamese` it encodes the texts of a pair apart.
+    With `siamese` it encodes the texts of a pair apart. Initial weights are those of the original's
+    code (castorini/d-bert).
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset(
@@ -60,12 +63,12 @@ class BiLSTMConfig(ModelConfig):
     ] = False
     pad_token_id: PaddingToken = 0
     dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability of word vectors and of each layer's output.")
+        float, PROBABILITY, Doc("Dropout probability of what the heads of tasks read.")
     ] = 0.1
     initializer_range: Annotated[
         float,
         positive(100.0),
-        Doc("Standard deviation of random weights outside the LSTM, whose weights are uniform."),
+        Doc("Standard deviation of the masked-LM head's weights, and of the word vectors with it."),
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -106,17 +109,16 @@ class BiLSTMConfig(ModelConfig):
 
 
 class WordVectors(nn.Module):
-    """Word vectors with dropout: int64 [B, L] to [B, L, H]."""
+    """Word vectors: int64 [B, L] to [B, L, H]."""
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
         self.word = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=pad)
-        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        found: Tensor = self.dropout(self.word(input_ids))
-        return found
+        vectors: Tensor = self.word(input_ids)
+        return vectors
 
 
 class BothDirections(nn.Module):
@@ -131,7 +133,6 @@ class BothDirections(nn.Module):
         half = config.hidden_size // 2
         self.forwards = nn.LSTM(config.hidden_size, half, batch_first=True)
         self.backwards = nn.LSTM(config.hidden_size, half, batch_first=True)
-        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, reverse: Tensor) -> Tensor:
         """Map x [B, L, H] to states [B, L, H]; `reverse` int64 [B, L] reverses a row's tokens."""
@@ -140,10 +141,7 @@ class BothDirections(nn.Module):
             x = x.float()
             ahead, _ = self.forwards(x)
             back, _ = self.backwards(x.gather(1, index.expand_as(x)))
-        found: Tensor = self.dropout(
-            torch.cat([ahead, back.gather(1, index.expand_as(back))], dim=2)
-        )
-        return found
+        return torch.cat([ahead, back.gather(1, index.expand_as(back))], dim=2)
 
 
 class Layers(nn.Module):
@@ -267,9 +265,21 @@ class BiLSTM(Model):
     def fill(
         self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator
     ) -> None:
-        """Normal weights and zero biases; an LSTM's are uniform in +-1 / sqrt(its state size)."""
+        """Uniform weights, as in the original; a masked-LM head's are normal, its biases zero.
+
+        Word vectors are uniform in +-0.25, or normal where a masked-LM head is tied to them. An
+        LSTM's weights are uniform in +-1 / sqrt(its state size), those of dense layers and their
+        biases in +-1 / sqrt(their input size).
+        """
         if isinstance(module, nn.LSTM):
             bound = 1.0 / math.sqrt(module.hidden_size)
+        elif isinstance(module, nn.Embedding):
+            bound = 0.0 if self.config.mlm_head else WORD_RANGE
+        elif isinstance(module, nn.Linear) and not name.startswith("head."):
+            bound = 1.0 / math.sqrt(module.in_features)
+        else:
+            bound = 0.0
+        if bound:
             parameter.uniform_(-bound, bound, generator=generator)
         elif key == "bias" or isinstance(module, ConditionalRandomField):
             parameter.zero_()

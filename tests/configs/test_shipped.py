@@ -92,7 +92,10 @@ NAMED = {path.stem: "job" for path in FILES if path.parent.name == "job" and pat
 
 @pytest.mark.parametrize(
     ("job", "kind"),
-    [*NAMED.items(), *((task, "task") for task in ("tinybert_task", "pkd_task", "fastbert"))],
+    [
+        *NAMED.items(),
+        *((task, "task") for task in ("tinybert_task", "pkd_task", "fastbert", "tang_task")),
+    ],
 )
 def test_the_table_of_a_named_job_is_true(job, kind):
     config = configs.load(job, JobConfig, kind, gaps(kind, job))

@@ -165,6 +165,44 @@ def test_its_size_is_that_of_its_tensors_and_of_the_published_model() -> None:
     assert size.sequence_length == 512
 
 
+def test_dropout_is_of_what_the_heads_of_tasks_read_alone() -> None:
+    head = model.TaskHeadConfig(labels=["a", "b"])
+    config = model.with_task_head(bilstm(dropout=0.5).config, "mood", head)
+    ours = model.build(config, seed=3).train()
+    capture = model.Capture(last_hidden_state=True, heads=("mood",))
+    first, second = (ours.features(some_ids(), capture=capture) for _ in range(2))
+    assert torch.equal(first.pooled, second.pooled)
+    assert not torch.equal(first.heads["mood"], second.heads["mood"])
+
+
+@pytest.mark.parametrize(("siamese", "mlm_head"), [(False, False), (True, True)])
+def test_initial_weights_are_as_spread_as_the_originals(siamese: bool, mlm_head: bool) -> None:
+    """Of castorini/d-bert: uniform word vectors, and torch's own weights of its layers."""
+    head = model.TaskHeadConfig(labels=["a", "b"])
+    sizes = {"vocab_size": 500, "hidden_size": 60, "pooled_size": 40}
+    config = model.with_task_head(
+        BiLSTMConfig(**sizes, siamese=siamese, mlm_head=mlm_head), "mood", head
+    )
+    ours = model.build(config, seed=3)
+    pairs = {
+        "embeddings.word.weight": torch.empty(500, 60).uniform_(-0.25, 0.25),
+        "pooler.dense": nn.Linear(240 if siamese else 60, 40),
+        "task_heads.mood.linear": nn.Linear(40, 2),
+        "encoder.lstm.0.forwards": nn.LSTM(60, 30),
+    }
+    if mlm_head:  # tied to the word vectors, which then begin as those of BERT
+        pairs["embeddings.word.weight"] = torch.empty(500, 60).normal_(0.0, 0.02)
+    for name, theirs in pairs.items():
+        expected = {"": theirs} if isinstance(theirs, Tensor) else dict(theirs.named_parameters())
+        for key, tensor in expected.items():
+            found = ours.get_parameter(f"{name}.{key}".rstrip("."))
+            if tensor.numel() > 100:
+                torch.testing.assert_close(found.std(), tensor.std(), rtol=0.1, atol=0)
+            if not (mlm_head and "word" in name):
+                assert found.abs().max() <= tensor.abs().max() * 1.5
+                assert found.abs().max() > 0
+
+
 def test_attention_scores_are_refused() -> None:
     with pytest.raises(model.ModelError, match="kind bilstm has no attention"):
         bilstm()(some_ids(), output_attention_scores=True)

@@ -33,7 +33,7 @@ from trainer.teacher_outputs import OutputProjection, detach, union
 
 ROWS, RANKS, ACCUMULATION, STEPS = 8, 2, 2, tiny.STEPS
 CLIPPING = 0.5
-RATES = {"adamw": 1e-4, "lamb": 1e-3}
+RATES = {"adamw": 1e-4, "lamb": 1e-3, "adamax": 1e-4, "adadelta": 1e-1}
 STUDENTS = ("distilbert", "tinybert", "distilbert", "tinybert")
 # Relative: of losses, of the first gradients, and of the norms of all, at weights that have drifted
 # apart where the stages round at other places, in 16 bit.
@@ -90,6 +90,7 @@ QUICK = [
     Company(1, steps=4),
     *(Company(stage, steps=2) for stage in (0, 3)),
     Company(2, "lamb", steps=3),
+    Company(1, "adamax", steps=2),
     Company(3, "lamb", offload=True, steps=2),
     Company(0, "adamw", "bf16", steps=2),
     Company(1, "adamw", "fp16", steps=SCALED),

@@ -146,6 +146,8 @@ KINDS = {
     "adamw": OptimizerConfig(),
     "bert": OptimizerConfig(bias_correction=False),
     "lamb": OptimizerConfig(kind="lamb"),
+    "adamax": OptimizerConfig(kind="adamax"),
+    "adadelta": OptimizerConfig(kind="adadelta"),
 }
 
 
@@ -164,11 +166,12 @@ def test_a_group_at_rate_zero_and_a_skipped_step_leave_everything_as_it_was(kind
     assert set(optimizer.state) == {module[0].weight, module[0].bias}
 
     weights = module[0].weight.detach().clone()
-    moments = optimizer.state[module[0].weight]["exp_avg"].clone()
+    first = optimizer.moments[0]
+    moments = optimizer.state[module[0].weight][first].clone()
     optimizer.gradient_factor = None
     step_of(optimizer, module)
     assert torch.equal(module[0].weight, weights)
-    assert torch.equal(optimizer.state[module[0].weight]["exp_avg"], moments)
+    assert torch.equal(optimizer.state[module[0].weight][first], moments)
 
 
 def test_at_stage_0_a_parameter_without_gradient_is_stepped_as_at_the_others():
@@ -227,14 +230,58 @@ def test_a_norm_is_as_precise_on_a_cpu_as_on_a_gpu():
 
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(KINDS, 2)])
 def test_another_optimizer_can_go_on_from_ones_state(first, second):
-    """The moments are the same, so that a run may switch its kind of optimizer."""
+    """A run may switch its kind of optimizer, with the same moments or with fresh ones."""
     module = nn.Linear(3, 2)
     one = build_optimizer(module, KINDS[first], Uniform())
     step_of(one, module)
     other = build_optimizer(module, KINDS[second], Uniform())
     other.state.update(one.state)
     step_of(other, module)
-    assert other.state[module.weight]["step"] == 2
+    steps = 2 if one.moments == other.moments else 1
+    assert other.state[module.weight]["step"] == steps
+    assert {"step", *other.moments} == other.state[module.weight].keys()
+
+
+def adamax(w, gradients):
+    """The weights after these gradients, as in MT-DNN's optim.py, in float64."""
+    w, m, largest = w.double(), torch.zeros(w.shape).double(), torch.zeros(w.shape).double()
+    for step, gradient in enumerate(gradients, 1):
+        g = gradient.double()
+        w = w * (1 - RATE * DECAY)
+        m = BETAS[0] * m + (1 - BETAS[0]) * g
+        largest = torch.maximum(BETAS[1] * largest, g.abs() + EPSILON)
+        w = w - RATE / (1 - BETAS[0] ** step) * m / largest
+    return w
+
+
+def adadelta(w, gradients):
+    """The weights after these gradients, by algorithm 1 of arXiv 1212.5701, in float64."""
+    w, squares, deltas = w.double(), torch.zeros(w.shape).double(), torch.zeros(w.shape).double()
+    for gradient in gradients:
+        g = gradient.double()
+        w = w * (1 - RATE * DECAY)
+        squares = BETAS[1] * squares + (1 - BETAS[1]) * g**2
+        delta = ((deltas + EPSILON) / (squares + EPSILON)).sqrt() * g
+        deltas = BETAS[1] * deltas + (1 - BETAS[1]) * delta**2
+        w = w - RATE * delta
+    return w
+
+
+@pytest.mark.parametrize("formula", [adamax, adadelta])
+def test_adamax_and_adadelta_are_their_formulas_with_decoupled_decay(formula):
+    module = nn.Linear(5, 4, bias=False)
+    start = module.weight.detach().clone()
+    gradients = [torch.randn(4, 5, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    settings = OptimizerConfig(
+        kind=formula.__name__, learning_rate=RATE, betas=list(BETAS), epsilon=EPSILON,
+        weight_decay=DECAY,
+    )  # fmt: skip
+    optimizer = build_optimizer(module, settings, Uniform())
+    for gradient in gradients:
+        module.weight.grad = gradient
+        optimizer.step()
+    expected = formula(start, gradients).float()
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_epsilon_and_bias_correction_are_the_kinds_own_unless_set():
@@ -255,6 +302,8 @@ def test_epsilon_and_bias_correction_are_the_kinds_own_unless_set():
         ({"epsilon": 0.0}, "epsilon"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"kind": "lamb", "bias_correction": True}, "bias_correction"),
+        ({"kind": "adadelta", "bias_correction": True}, "bias_correction"),
+        ({"kind": "adamax", "bias_correction": False}, "bias_correction"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(settings, key):

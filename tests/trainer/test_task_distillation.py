@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from configs import ConfigError, load, validate
-from model import EncoderConfig, build, save_pretrained
+from model import Capture, EncoderConfig, build, save_pretrained
+from model.kinds.bilstm import BiLSTMConfig
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
@@ -23,6 +24,7 @@ from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState
+from trainer.losses.labels import first_choice_cross_entropy
 from trainer.objectives.term import LossInputs
 from trainer.run_folder import metrics
 from trainer.tasks.sentences import SentencePair, SingleSentence
@@ -99,6 +101,39 @@ def scores(layer, states: torch.Tensor, heads: int = 2) -> torch.Tensor:
         for part in (layer.attention.self.query, layer.attention.self.key)
     )
     return q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+
+
+def test_the_teachers_first_choice_is_a_label_too():
+    """The loss of castorini/d-bert: the squared error of its logits, and cross-entropy."""
+    generator = torch.Generator().manual_seed(1)
+    ours, theirs = (torch.randn(5, 3, generator=generator) for _ in range(2))
+    weights = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    loss, count = first_choice_cross_entropy(ours, [theirs], weights)
+    kept = weights.bool()
+    expected = F.cross_entropy(ours[kept], theirs[kept].argmax(dim=1))
+    torch.testing.assert_close(loss / count, expected)
+
+
+def test_tangs_student_learns_logits_and_first_choices(models):
+    teacher, _, *_ = models
+    section = load(
+        "tang_task", JobConfig, "task", ["data.train=x", "teacher.init.pretrained=x"]
+    ).students["bilstm"]
+    lstm = SingleSentence(labels=LABELS).equip(
+        BiLSTMConfig(vocab_size=600, hidden_size=8, pooled_size=6)
+    )
+    student = build(lstm.without_mlm_head(), seed=4).eval()
+    loss, _, _ = ours(section, teacher, student, step=5)
+    read = batch()
+    with torch.no_grad():
+        logits, wanted = (
+            one.features(
+                read.input_ids, read.segment_ids, None, None, Capture(heads=("single_sentence",))
+            ).heads["single_sentence"]
+            for one in (student, teacher)
+        )
+    choice = F.cross_entropy(logits, wanted.argmax(dim=1))
+    torch.testing.assert_close(loss, F.mse_loss(logits, wanted) + choice)
 
 
 @pytest.fixture

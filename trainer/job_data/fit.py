@@ -6,10 +6,12 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
+from data_pipeline.augmentation.word_vectors import vector_size
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from model import ModelConfig, ModelError, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import section_of
 from trainer.run_folder.folder import RunFolder
 
@@ -44,10 +46,13 @@ def require_pretrained(
 ) -> None:
     """Raise unless the folder that a learner starts from has its architecture and the token ids.
 
-    So a student that starts late is refused before the job begins. The folders of `restored`
-    learners, which come from a checkpoint, are not checked: they may be gone.
+    A file of word vectors must have the width of the model's. So a student that starts late is
+    refused before the job begins. What `restored` learners began with is not checked: it may be
+    gone.
     """
     for key, learner in config.learners.items():
+        if key not in restored:
+            _require_vectors(section_of(key), learner)
         folder = learner.init.pretrained
         if folder and key not in restored:
             section = section_of(key)
@@ -58,6 +63,16 @@ def require_pretrained(
                 corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
             if not learner.init.random:
                 _require_same_architecture(section, folder, learner.architecture)
+
+
+def _require_vectors(section: str, learner: LearnerConfig) -> None:
+    """Raise unless the vectors with which a learner's words begin have the size of its own."""
+    file, size = learner.init.word_vectors, learner.model.word_size
+    if file is not None and (theirs := vector_size(Path(file))) != size:
+        raise TrainingError(
+            f"{section}.init.word_vectors: {file} has vectors of {theirs} numbers, those of the "
+            f"model have {size}; name another file, or change model.hidden_size"
+        )
 
 
 def _require_same_architecture(section: str, folder: str, config: ModelConfig) -> None:

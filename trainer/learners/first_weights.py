@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from data_pipeline import MASKED, PAIRS
-from model import ModelConfig, ModelError, first_weights, from_pretrained, select_layers
+from data_pipeline import MASKED, PAIRS, DataError
+from data_pipeline.augmentation.word_vectors import token_vectors
+from model import (
+    Model,
+    ModelConfig,
+    ModelError,
+    first_weights,
+    from_pretrained,
+    select_layers,
+)
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
 from trainer.learners.learner import Learner
@@ -16,12 +25,24 @@ from trainer.learners.learner import Learner
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
 _TASKS = "task_heads."
+WORD_EMBEDDING = "embeddings.word.weight"
 
 
 def from_folder(folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
     """The weights in a Hugging Face `folder` with which a model of `config` begins."""
     source = from_pretrained(Path(folder))
     return first_weights(config, source.config, source.state_dict())
+
+
+def from_word_vectors(file: str, tokenizer_dir: Path, model: Model) -> Mapping[str, Tensor]:
+    """The word embedding of a `model`, with the vectors in `file` of the tokens that have one."""
+    vectors = token_vectors(Path(file), tokenizer_dir)
+    if not vectors:
+        raise DataError(f"{file}: has no word of the tokenizer in {tokenizer_dir}")
+    embedding = model.state_dict()[WORD_EMBEDDING].clone()
+    for token, vector in vectors.items():
+        embedding[token] = torch.from_numpy(vector)
+    return {WORD_EMBEDDING: embedding}
 
 
 def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:

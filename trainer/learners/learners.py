@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
-from model import double_layers
+from model import build, double_layers
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -19,10 +20,12 @@ from trainer.learners.first_weights import (
     from_embeddings,
     from_folder,
     from_layers,
+    from_word_vectors,
     heads_in,
     model_state,
 )
 from trainer.learners.learner import Learner, StepShape
+from trainer.learners.module import weights_seed
 from trainer.learners.state import JobState, LearnerState
 from trainer.schedules.stacking import layers_of_the_moment
 
@@ -36,12 +39,14 @@ class Learners:
         step_shape: StepShape,
         state: JobState,
         checkpoint: Checkpoint | None,
+        tokenizer_dir: Path,
     ) -> None:
         """Restore the learners that `checkpoint` holds and the config still names, as of `state`.
 
-        Without a checkpoint, build the teachers alone, from their initial weights. Collective, like
-        every method.
+        Without a checkpoint, build the teachers alone, from their initial weights. `tokenizer_dir`
+        is the folder of the tokenizer that they share. Collective, like every method.
         """
+        self._tokenizer_dir = tokenizer_dir
         self.config = config.in_steps()
         self.step_shape = step_shape
         teacher = self.config.teacher
@@ -211,6 +216,9 @@ class Learners:
             return from_layers(section, self.teacher, layers)
         if config.init.teacher_embeddings:
             return from_embeddings(self.teacher, config.architecture)
+        if config.init.word_vectors is not None:
+            drawn = build(config.architecture, weights_seed(name, config, self.step_shape.seed))
+            return from_word_vectors(config.init.word_vectors, self._tokenizer_dir, drawn)
         return None
 
     def _layers_at(self, step: int) -> int:
@@ -255,7 +263,7 @@ class Learners:
             metrics=self.config.metrics_of(config),
             others=self.config.other_models,
         )
-        if weights is not None and not config.init.teacher_embeddings:
+        if weights is not None and not config.init.embeddings_only:
             learner.counters.given_heads = heads_in(weights, learner.model.state_dict())
         if not is_teacher(key):
             learner.set_teacher_layers(self.teacher.config.model.layers)

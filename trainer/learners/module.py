@@ -85,12 +85,16 @@ def build_module(
     Random weights are a pure function of (seed, name), or of `init.seed` alone where it is set.
     Raises TrainingError, naming the config's section, when the weights do not fit.
     """
-    drawn = derive(seed, name) if config.init.seed is None else derive(config.init.seed)
+    drawn = weights_seed(name, config, seed)
     module = assemble(name, config, teacher, seed, lambda model: build(model, drawn), others)
     if weights is not None:
-        whole = not config.init.teacher_embeddings
-        _load(module.model, weights, section_of(name), whole=whole)
+        _load(module.model, weights, section_of(name), whole=not config.init.embeddings_only)
     return module
+
+
+def weights_seed(name: str, config: LearnerConfig, seed: int) -> int:
+    """The seed of a learner's random weights, in a job with this `seed`."""
+    return derive(seed, name) if config.init.seed is None else derive(config.init.seed)
 
 
 def assemble(

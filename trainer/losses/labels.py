@@ -78,6 +78,20 @@ def soft_label_cross_entropy(
     return (losses * weights).sum(), weights.sum()
 
 
+def first_choice_cross_entropy(
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the label that the teachers' mean probability makes the first choice.
+
+    Tang et al.'s code labels its transfer set by the teacher. Arguments and count as for
+    `soft_label_loss`; a number has no first choice.
+    """
+    theirs = torch.stack([logits.float() for logits in teachers])
+    labels = F.softmax(theirs, dim=2).mean(dim=0).argmax(dim=1)
+    losses = F.cross_entropy(student.float(), labels, reduction="none")
+    return (losses * weights).sum(), weights.sum()
+
+
 def branch_divergence(
     branches: Tensor, last: Tensor, weights: Tensor, *, reverse: bool
 ) -> tuple[Tensor, Tensor]:

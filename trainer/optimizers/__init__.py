@@ -1,4 +1,4 @@
-"""Optimizers that are correct at every ZeRO stage: AdamW, BERT's Adam and LAMB."""
+"""Optimizers that are correct at every ZeRO stage."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from torch import nn
 
 from trainer.optimizers.bert_adam import BertAdam
 from trainer.optimizers.config import OptimizerConfig
+from trainer.optimizers.decoupled import Adadelta, Adamax
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.optimizers.groups import Rates, parameter_groups
 from trainer.optimizers.lamb import Lamb
 from trainer.optimizers.shards import Shards
 
 __all__ = [
+    "Adadelta",
+    "Adamax",
     "BertAdam",
     "GatedOptimizer",
     "Lamb",
@@ -30,6 +33,10 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) ->
     settings = (groups, config.learning_rate, betas, config.resolved_epsilon)
     if config.kind == "lamb":
         return GatedOptimizer(Lamb(*settings))
+    if config.kind == "adamax":
+        return GatedOptimizer(Adamax(*settings), ("exp_avg", "exp_inf"))
+    if config.kind == "adadelta":
+        return GatedOptimizer(Adadelta(*settings), ("square_avg", "acc_delta"))
     if not config.corrects_bias:
         return GatedOptimizer(BertAdam(*settings))
     # Fused: one pass over the weights; the default on a CPU makes ten passes and allocates arrays.

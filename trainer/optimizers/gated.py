@@ -7,6 +7,7 @@ while DeepSpeed's own bookkeeping goes on, so that happens inside the optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,12 @@ class GatedOptimizer(torch.optim.Optimizer):
     whose learning rate is 0 stay untouched: their moments do not advance either.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, inner: torch.optim.Optimizer, moments: Sequence[str] = ("exp_avg", "exp_avg_sq")
+    ) -> None:
+        """`moments`: the names of the tensors that `inner` keeps for a parameter."""
         super().__init__(inner.param_groups, inner.defaults)
-        self.inner, self.state = inner, inner.state
+        self.inner, self.state, self.moments = inner, inner.state, moments
         self.gradient_factor: float | None = 1.0
         self._forgets = False
 
@@ -42,12 +46,21 @@ class GatedOptimizer(torch.optim.Optimizer):
             return
         # DeepSpeed puts groups in and out of `param_groups` between its steps.
         self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
+        self._drop_states_of_another_kind()
         if self.gradient_factor != 1.0:
             parameters = [p for group in self.inner.param_groups for p in group["params"]]
             gradients = [p.grad for p in parameters if p.grad is not None]
             if gradients:
                 torch._foreach_mul_(gradients, self.gradient_factor)
         self.inner.step(closure)
+
+    def _drop_states_of_another_kind(self) -> None:
+        """Begin with fresh moments where a run resumes with a kind of optimizer that has others."""
+        for group in self.inner.param_groups:
+            for parameter in group["params"]:
+                state = self.state.get(parameter, {})
+                if state and not all(name in state for name in self.moments):
+                    state.clear()
 
     def _reset(self) -> None:
         self._forgets = False

@@ -8,10 +8,11 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from configs.rules import Doc, OneOf, positive
+from configs.rules import WEIGHT, Doc, OneOf, positive
 from configs.section import Refusal
-from model import SPAN, Capture, ModelConfig, ModelShape
+from model import REGRESSION, SPAN, Capture, ModelConfig, ModelShape
 from trainer.losses.labels import (
+    first_choice_cross_entropy,
     logit_squared_error,
     soft_label_cross_entropy,
     soft_label_loss,
@@ -54,6 +55,15 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
         bool, Doc("Divide by the number of labels too, as the originals' code does.")
     ] = False
 
+    first_choice: Annotated[
+        float,
+        WEIGHT,
+        Doc(
+            "Add this times the cross-entropy of the label that the teacher finds most probable "
+            "(the ce_lambda of Tang et al.'s code)."
+        ),
+    ] = 0.0
+
     reads_states: ClassVar[bool] = False
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -66,6 +76,8 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
         head = model.task_heads.get(self.head or "")
         if self.mean_over_labels and head is not None and head.kind == SPAN:
             yield "mean_over_labels: a span has no labels, and texts have other lengths; remove it"
+        if self.first_choice and head is not None and head.kind == REGRESSION:
+            yield "first_choice: a number has no labels; remove it"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SoftLabelsTerm(self)
@@ -77,6 +89,7 @@ class SoftLabelsTerm(HeadTerm):
         self.denominator = self.head
         self.loss = SOFT_LABEL_LOSSES[config.loss]
         self.temperature, self.mean_over_labels = config.temperature, config.mean_over_labels
+        self.first_choice = config.first_choice
 
     def stand_beside(self, terms: Mapping[str, TermConfig]) -> None:
         tasks = (term for term in terms.values() if isinstance(term, TaskConfig))
@@ -90,4 +103,7 @@ class SoftLabelsTerm(HeadTerm):
         heads = self.outputs(inputs).heads[self.head]
         theirs = [self.task.choices(logits, inputs.batch)[0] for logits in heads]
         loss, count = self.loss(ours, theirs, weights, self.temperature)
-        return loss / ours.shape[1] if self.mean_over_labels else loss, count
+        loss = loss / ours.shape[1] if self.mean_over_labels else loss
+        if self.first_choice:
+            loss = loss + self.first_choice * first_choice_cross_entropy(ours, theirs, weights)[0]
+        return loss, count

@@ -43,12 +43,17 @@ class Way:
 WAYS = {
     "adamw": Way(),
     "lamb": Way("lamb"),
+    "adamax": Way("adamax"),
+    "adadelta": Way("adadelta"),
     "fp16": Way("lamb", "fp16"),
     "offload": Way("adamw", offload=True),
     "original": Way("adamw", original=True),
 }
 Placed = tuple[str, int]  # the name of a way, and the stage
-QUICK: list[Placed] = [("adamw", 1), ("lamb", 3), ("fp16", 0), ("offload", 2), ("original", 2)]
+QUICK: list[Placed] = [
+    ("adamw", 1), ("lamb", 3), ("fp16", 0), ("offload", 2), ("original", 2),
+    ("adamax", 1), ("adadelta", 3),
+]  # fmt: skip
 EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
 
 
