@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,19 @@ NUMBERS, PAGE = "analysis.json", "analysis.html"
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
-    help="Sequences of TEXT, or examples of TASK whose attention is looked at.",
+    help="Sequences of TEXT, examples of TASK or sentences of --parsed that are looked at.",
 )
 @click.option("--length", type=click.IntRange(min=4), help="Tokens of a sequence of TEXT. [128]")
 @click.option(
     "--disable",
     "way",
     type=click.Choice(["zero", "uniform"]),
-    default="zero",
-    show_default=True,
-    help="A head's output is 0, or its attention is uniform.",
+    help="A head's attention is uniform, or its output is 0. [uniform; with --prune: zero]",
+)
+@click.option(
+    "--parsed",
+    type=PATH,
+    help="Parsed sentences (CoNLL-U): also tell the attention to words by feature, and of pairs.",
 )
 @click.option("--prune", type=click.IntRange(min=1), help="Prune this many of the worst heads.")
 @click.option("--out", type=PATH, help="The folder to write. [runs/analysis/DIR-TEXT]")
@@ -50,7 +54,8 @@ def analyze(
     overrides: tuple[str, ...],
     limit: int,
     length: int | None,
-    way: str,
+    way: str | None,
+    parsed: str | None,
     prune: int | None,
     out: str | None,
     as_json: bool,
@@ -65,22 +70,28 @@ def analyze(
     source = Path(folder)
     target = Path(out or f"runs/analysis/{source.resolve().name}-{Path(named).stem}")
     from model import require_free
+    from model.attention_heads import UNIFORM, ZERO
     from trainer.analysis.analysis import analyze, with_attention, with_pruned
+    from trainer.analysis.linguistic import linguistic_attention, read_sentences
     from trainer.device import own_device
 
     _refuse_other_files(target, folder, named)
     if prune:
         require_free(target / PRUNED)
     model = with_attention(source, own_device(), prune or 0)
+    sentences = read_sentences(model, source, parsed, limit) if parsed else []
     examples = _examples(model, source, named, overrides, limit, length)
-    found = analyze(model, source, named, examples, way)
+    found = analyze(model, source, named, examples, way or (ZERO if prune else UNIFORM))
+    if parsed:
+        attention = linguistic_attention(model, sentences, parsed)
+        found = dataclasses.replace(found, linguistic=attention)
     if prune:
         found = with_pruned(found, model, examples, prune, target / PRUNED)
     click.echo(_written(found, target, as_json))
 
 
 def _refuse_misuse(
-    named: str, overrides: tuple[str, ...], length: int | None, way: str, prune: int | None
+    named: str, overrides: tuple[str, ...], length: int | None, way: str | None, prune: int | None
 ) -> None:
     """Raise UsageError for options that do not go together."""
     if _is_task(named) and length is not None:

@@ -1,4 +1,4 @@
-"""Tagged sentences: CoNLL's columns, a word a line, with a blank line between sentences."""
+"""Tagged and parsed sentences: CoNLL's columns, a word a line, a blank line between sentences."""
 
 from __future__ import annotations
 
@@ -48,6 +48,47 @@ def read_conll(
         yield TaggedSentence(place(path, lines[0][0]), words, tags)
     if empty:
         raise DataError(f"{source_name(path)}: holds no words")
+
+
+@dataclass(frozen=True)
+class ParsedWord:
+    """A word of a parsed sentence: CoNLL-U's columns FORM, UPOS, FEATS, HEAD and DEPREL.
+
+    head: the index of the word that it depends on; None for a sentence's root.
+    """
+
+    form: str
+    tag: str
+    features: tuple[str, ...]
+    head: int | None
+    relation: str
+
+
+def read_parsed(path: str) -> Iterator[tuple[str, tuple[ParsedWord, ...]]]:
+    """(where it begins, words) of each sentence of a CoNLL-U file. Raises DataError."""
+    empty = True
+    for lines in _sentences(path, UTF_8):
+        empty = False
+        words = tuple(_parsed(line, place(path, number), len(lines)) for number, line in lines)
+        yield place(path, lines[0][0]), words
+    if empty:
+        raise DataError(f"{source_name(path)}: holds no words")
+
+
+def _parsed(line: str, where: str, words: int) -> ParsedWord:
+    cells = line.split("\t")
+    if len(cells) != CONLL_U_COLUMNS:
+        raise DataError(
+            f"{where}: has {len(cells)} columns; CoNLL-U has {CONLL_U_COLUMNS}, with tabs"
+        )
+    form, tag, features, head, relation = (cells[column].strip() for column in (1, 3, 5, 6, 7))
+    if not head.isdecimal() or len(head) > 9 or int(head) > words:
+        raise DataError(
+            f"{where}: HEAD: {head!r} is no word of its sentence, nor 0; parse the file"
+        )
+    return ParsedWord(
+        form, tag, tuple(features.split("|")), int(head) - 1 if int(head) else None, relation
+    )
 
 
 def _sentences(path: str, encoding: str) -> Iterator[list[tuple[int, str]]]:

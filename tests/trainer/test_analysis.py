@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import configs
 import tandem
@@ -169,11 +169,99 @@ def test_uniform_attention_is_another_way_to_disable(
 ) -> None:
     words = [masked, files / "prose.txt", "--length", 16, "--json", "--out", tmp_path]
     zero, uniform = (
-        json.loads(run(*words, *way))["disabled"]["heads"] for way in ([], ["--disable", "uniform"])
+        json.loads(run(*words, *way))["disabled"]["heads"] for way in (["--disable", "zero"], [])
     )
     changes = np.array([[one["change"] for one in found] for found in (zero, uniform)])
     assert (np.abs(changes[0] - changes[1]) > 1e-6).all()
     assert np.abs(changes).min() > 0
+
+
+PARSED = """# text = She sees no file .
+1\tShe\tshe\tPRON\t_\t_\t2\tnsubj\t_\t_
+2\tsees\tsee\tVERB\t_\t_\t0\troot\t_\t_
+3\tno\tno\tDET\t_\tPolarity=Neg|PronType=Neg\t4\tdet\t_\t_
+4-5\tfiles\t_\t_\t_\t_\t_\t_\t_\t_
+4\tfile\tfile\tNOUN\t_\t_\t2\tobj\t_\t_
+5\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
+
+1\tSystems\tsystem\tNOUN\t_\t_\t3\tnsubj:pass\t_\t_
+2\tare\tbe\tAUX\t_\t_\t3\taux:pass\t_\t_
+3\trun\trun\tVERB\t_\t_\t0\troot\t_\t_
+"""
+# The words of each sentence that have a feature, and the pairs of words.
+FEATURES = [
+    {"noun": [3], "verb": [1], "pronoun": [0], "subject": [0], "object": [3], "negation": [2]},
+    {"noun": [0], "verb": [2], "subject": [0]},
+]
+WORDS = [["She", "sees", "no", "file", "."], ["Systems", "are", "run"]]
+OF_PAIRS = [{"noun-pronoun": (3, 0), "verb-subject": (1, 0)}, {"verb-subject": (2, 0)}]
+
+
+def test_attention_to_words_is_that_of_transformers(
+    masked: Path, files: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.conllu").write_text(PARSED)
+    words = ["--length", 16, "--examples", 3, "--out", tmp_path / "out"]
+    printed = run(masked, files / "prose.txt", *words, "--parsed", tmp_path / "a.conllu")
+    found = json.loads((tmp_path / "out/analysis.json").read_text())["linguistic"]
+    assert found["sentences"] == 2
+    expected = by_loops(masked)
+    assert found["attention"].keys() == expected.keys()
+    for kind, of_sentences in expected.items():
+        assert found["attention"][kind]["sentences"] == len(of_sentences)
+        means = np.mean(of_sentences, axis=0)
+        np.testing.assert_allclose(found["attention"][kind]["heads"], means, atol=1e-5)
+    assert "verb-subject" in printed
+    assert "object, in 1 of 2 sentences" in (tmp_path / "out/analysis.html").read_text()
+
+
+def by_loops(folder: Path) -> dict[str, list[np.ndarray]]:
+    """[layers, heads] of each sentence that has a kind, from the maps that `transformers` has."""
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    read = AutoTokenizer.from_pretrained(folder)
+    found: dict[str, list[np.ndarray]] = {}
+    for words, features, pairs in zip(WORDS, FEATURES, OF_PAIRS, strict=True):
+        encoded = read(words, is_split_into_words=True, return_tensors="pt")
+        word_of = encoded.word_ids()
+        with torch.no_grad():
+            maps = model(**encoded, output_attentions=True).attentions
+        weights = torch.cat(maps).numpy()  # [layers, heads, L, L]
+        places = {
+            name: [n for n, word in enumerate(word_of) if word in numbers]
+            for name, numbers in features.items()
+        }
+        for name, tokens in {**places, "[CLS]": [0], "[SEP]": [len(word_of) - 1]}.items():
+            found.setdefault(name, []).append(weights.mean(axis=2)[:, :, tokens].max(axis=-1))
+            from_cls = weights[:, :, 0, tokens].max(axis=-1)
+            found.setdefault(f"[CLS] to {name}", []).append(from_cls)
+        for name, (one, other) in pairs.items():
+            links = [
+                weights[:, :, i, j]
+                for i, first in enumerate(word_of)
+                for j, second in enumerate(word_of)
+                if (first, second) in ((one, other), (other, one))
+            ]
+            found.setdefault(name, []).append(np.max(links, axis=0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a b\n", "a.conllu:1: has 1 columns; CoNLL-U has 10"),
+        ("1\tit\tit\tPRON\t_\t_\t_\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '_' is no word of"),
+        ("1\tit\tit\tPRON\t_\t_\t7\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '7' is no word of"),
+        ("\n", "a.conllu: holds no words"),
+        ("".join(f"{n}\tit\tit\tX\t_\t_\t0\tx\t_\t_\n" for n in range(1, 80)), "more than 64 to"),
+    ],
+    ids=["columns", "unparsed", "outside", "empty", "long"],
+)
+def test_sentences_that_are_not_parsed(
+    masked: Path, files: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "a.conllu").write_text(text)
+    words = ["--parsed", tmp_path / "a.conllu", "--out", tmp_path / "out"]
+    assert message in refused(masked, files / "prose.txt", *words)
 
 
 def test_delimiters_are_special_tokens_and_punctuation(masked: Path) -> None:

@@ -24,6 +24,7 @@ from model.attention_heads import Head, heads_of, prune
 from model.hugging_face.folder import special_ids_in
 from trainer.analysis.disabling import Effect, Effects, Scores, effects_of_heads
 from trainer.analysis.examples import Examples, delimiters
+from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import HeadPatterns, head_patterns
 from trainer.analysis.patterns import KEY_SETS, PATTERNS
 from trainer.scoring.column import Column
@@ -54,6 +55,7 @@ class Analysis:
     patterns: HeadPatterns
     effects: Effects
     pruned: Pruned | None = None
+    linguistic: LinguisticAttention | None = None
 
 
 def with_attention(folder: Path, device: torch.device, pruned: int) -> Model:
@@ -107,7 +109,7 @@ def _facts(source: Path, head: str, scores: Mapping[str, float]) -> TaskFacts:
 def to_json(found: Analysis) -> dict[str, Any]:
     """Everything, as ``analysis.json`` holds it; layers and heads count from 1."""
     effects, patterns = found.effects, found.patterns
-    pruned = found.pruned
+    pruned, linguistic = found.pruned, found.linguistic
     return {
         "model": found.folder,
         "examples": found.examples,
@@ -130,6 +132,7 @@ def to_json(found: Analysis) -> dict[str, Any]:
             "heads": [_effect(effects, one) for one in effects.single],
             "layers": [_effect(effects, one, whole=True) for one in effects.all_heads],
         },
+        "linguistic": None if linguistic is None else _linguistic(linguistic),
         "pruned": None
         if pruned is None
         else {
@@ -139,6 +142,16 @@ def to_json(found: Analysis) -> dict[str, Any]:
             "change": effects.change(pruned.scores),
         },
     }
+
+
+def _linguistic(found: LinguisticAttention) -> dict[str, Any]:
+    """The attention of every head, [layers][heads], to each kind that there is."""
+    attention = {
+        kind: {"sentences": count, "heads": means.tolist()}
+        for kind, count, means in zip(KINDS, found.counts, found.means, strict=True)
+        if count
+    }
+    return {"file": found.file, "sentences": found.sentences, "attention": attention}
 
 
 def _layer(number: int, shares: Tensor, excess: Tensor) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from trainer.analysis.analysis import Analysis
 from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.linguistic import KINDS
 from trainer.analysis.patterns import PATTERNS
 from trainer.analysis.words import (
+    LINGUISTIC,
     RULE,
     change_heading,
     changed,
@@ -34,7 +36,7 @@ def render(found: Analysis) -> str:
         f"are worth. The whole model: {escape(written(found.columns, found.effects.whole))}, on "
         f"{escape(found.scored)}.</p></header>"
     )
-    body = head + _patterns(found) + _effects(found) + _pruned(found)
+    body = head + _patterns(found) + _effects(found) + _linguistic(found) + _pruned(found)
     return document(title, body, style=STYLE.read_text(encoding="utf-8"))
 
 
@@ -99,6 +101,36 @@ def _change_cell(effects: Effects, effect: Effect, largest: float) -> str:
     colour = 1 if loss > 0 else 0
     style = f"--c:var(--c{colour});--depth:{DEEPEST * share:.0f}%"
     return f'<td class="change" style="{style}">{changed(effects, effect.scores)}</td>'
+
+
+def _linguistic(found: Analysis) -> str:
+    """A map of all heads for each feature and pair of the parsed sentences."""
+    if found.linguistic is None:
+        return ""
+    maps = zip(KINDS, found.linguistic.counts, found.linguistic.means.tolist(), strict=True)
+    sections = "".join(
+        f"<h3>{kind}, in {count:,} of {found.linguistic.sentences:,} sentences</h3>"
+        f"{_attention_map(layers)}"
+        for kind, count, layers in maps
+        if count
+    )
+    title = f"Attention to words of {escape(found.linguistic.file)}"
+    return f"<section><h2>{title}</h2><p>{escape(LINGUISTIC)}</p>{sections}</section>"
+
+
+def _attention_map(layers: Sequence[Sequence[float]]) -> str:
+    """The deepest colour is that of the head with the most."""
+    largest = max(map(max, layers)) or 1.0
+    rows = ""
+    for number, heads in enumerate(layers, start=1):
+        means = [*heads, sum(heads) / len(heads)]
+        cells = "".join(
+            f'<td class="change" style="--c:var(--c0);--depth:{DEEPEST * mean / largest:.0f}%">'
+            f"{mean:.2f}</td>"
+            for mean in means
+        )
+        rows += f"<tr><td>{number}</td>{cells}</tr>"
+    return _table(len(layers[0]), rows)
 
 
 def _table(heads: int, rows: str) -> str:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from trainer.analysis.analysis import Analysis, Pruned
 from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.patterns import PATTERNS
-from trainer.analysis.words import RULE, change_heading, changed, disabled_how, head_name, written
+from trainer.analysis.words import (
+    LINGUISTIC,
+    RULE,
+    change_heading,
+    changed,
+    disabled_how,
+    head_name,
+    written,
+)
 from trainer.report.table import as_text, plain_table
 from trainer.report.words import percent
+
+STRONGEST = 3  # heads that are named of each kind of attention
 
 
 def analysis_table(found: Analysis) -> str:
@@ -23,14 +34,30 @@ def analysis_table(found: Analysis) -> str:
             f"{found.folder} on {found.examples}: {written(found.columns, effects.whole)}",
             "",
             as_text(table),
+            *(["", _linguistic(found.linguistic)] if found.linguistic else []),
             *(["", _pruned(found, found.pruned)] if found.pruned else []),
             "",
             RULE,
+            *([LINGUISTIC] if found.linguistic else []),
             f"Shares are of the heads' maps of {found.patterns.sequences:,} sequences.",
             f"{disabled_how(found)} Changes without it: {change_heading(effects.column)}, on "
             f"{found.scored}. Head 3.2 is head 2 of layer 3.",
         ]
     )
+
+
+def _linguistic(found: LinguisticAttention) -> str:
+    """A line for each feature and pair: its mean attention, and the heads with the most."""
+    table = plain_table("attention to, between", "sentences", "mean", "heads with the most")
+    for kind, count, means in zip(KINDS, found.counts, found.means, strict=True):
+        if count:
+            values, places = means.flatten().topk(min(STRONGEST, means.numel()))
+            heads = ", ".join(
+                f"{place // means.shape[1] + 1}.{place % means.shape[1] + 1}: {value:.3f}"
+                for value, place in zip(values.tolist(), places.tolist(), strict=True)
+            )
+            table.add_row(kind, f"{count:,}", f"{means.mean():.3f}", heads)
+    return as_text(table)
 
 
 def _of_layer(effects: Effects, number: int) -> tuple[str, str, str]:

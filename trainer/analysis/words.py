@@ -16,6 +16,13 @@ RULE = (
 )
 
 
+LINGUISTIC = (
+    "The attention that words with a feature receive from all tokens, divided by their number, or "
+    "from [CLS] alone, and that between the words of a pair, in either direction. Of several in a "
+    "sentence the largest counts. The mean over the sentences that have one."
+)
+
+
 def disabled_how(found: Analysis) -> str:
     """What the model is without a head, in a sentence."""
     if found.way == UNIFORM:
