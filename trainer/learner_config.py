@@ -49,8 +49,9 @@ _ABILITIES = {
 }
 TRANSFERS = ("progressive", "intermediate", "task_first")
 _FOR_TRAINING = (
-    "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "guard",
-    "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder", *TRANSFERS,
+    "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "clip_each_parameter",
+    "guard", "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder",
+    *TRANSFERS,
 )  # fmt: skip
 
 
@@ -210,11 +211,21 @@ class LearnerConfig(Section):
     gradient_clipping: Annotated[
         float, WEIGHT, Doc("The largest L2 norm of the gradient; 0: no clipping.")
     ] = 1.0
+    clip_each_parameter: Annotated[
+        bool,
+        Doc(
+            "Clip the gradient of each parameter by its own norm, as the Adam of BERT's PyTorch "
+            "code does (TinyBERT, PKD); false: by the norm of all together."
+        ),
+    ] = False
     guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: Annotated[
         float,
         PROBABILITY,
-        Doc("Hidden and attention dropout in this training; exports keep the model's own."),
+        Doc(
+            "Hidden and attention dropout in this training; exports keep the model's own. A frozen "
+            "teacher with dropout runs in training mode, as TinyBERT's does."
+        ),
     ] = 0.0
     checkpoint_activations: Annotated[
         bool, Doc("Store only each layer's input, and recompute the rest in the backward pass.")
@@ -225,6 +236,8 @@ class LearnerConfig(Section):
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_with_zero()
+        if self.clip_each_parameter and not self.gradient_clipping:
+            yield "clip_each_parameter", "needs gradient_clipping above 0"
         if self.frozen:
             yield from self._conflicts_with_frozen()
         if self.stored is not None:
@@ -261,6 +274,11 @@ class LearnerConfig(Section):
         if Ability.GENERATE in self.model.abilities:
             return dataclasses.replace(self, zero_stage=0, offload="none", compile=False)
         return dataclasses.replace(self, zero_stage=3, offload="parameters", compile=False)
+
+    @property
+    def in_training_mode(self) -> bool:
+        """Whether it has dropout in a step: it is trained, or a frozen teacher with dropout."""
+        return not self.frozen or self.dropout > 0
 
     @property
     def architecture(self) -> ModelConfig:
@@ -338,7 +356,13 @@ class LearnerConfig(Section):
         if self.offload == "optimizer":
             yield "offload", "must be none or parameters where frozen is true"
         for key in self.changed(*_FOR_TRAINING):
-            yield key, "is for training; remove it (null), or frozen"
+            if key != "dropout":
+                yield key, "is for training; remove it (null), or frozen"
+        if self.dropout and self.stored is not None:
+            yield (
+                "dropout",
+                "must be 0 where predictions are stored: each is the same at every step",
+            )
 
     @property
     def _has_weights(self) -> bool:

@@ -6,6 +6,7 @@ The expected weights come from plain torch on the whole batch, updated by the fo
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -25,12 +26,13 @@ from trainer.optimizers import OptimizerConfig
 from trainer.step import train_step
 
 STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5
+EACH = 0.02  # some parameters' gradients are larger, others smaller
 STAGES = zero_stages(1, 3)
 POSITIONS = "model.embeddings.position.weight"
 
 
-def config(stage: int) -> LearnerConfig:
-    """A teacher's config with a constant learning rate."""
+def config(stage: int, each: bool = False) -> LearnerConfig:
+    """A teacher's config with a constant learning rate; `each`: parameters are clipped apart."""
     teacher = tiny.learner_configs((stage, 0, 0))[TEACHER]
     return dataclasses.replace(
         teacher,
@@ -38,15 +40,16 @@ def config(stage: int) -> LearnerConfig:
             learning_rate=RATE, epsilon=1e-6, weight_decay=0.1, bias_correction=False
         ),
         schedule=dataclasses.replace(teacher.schedule, kind="constant"),
-        gradient_clipping=CLIPPING,
+        gradient_clipping=EACH if each else CLIPPING,
+        clip_each_parameter=each,
         freeze_positions=True,
     )
 
 
-def trained(stage: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+def trained(stage: int, each: bool) -> tuple[dict[str, torch.Tensor], list[float]]:
     """The weights after some steps, and the gradient norm of each step."""
     step_shape = StepShape(STEPS, tiny.SEED, ROWS // 4, 2)
-    learner = Learner(TEACHER, config(stage), config(stage).model, step_shape)
+    learner = Learner(TEACHER, config(stage, each), config(stage).model, step_shape)
     norms = []
     for step in range(STEPS):
         train_step(learner, [], tiny.my_rows(tiny.random_batch(step, ROWS)), step)
@@ -56,10 +59,10 @@ def trained(stage: int) -> tuple[dict[str, torch.Tensor], list[float]]:
 
 
 def all_stages() -> list[tuple[dict[str, torch.Tensor], list[float]]]:
-    return [trained(stage) for stage in STAGES]
+    return [trained(stage, each) for stage in STAGES for each in (False, True)]
 
 
-def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
+def plain(each: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[float]]:
     """The initial weights, the weights after the steps, and the gradient norms."""
     module = build_module(TEACHER, config(0), config(0).model, tiny.SEED)
     first = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -72,7 +75,11 @@ def plain() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[floa
         micro, capture = to_device(batch, torch.device("cpu")), always_captured(TEACHER, config(0))
         loss, _, _ = module(Train(totals, {}, capture, step), micro)
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(learnt.values(), CLIPPING).item())
+        norms.append(
+            torch.nn.utils.clip_grad_norm_(learnt.values(), math.inf if each else CLIPPING).item()
+        )
+        for p in learnt.values() if each else ():
+            torch.nn.utils.clip_grad_norm_(p, EACH)
         for name, p in learnt.items():
             update(p, *moments[name])
         module.zero_grad()
@@ -89,8 +96,12 @@ def update(w: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def test_every_stage_is_the_formula_on_the_whole_batch():
-    first, expected, expected_norms = plain()
-    for stage, (weights, norms) in zip(STAGES, run_distributed(all_stages, 2)[0], strict=True):
+    references = [plain(each) for each in (False, True)]
+    names = next(iter(references))[0]
+    assert any(not torch.allclose(references[0][1][name], references[1][1][name]) for name in names)
+    cases = [(stage, *reference) for stage in STAGES for reference in references]
+    for case, (weights, norms) in zip(cases, run_distributed(all_stages, 2)[0], strict=True):
+        stage, first, expected, expected_norms = case
         assert norms == pytest.approx(expected_norms, rel=1e-5), stage
         assert torch.equal(weights[POSITIONS], first[POSITIONS]), stage
         for name, tensor in expected.items():

@@ -9,13 +9,18 @@ import torch
 import torch.distributed as dist
 
 import configs
-from model import from_pretrained, import_folder
+from configs import ConfigError
+from model import Capture, from_pretrained, import_folder
 from tests.distributed import run_distributed
+from tests.trainer import tiny
 from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.batches import to_device
 from trainer.checkpoint import published
 from trainer.checkpoint.folder import read_trainer_file
 from trainer.config import JobConfig
 from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.learner_names import TEACHER
+from trainer.learners.learner import Learner, MicroStep, StepShape
 from trainer.record.gauges import Gauges
 from trainer.run_folder.folder import RunFolder
 
@@ -94,11 +99,46 @@ def test_the_teacher_is_scored_exported_and_unchanged(runs):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("objective", {"mlm": {}}), ("dropout", 0.1), ("zero_stage", 1)]
+    ("key", "value"), [("objective", {"mlm": {}}), ("clip_each_parameter", True), ("zero_stage", 1)]
 )
 def test_what_a_frozen_teacher_would_ignore_is_refused(key, value):
     with pytest.raises(ValueError, match=f"^{key}"):
         LearnerConfig(frozen=True, init=InitConfig(pretrained="somewhere"), **{key: value})
+
+
+def states_in_steps(dropout):
+    """Last hidden states of a frozen teacher in steps 0, 1 and 0, and its scores, read twice."""
+    config = LearnerConfig(
+        tiny.encoder(), frozen=True, init=InitConfig(pretrained="it"), dropout=dropout
+    )
+    teacher = Learner(TEACHER, config, config.model, StepShape(2, tiny.SEED, 8, 1))
+    batch = to_device(tiny.random_batch(0), torch.device("cpu"))
+    capture, states, scores = Capture(last_hidden_state=True), [], []
+    for step in (0, 1, 0):
+        found = teacher.accumulate(batch, {}, MicroStep(step, 0, True), capture=capture)
+        states.append(found.last_hidden_state.clone())
+        scores.append([reading.clone() for reading in teacher.evaluate(batch)])
+    return states, scores
+
+
+def with_and_without_dropout():
+    return states_in_steps(0.3), states_in_steps(0.0)
+
+
+def test_a_frozen_teacher_with_dropout_is_in_training_mode_in_steps_only():
+    """As in TinyBERT's code; its dropout is a function of seed and step, and scores have none."""
+    (dropped, scores), (plain, plain_scores) = run_distributed(with_and_without_dropout, 1)[0]
+    assert torch.equal(dropped[0], dropped[2])
+    assert not torch.equal(dropped[0], dropped[1])
+    assert all(torch.equal(states, plain[0]) for states in plain)
+    for readings in (*scores, *plain_scores):
+        assert all(map(torch.equal, readings, plain_scores[0]))
+
+
+def test_stored_predictions_have_no_dropout():
+    config = {"frozen": True, "init": {"pretrained": "it"}, "dropout": 0.1, "stored": {"path": "p"}}
+    with pytest.raises(ConfigError, match="dropout: must be 0 where predictions are stored"):
+        configs.validate(config, LearnerConfig, "learner")
 
 
 def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):

@@ -171,7 +171,7 @@ def _train(
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
     own = config.in_steps(job.steps)
     module = assemble(name, own, job.teacher.model, job.seed, _make, job.other_models)
-    return module.train(not config.frozen)
+    return module.train(config.in_training_mode)
 
 
 def _move(module: nn.Module, device: torch.device) -> None:

@@ -26,7 +26,7 @@ from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
 from trainer.learners.zero import forget, gather_flat, streamline
 from trainer.measure.timing import watch_collectives
-from trainer.optimizers import GatedOptimizer, Lamb, Shards
+from trainer.optimizers import GatedOptimizer, Shards
 from trainer.process_group import allow_open_files
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default, so ten small students would
@@ -60,8 +60,8 @@ def start_engine(
         optimizer=optimizer,
         config=deepspeed_config(config, parameters, micro_batch_size, accumulation_steps),
     )
-    if optimizer is not None and isinstance(optimizer.inner, Lamb):
-        optimizer.inner.shards = Shards.of(engine)
+    if optimizer is not None and optimizer.needs_shards:
+        optimizer.use(Shards.of(engine))
     if optimizer is not None and config.zero_stage:
         streamline(engine)
     if config.zero_stage == 3 and dist.get_world_size() > 1:

@@ -111,7 +111,7 @@ class Learner:
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective
             self.engine = self._start_engine(module)
-        self.engine.train(self.is_trained)
+        self.engine.train(self.config.in_training_mode)
         if config.compile:
             module.model.compile_layers()
         self.model: Model = module.model
@@ -127,6 +127,8 @@ class Learner:
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
             self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)
+            if self.config.clip_each_parameter:
+                self._optimizer.clipping = self.config.gradient_clipping
         cut = self.step_shape.micro_batch, self.step_shape.accumulation
         return start_engine(module, self._optimizer, self.config, *cut)
 
@@ -255,7 +257,8 @@ class Learner:
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
         task = self.objective.task_among(targets)
         decision = StepDecision(self.config, self.counters, loss, comparable, task, norm)
-        wanted = gradient_factor(norm, self.config.gradient_clipping, scale)
+        together = 0.0 if self.config.clip_each_parameter else self.config.gradient_clipping
+        wanted = gradient_factor(norm, together, scale)
         assert self._optimizer is not None
         self._optimizer.gradient_factor = wanted if decision.is_taken else None
         with self._part(STEP):
@@ -365,7 +368,7 @@ class Learner:
         self.engine.eval()
         with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
             readings = self._run(Score(self.metrics), batch)
-        self.engine.train(self.is_trained)
+        self.engine.train(self.config.in_training_mode)
         return readings
 
     def _forget_the_phase_before(self, own_step: int) -> None:

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from trainer.optimizers.lamb import Lamb
+from trainer.optimizers.norms import squared_norms
+from trainer.optimizers.shards import Shards, parameter_views
 
 
 class GatedOptimizer(torch.optim.Optimizer):
@@ -27,7 +32,20 @@ class GatedOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.state, self.moments = inner, inner.state, moments
         self.gradient_factor: float | None = 1.0
+        self.clipping = 0.0  # the largest norm of each parameter's gradient by itself; 0: any
+        self._shards: Shards | None = None
         self._forgets = False
+
+    @property
+    def needs_shards(self) -> bool:
+        """Whether it reads norms of whole parameters, of which ZeRO gives it parts."""
+        return self.clipping > 0 or isinstance(self.inner, Lamb)
+
+    def use(self, shards: Shards) -> None:
+        """Read norms of whole parameters by these `shards`."""
+        self._shards = shards
+        if isinstance(self.inner, Lamb):
+            self.inner.shards = shards
 
     def forget(self) -> None:
         """Reset all moments and step counts at the next step, even if that is skipped.
@@ -47,12 +65,24 @@ class GatedOptimizer(torch.optim.Optimizer):
         # DeepSpeed puts groups in and out of `param_groups` between its steps.
         self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
         self._drop_states_of_another_kind()
-        if self.gradient_factor != 1.0:
-            parameters = [p for group in self.inner.param_groups for p in group["params"]]
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            if gradients:
-                torch._foreach_mul_(gradients, self.gradient_factor)
+        parameters = [p for group in self.inner.param_groups for p in group["params"]]
+        holders = [p for p in parameters if p.grad is not None]
+        if holders and self.gradient_factor != 1.0:
+            torch._foreach_mul_([p.grad for p in holders], self.gradient_factor)
+        if holders and self.clipping:
+            self._clip_each(holders)
         self.inner.step(closure)
+
+    def _clip_each(self, holders: list[Tensor]) -> None:
+        """Clip each parameter's gradient as `torch.nn.utils.clip_grad_norm_` does. Collective."""
+        gradients = parameter_views(
+            self._shards, holders, [p.grad for p in holders if p.grad is not None]
+        )
+        squares = squared_norms(gradients)
+        if self._shards is not None:
+            squares = self._shards.sum(holders, squares)
+        factors = (self.clipping / (squares.sqrt() + 1e-6)).clamp(max=1.0).float()
+        torch._foreach_mul_(gradients, list(factors.unbind()))
 
     def _drop_states_of_another_kind(self) -> None:
         """Begin with fresh moments where a run resumes with a kind of optimizer that has others."""

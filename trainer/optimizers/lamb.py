@@ -11,7 +11,7 @@ from torch import Tensor
 from trainer.optimizers.bert_adam import step_uncorrected
 from trainer.optimizers.moments import advance
 from trainer.optimizers.norms import squared_norms
-from trainer.optimizers.shards import Shards
+from trainer.optimizers.shards import Shards, parameter_views
 
 
 class _Trained(NamedTuple):
@@ -71,8 +71,10 @@ class Lamb(torch.optim.Optimizer):
         if not groups:
             return
         holders = [p for group in groups for p in group.parameters]
-        weights = self._whole(holders, holders)
-        updates = self._whole(holders, [u for group in groups for u in group.updates])
+        weights = parameter_views(self.shards, holders, holders)
+        updates = parameter_views(
+            self.shards, holders, [u for group in groups for u in group.updates]
+        )
         squares = squared_norms([*weights, *updates]).view(2, -1)  # [2, parameters]
         if self.shards is not None:
             squares = self.shards.sum(holders, squares)
@@ -82,17 +84,10 @@ class Lamb(torch.optim.Optimizer):
         rates = [
             group.settings["lr"]
             for group in groups
-            for _ in self._whole(group.parameters, group.parameters)
+            for _ in parameter_views(self.shards, group.parameters, group.parameters)
         ]
         for weight, update, ratio, rate in zip(weights, updates, ratios, rates, strict=True):
             weight.addcmul_(update, ratio, value=rate)
-
-    def _whole(self, parameters: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
-        """Views of `tensors`, which are shaped like `parameters`, one view per model parameter."""
-        if self.shards is None:
-            return tensors
-        pairs = zip(parameters, tensors, strict=True)
-        return [view for p, tensor in pairs for view in self.shards.cut(p, tensor)]
 
 
 def _with_gradient(group: dict[str, Any]) -> list[Tensor]:

@@ -53,3 +53,13 @@ class Shards:
         total = parts.to(self.device)
         dist.all_reduce(total)
         return total.to(parts.device)
+
+
+def parameter_views(
+    shards: Shards | None, holders: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Views of `tensors`, which are shaped like `holders`, one view per model parameter."""
+    if shards is None:
+        return list(tensors)
+    pairs = zip(holders, tensors, strict=True)
+    return [view for holder, tensor in pairs for view in shards.cut(holder, tensor)]
