@@ -37,8 +37,8 @@ ROOMS = {
         "locking"
     ),
     "data_pipeline/tokenization": (
-        "library_errors normalization_loss sentencepiece_models vocabularies tokenizer training "
-        "unigram word_table word_rules word_encoding"
+        "library_errors folder_settings normalization_loss sentencepiece_models vocabularies "
+        "tokenizer training unigram word_table word_rules word_encoding"
     ),
     "data_pipeline/packing": "kinds sequences pairs",
     "data_pipeline/order": "epoch block_cursors slots mixing",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -12,22 +14,47 @@ from data_pipeline.errors import DataError
 from data_pipeline.tokenization.library_errors import as_data_errors
 
 MARK = "\u2581"  # stands for a space in pieces
+ALBERT = "albert"
+# The families that number pieces as fairseq does: the first entries, with their scores, and how
+# many of the file's pieces they replace. A mask comes last.
+FAIRSEQ: dict[str, tuple[list[tuple[str, float]], int]] = {
+    "xlmroberta": ([("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)], 3),
+    "camembert": (
+        [
+            ("<s>NOTUSED", 0.0),
+            ("<pad>", 0.0),
+            ("</s>NOTUSED", 0.0),
+            ("<unk>", 0.0),
+            ("<unk>NOTUSED", -100.0),
+        ],
+        1,
+    ),
+}
+SPLITTING = {ALBERT, *FAIRSEQ}  # split text at white space first
 
 
-def read(data: bytes, name: str) -> tokenizers.Tokenizer:
+def read(
+    data: bytes, name: str, settings: Mapping[str, Any] = MappingProxyType({})
+) -> tokenizers.Tokenizer:
     """A tokenizer with the pieces, ids and normalization of a unigram or BPE model.
 
-    `data` is the content of the file; `name` names it in messages. Raises DataError for any other
-    content.
+    `data` is the content of the file; `name` names it in messages. `settings` are the keys of a
+    config beside it; its `family` says how `transformers` uses the file. Raises DataError for any
+    other content.
     """
-    proto = _parse(data, name)
+    proto, family = _parse(data, name), settings.get("family", "")
     with as_data_errors(f"{name}: not a usable SentencePiece model"):
-        tokenizer = tokenizers.Tokenizer(_model(proto, name))
-        tokenizer.normalizer = _normalizer(proto.normalizer_spec)
-        scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
+        tokenizer = tokenizers.Tokenizer(_model(proto, name, family))
+        prefix = settings.get("add_prefix_space", proto.normalizer_spec.add_dummy_prefix)
+        scheme = "always" if prefix else "never"
         # Some pieces may span a space. They can match only in text that is not split at spaces.
         split = not any(MARK in piece.piece[1:] for piece in proto.pieces)
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+        metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+        tokenizer.pre_tokenizer = metaspace
+        tokenizer.normalizer = _normalizer(proto.normalizer_spec, settings)
+        if family in SPLITTING:
+            splitters = [pre_tokenizers.WhitespaceSplit(), metaspace]
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
         tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
         added = [_added(piece) for piece in proto.pieces if _is_added(piece)]
         tokenizer.add_tokens(added)
@@ -48,11 +75,15 @@ def _parse(data: bytes, name: str) -> Any:
     return proto
 
 
-def _model(proto: Any, name: str) -> models.Model:
+def _model(proto: Any, name: str, family: str) -> models.Model:
     spec = proto.trainer_spec
     if spec.model_type == spec.UNIGRAM:
         scores = [(piece.piece, piece.score) for piece in proto.pieces]
-        return models.Unigram(scores, spec.unk_id, byte_fallback=spec.byte_fallback)
+        if family not in FAIRSEQ:
+            return models.Unigram(scores, spec.unk_id, byte_fallback=spec.byte_fallback)
+        first, dropped = FAIRSEQ[family]
+        unknown = [piece for piece, _ in first].index("<unk>")
+        return models.Unigram([*first, *scores[dropped:], ("<mask>", 0.0)], unknown)
     if spec.model_type == spec.BPE:
         return models.BPE(
             {piece.piece: number for number, piece in enumerate(proto.pieces)},
@@ -81,11 +112,21 @@ def _merges(proto: Any) -> list[tuple[str, str]]:
     return merges
 
 
-def _normalizer(spec: Any) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
+def _normalizer(spec: Any, settings: Mapping[str, Any]) -> normalizers.Normalizer:
+    """The normalization of the file, after what the config asks for.
+
+    ALBERT's tokenizer replaces quotes, and by default folds case and strips accents.
+    """
+    family, steps = settings.get("family", ""), list[normalizers.Normalizer]()
+    if family == ALBERT:
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if not settings.get("keep_accents"):
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if settings.get("do_lower_case", family == ALBERT) and family not in FAIRSEQ:
+        steps.append(normalizers.Lowercase())
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-    if spec.remove_extra_whitespaces:
+    if spec.remove_extra_whitespaces and family not in SPLITTING:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     return normalizers.Sequence(steps)
 

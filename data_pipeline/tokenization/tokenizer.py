@@ -3,7 +3,8 @@
 A tokenizer is named by a path, which is one of
 
 - a folder in Hugging Face format (``tokenizer.json``), as `training.train` writes it;
-- a folder with BERT's ``vocab.txt``, or with GPT-2's vocabulary and merges;
+- a folder with BERT's ``vocab.txt``, with GPT-2's vocabulary and merges, or with a SentencePiece
+  model under a name that `transformers` knows;
 - a SentencePiece ``.model`` file (unigram or BPE).
 
 A corpus always holds its tokenizer in Hugging Face format, for ``transformers.AutoTokenizer``.
@@ -17,7 +18,6 @@ import shutil
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
@@ -26,14 +26,9 @@ from tokenizers import decoders, models
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenization import vocabularies
+from data_pipeline.tokenization.folder_settings import CONFIG_FILE, ROLES, Settings, read_settings
 from data_pipeline.tokenization.library_errors import as_data_errors
-from data_pipeline.tokenization.vocabularies import (
-    CONFIG_FILE,
-    ROLES,
-    Roles,
-    Settings,
-    with_settings,
-)
+from data_pipeline.tokenization.vocabularies import Roles, with_settings
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -145,6 +140,7 @@ def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDAr
             first = token[:1]
             is_letter = first.isalnum() or (byte_level and not first.isascii())
             starts[number] = first in WORD_MARKS or not is_letter
+    starts[list(tokenizer.get_added_tokens_decoder())] = True  # a word that was added is one
     return starts
 
 
@@ -160,17 +156,22 @@ def word_prefix(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
+    """The one reader of every form; `path` is a folder or a SentencePiece model."""
     if path.suffix == ".model" and path.is_file():
-        return vocabularies.from_sentencepiece(path)
-    settings = _settings(path)
+        return vocabularies.from_sentencepiece(path, {})
+    settings = read_settings(path)
     if (path / "tokenizer.json").is_file():
         tokenizer = _read_json(path / "tokenizer.json")
-        return with_settings(tokenizer, settings, path / "tokenizer.json"), _roles(settings)
+        tokenizer = with_settings(tokenizer, settings, path / "tokenizer.json")
+        return tokenizer, _roles(settings, tokenizer)
     if (path / "vocab.txt").is_file():
         return vocabularies.from_vocab_txt(path / "vocab.txt", settings)
     files = vocabularies.byte_level_files(path)
     if files:
         return vocabularies.from_byte_level(*files, settings)
+    model = vocabularies.sentencepiece_file(path)
+    if model:
+        return vocabularies.from_sentencepiece(model, settings)
     raise DataError(f"{path}: holds no tokenizer; train one with `tandem tokenizer train`")
 
 
@@ -179,37 +180,11 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """The merged config files of a folder, with special tokens as plain strings."""
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", CONFIG_FILE):
-        path = folder / name
-        if path.is_file():
-            settings |= _json_object(path)
-    for role in ROLES:
-        token = settings.get(f"{role}_token")
-        if isinstance(token, dict):
-            settings[f"{role}_token"] = token = token.get("content")
-        if not isinstance(token, str | None):
-            raise DataError(f"{folder / CONFIG_FILE}: {role}_token must be a token, not {token}")
-    return settings
-
-
 def _config_changes_nothing(path: Path) -> bool:
     """Whether a ``tokenizer.json`` exists at `path` whose config overrides nothing in it."""
     if not path.is_file():
         return False
     return _read(path.parent)[0].to_str() == _read_json(path).to_str()
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path}: must hold a JSON object")
-    return tree
 
 
 def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Vocabulary:
@@ -249,7 +224,12 @@ def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path)
             seen[number] = role
 
 
-def _roles(settings: Settings) -> Roles:
-    """The token of each role; by default BERT's names."""
-    named = {role: settings.get(f"{role}_token", names[0]) for role, names in ROLES.items()}
-    return {role: token for role, token in named.items() if token}
+def _roles(settings: Settings, tokenizer: tokenizers.Tokenizer) -> Roles:
+    """The token of each role that the vocabulary has: the one named, or one with a usual name."""
+    roles = {}
+    for role in ROLES:
+        names = vocabularies.names_of(role, settings)
+        known = [name for name in names if tokenizer.token_to_id(name) is not None]
+        if known:
+            roles[role] = known[0]
+    return roles

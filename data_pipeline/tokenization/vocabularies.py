@@ -7,34 +7,32 @@ other id changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenization import sentencepiece_models
+from data_pipeline.tokenization.folder_settings import CONFIG_FILE, ROLES, Settings
 from data_pipeline.tokenization.library_errors import as_data_errors
 
 Roles = dict[str, str]  # "pad" -> "[PAD]", ...
-Settings = Mapping[str, Any]  # the content of `CONFIG_FILE` and similar files
-CONFIG_FILE = "tokenizer_config.json"
 BERT_SETTINGS = {  # -> the attribute of `tokenizers`
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# The usual names of each role. The first is used when a token must be added.
-ROLES = {
-    "pad": ("[PAD]", "<pad>"),
-    "unk": ("[UNK]", "<unk>"),
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-}
 GPT2_END = "<|endoftext|>"
+GENERIC = {"pretrained", "tokenizersbackend"}  # classes of `transformers` that are no model's
+SENTENCEPIECE_FILES = (
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
 BYTE_LEVEL_FILES = (
     ("vocab.json", "merges.txt"),
     ("encoder.json", "vocab.bpe"),
@@ -75,7 +73,7 @@ def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer
     """
     words = _lines(path)
     vocabulary = {word: number for number, word in enumerate(words)}
-    unknown = next((one for one in _names("unk", settings) if one in vocabulary), None)
+    unknown = next((one for one in names_of("unk", settings) if one in vocabulary), None)
     if unknown is None:
         raise DataError(f"{path}: has no [UNK] token")
     model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
@@ -95,7 +93,17 @@ def _lines(path: Path) -> list[str]:
 def with_settings(
     tokenizer: tokenizers.Tokenizer, settings: Settings, path: Path
 ) -> tokenizers.Tokenizer:
-    """Apply the settings for BERT's normalizer, if the tokenizer has that normalizer."""
+    """Add the tokens of the settings, and apply those for BERT's normalizer and for a first space.
+
+    `path` is the file of the vocabulary. `transformers` leaves the space of a ``tokenizer.json`` as
+    it is where the config names no model's class.
+    """
+    with_added_tokens(tokenizer, settings, path)
+    prefix = settings.get("add_prefix_space")
+    if not isinstance(prefix, bool | None):
+        raise DataError(f"{path.parent / CONFIG_FILE}: add_prefix_space must be true or false")
+    if prefix is not None and settings.get("family") not in GENERIC:
+        tokenizer = _with_prefix_space(tokenizer, prefix)
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, normalizers.BertNormalizer):
         for key, attribute in BERT_SETTINGS.items():
@@ -106,6 +114,37 @@ def with_settings(
                 setattr(normalizer, attribute, value)
         tokenizer.normalizer = normalizer
     return tokenizer
+
+
+def with_added_tokens(tokenizer: tokenizers.Tokenizer, settings: Settings, path: Path) -> None:
+    """Add the tokens that config files declare beside a vocabulary; they keep their ids.
+
+    A domain's new words are such tokens. Raises DataError where one would get another id.
+    """
+    declared = settings.get("added_tokens", ())
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    known |= {token.content for number, token in declared if number is not None}
+    numbered = [token for number, token in declared if number is not None]
+    tokenizer.add_tokens([*numbered, *(one for _, one in declared if one.content not in known)])
+    for number, token in declared:
+        given = tokenizer.token_to_id(token.content)
+        if number is not None and given != number:
+            raise DataError(
+                f"{path}: the added token {token.content!r} gets the id {given}, but the config "
+                f"files beside it say {number}; they belong to another vocabulary"
+            )
+
+
+def _with_prefix_space(tokenizer: tokenizers.Tokenizer, prefix: bool) -> tokenizers.Tokenizer:
+    """The tokenizer that puts a space before a text, or does not."""
+    tree = json.loads(tokenizer.to_str())
+    splitter = tree["pre_tokenizer"] or {}
+    for part in splitter.get("pretokenizers", [splitter]):
+        if part.get("type") == "ByteLevel":
+            part["add_prefix_space"] = prefix
+        elif part.get("type") == "Metaspace":
+            part["prepend_scheme"] = "always" if prefix else "never"
+    return tokenizers.Tokenizer.from_str(json.dumps(tree))
 
 
 def byte_level_files(folder: Path) -> tuple[Path, Path] | None:
@@ -125,12 +164,18 @@ def from_byte_level(
     tokenizer = byte_level_tokenizer(model, bool(settings.get("add_prefix_space")))
     if tokenizer.token_to_id(GPT2_END) is not None:
         tokenizer.add_special_tokens([GPT2_END])
-    return complete(tokenizer, settings)
+    return complete(with_settings(tokenizer, settings, vocabulary), settings)
 
 
-def from_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
+def sentencepiece_file(folder: Path) -> Path | None:
+    """The SentencePiece model in a folder, if it has one."""
+    return next((path for name in SENTENCEPIECE_FILES if (path := folder / name).is_file()), None)
+
+
+def from_sentencepiece(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Roles]:
     """A tokenizer with the pieces, ids and normalization of a SentencePiece ``.model``."""
-    return complete(sentencepiece_models.read(path.read_bytes(), str(path)), {})
+    tokenizer = sentencepiece_models.read(path.read_bytes(), str(path), settings)
+    return complete(with_settings(tokenizer, settings, path), settings)
 
 
 def complete(
@@ -139,13 +184,15 @@ def complete(
     """Find or add the special tokens, and set the post-processor that inserts [CLS] and [SEP]."""
     roles: Roles = {}
     for role in ROLES:
-        names = _names(role, settings)
+        names = names_of(role, settings)
         found = [name for name in names if tokenizer.token_to_id(name) is not None]
         if found:
             roles[role] = found[0]
         elif role != "unk":  # a byte-level vocabulary needs no unknown token
             roles[role] = names[0]
-    tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in roles.values()])
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = [token for token in roles.values() if token not in known]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in missing])
     cls, sep = roles["cls"], roles["sep"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
@@ -155,7 +202,7 @@ def complete(
     return tokenizer, roles
 
 
-def _names(role: str, settings: Settings) -> tuple[str, ...]:
+def names_of(role: str, settings: Settings) -> tuple[str, ...]:
     """The possible names of a role's token, the likeliest first."""
     own = settings.get(f"{role}_token")
     return ROLES[role] if own is None else (str(own), *ROLES[role])

@@ -63,13 +63,13 @@ def test_text_that_cannot_be_read_or_has_no_more_entries_is_reported(
 ) -> None:
     path = tmp_path / "text.txt"
     latin_1 = "\n\n".join(f"caf\xe9 {number}" for number in range(30)).encode("latin-1")
-    path.write_bytes(b"A little text that is read, and more.\n\n" + latin_1)
+    path.write_bytes(latin_1 + b"\n\nA little text that is read, and more." * 40)
     out = str(tmp_path / "out")
     command = ["tokenizer", "train", str(path), "--kind", kind, "--vocab-size", str(asked)]
     done = CliRunner().invoke(main, [*command, "--out", out])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert lines[:2] == ["30 unusable documents", f"  {path}:3: not valid UTF-8"]
+    assert lines[:2] == ["30 unusable documents", f"  {path}:1: not valid UTF-8"]
     size = load(tmp_path / "out")[1].vocab_size
     few = f": {size} of {asked:,} entries, since the text has no more"
     assert size < asked or asked < 1000
