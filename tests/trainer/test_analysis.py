@@ -246,7 +246,7 @@ def by_loops(folder: Path) -> dict[str, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("lines", "message"),
     [
         ("a b\n", "a.conllu:1: has 1 columns; CoNLL-U has 10"),
         ("1\tit\tit\tPRON\t_\t_\t_\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '_' is no word of"),
@@ -257,9 +257,9 @@ def by_loops(folder: Path) -> dict[str, list[np.ndarray]]:
     ids=["columns", "unparsed", "outside", "empty", "long"],
 )
 def test_sentences_that_are_not_parsed(
-    masked: Path, files: Path, tmp_path: Path, text: str, message: str
+    masked: Path, files: Path, tmp_path: Path, lines: str, message: str
 ) -> None:
-    (tmp_path / "a.conllu").write_text(text)
+    (tmp_path / "a.conllu").write_text(lines)
     words = ["--parsed", tmp_path / "a.conllu", "--out", tmp_path / "out"]
     assert message in refused(masked, files / "prose.txt", *words)
 
