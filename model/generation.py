@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 LOWEST = -math.inf
+LENGTH, GNMT = "length", "gnmt"
+# What a sequence of n tokens is divided by: its length, or as in GNMT (arXiv 1609.08144, eq. 14).
+DIVISORS: dict[str, Callable[[int], float]] = {LENGTH: float, GNMT: lambda n: (5 + n) / 6}
 
 
 class Decoding(Protocol):
@@ -44,16 +48,23 @@ def greedy_search(decoding: Decoding, start: Tensor, end: int, longest: int) -> 
 
 @torch.no_grad()
 def beam_search(
-    decoding: Decoding, start: Tensor, end: int, longest: int, beams: int, length_penalty: float
+    decoding: Decoding,
+    start: Tensor,
+    end: int,
+    longest: int,
+    beams: int,
+    length_penalty: float,
+    divisor: str = LENGTH,
 ) -> list[list[int]]:
     """As `greedy_search`, but the best of the sequences found by a beam of width `beams`.
 
-    A sequence y of n tokens, the end included, scores ``log p(y) / n ** length_penalty``. Of the
-    2 * beams best continuations of a step, those among the first `beams` that end are finished, and
-    the best that do not end go on. Search ends when nothing that goes on can score higher than what
-    is finished, or at `longest` tokens, where the first `beams` count as finished.
+    A sequence y of n tokens, the end included, scores ``log p(y) / d(n) ** length_penalty``, where
+    d is one of `DIVISORS`. Of the 2 * beams best continuations of a step, those among the first
+    `beams` that end are finished, and the best that do not end go on. Search ends when nothing that
+    goes on can score higher than what is finished, or at `longest` tokens, where the first `beams`
+    count as finished.
     """
-    search = _Beams(start, beams, length_penalty, longest)
+    search = _Beams(start, beams, length_penalty, longest, DIVISORS[divisor])
     decoding.repeat(beams)
     tokens = start.repeat_interleave(beams)
     for length in range(1, longest + 1):
@@ -67,9 +78,17 @@ def beam_search(
 class _Beams:
     """What goes on, and the best that is finished, of each of N searches."""
 
-    def __init__(self, start: Tensor, beams: int, length_penalty: float, longest: int) -> None:
+    def __init__(
+        self,
+        start: Tensor,
+        beams: int,
+        length_penalty: float,
+        longest: int,
+        divisor: Callable[[int], float],
+    ) -> None:
         count, device = len(start), start.device
         self.beams, self.length_penalty, self.longest = beams, length_penalty, longest
+        self.divisor = divisor
         self.first = torch.arange(count, device=device)[:, None] * beams  # row of the first beam
         # At first all beams are equal, so that only one of them may be continued.
         self.scores = torch.full((count, beams), LOWEST, device=device)
@@ -99,12 +118,12 @@ class _Beams:
     def is_over(self, length: int) -> bool:
         """Whether nothing that goes on can become better than what is finished."""
         reach = self.longest if self.length_penalty > 0 else length
-        bound = self.scores[:, 0] / reach**self.length_penalty
+        bound = self.scores[:, 0] / self.divisor(reach) ** self.length_penalty
         return bool((self.best_score >= bound).all())
 
     def _finish(self, scores: Tensor, tokens: Tensor, ends: Tensor, length: int) -> None:
         within = scores[:, : self.beams].masked_fill(~ends[:, : self.beams], LOWEST)
-        score, which = (within / length**self.length_penalty).max(dim=1)
+        score, which = (within / self.divisor(length) ** self.length_penalty).max(dim=1)
         is_better = score > self.best_score
         found = tokens[torch.arange(len(tokens), device=tokens.device), which]
         # What is behind the last token is not read: a sequence of full length has no end.

@@ -85,7 +85,8 @@ class TaskHead(nn.Module):
         size = config.pooled_size if is_pooled else config.hidden_size * max(1, len(head.layers))
         kind = head.transform
         self.transform = None if kind == "none" else Transform(config, kind, size)
-        self.dropout = nn.Dropout(config.dropout_rate("head"))
+        rate = config.dropout_rate("head") if head.dropout is None else head.dropout
+        self.dropout = nn.Dropout(rate)
         self.linear = Dense(size, head.outputs) if head.outputs else None
         self.crf = ConditionalRandomField(head.outputs) if head.crf else None
 

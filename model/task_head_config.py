@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import Doc, OneOf, Range
+from configs.rules import PROBABILITY, Doc, OneOf, Range
 from configs.section import Refusal, Section
 
 CLASSIFICATION, REGRESSION, CHOICE = "classification", "regression", "choice"
@@ -74,6 +74,11 @@ class TaskHeadConfig(Section):
         bool, Doc("A conditional random field over the tags: weights for each pair of neighbours.")
     ] = False
 
+    dropout: Annotated[
+        float | None,
+        PROBABILITY,
+        Doc("Dropout probability of what its last layer reads; null: the model's."),
+    ] = field(default=None, compare=False)
     branches: Annotated[
         bool,
         Doc(

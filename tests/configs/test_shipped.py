@@ -94,7 +94,17 @@ NAMED = {path.stem: "job" for path in FILES if path.parent.name == "job" and pat
     ("job", "kind"),
     [
         *NAMED.items(),
-        *((task, "task") for task in ("tinybert_task", "pkd_task", "fastbert", "tang_task")),
+        *(
+            (task, "task")
+            for task in (
+                "tinybert_task",
+                "pkd_task",
+                "fastbert",
+                "tang_task",
+                "mt_dnn",
+                "c_mlm_student",
+            )
+        ),
     ],
 )
 def test_the_table_of_a_named_job_is_true(job, kind):

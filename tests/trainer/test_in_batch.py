@@ -18,7 +18,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, StepShape
 from trainer.objectives import LossInputs, ObjectiveConfig
 from trainer.step import train_step
-from trainer.tasks.retrieval import DOCUMENTS, NAME, RELEVANT, Retrieval
+from trainer.tasks.retrieval import NAME, Retrieval, documents_of, relevant_of
 
 ROWS, NEGATIVES, TEMPERATURE = 8, 1, 0.2
 UNREADABLE = 5
@@ -35,8 +35,8 @@ def batch() -> Batch:
     relevant[1, 1], relevant[6, 1] = 3, 9
     targets = {
         NAME: Target(np.arange(ROWS)),
-        DOCUMENTS: Target(documents),
-        RELEVANT: Target(relevant),
+        documents_of(NAME): Target(documents),
+        relevant_of(NAME): Target(relevant),
     }
     lost = np.arange(ROWS) == UNREADABLE
     return Batch(
@@ -84,7 +84,9 @@ def expected():
     states = one.model(ids, torch.zeros_like(ids), mask, output_hidden_states=True)
     mean = (states.hidden_states[-1] * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
     vectors = F.normalize(mean, dim=-1).view(*shape[:2], -1)
-    documents, relevant = (whole.targets[name].labels for name in (DOCUMENTS, RELEVANT))
+    documents, relevant = (
+        whole.targets[name].labels for name in (documents_of(NAME), relevant_of(NAME))
+    )
     losses = []
     for row in range(ROWS):
         if row == UNREADABLE:

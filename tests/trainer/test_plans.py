@@ -21,6 +21,7 @@ from trainer.seeds import derive
         ("cosine", [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
         ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
         ("wsd", [0.5, 1.0, 1.0, 1.0, 1.0, 0.5]),
+        ("noam", [0.5, 1.0, 0.816497, 0.707107, 0.632456, 0.577350]),
     ],
 )
 def test_schedules_by_hand(kind, expected):
@@ -33,6 +34,17 @@ def test_a_schedule_of_points_is_on_the_lines_between_them_however_long_a_learne
     config = ScheduleConfig(kind="points", warmup_steps=2, points={2: 1.0, 6: 0.5, 8: 0.0})
     found = [factor(config, step, steps=100, time_used=0.9) for step in (0, 1, 2, 4, 6, 7, 8, 50)]
     assert found == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
+
+
+def test_noam_is_the_formula_of_its_paper_and_needs_a_warm_up():
+    """With OpenNMT's learning rate of 2 and width 512."""
+    peak = 2 / math.sqrt(512 * 8000)
+    config = ScheduleConfig(kind="noam", warmup_steps=8000)
+    for step in (0, 99, 7999, 8000, 99_999):
+        expected = 2 * 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 8000**-1.5)
+        assert peak * factor(config, step, 10, time_used=0.9) == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"^warmup_steps: noam falls"):
+        ScheduleConfig(kind="noam")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from trainer.learner_names import TEACHER
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.ranking_metric import PairRanking, RankingMetric, with_others
-from trainer.tasks.retrieval import DOCUMENTS, RELEVANT
+from trainer.tasks.retrieval import documents_of, relevant_of
 
 JOB = """
 name: {name}
@@ -168,8 +168,8 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
     assert train_split.total == 40 + 1  # of 50 queries; q3 has a second document with a text
     batch = train_split.batch(*torch.zeros(2, 1, dtype=torch.int64).numpy())
     assert batch.input_ids.shape[1] == 4
-    assert batch.targets[DOCUMENTS].labels[0, :2].tolist() == [0, 7]
-    assert batch.targets[RELEVANT].labels.tolist() == [[0]]
+    assert batch.targets[documents_of("retrieval")].labels[0, :2].tolist() == [0, 7]
+    assert batch.targets[relevant_of("retrieval")].labels.tolist() == [[0]]
     scored = ExampleSplit(Corpus.open(job.data.path), "val")
     assert scored.total == 10 + 66
     queries = scored.labels("retrieval_query")
@@ -266,3 +266,75 @@ def test_candidates_that_were_not_read_stay_below() -> None:
 def test_a_plan_knows_a_loss_over_the_whole_batch(folder, corpus) -> None:
     job = load(folder, corpus, "retrieval", 1, "{}")
     assert footprints(job, "cpu", 32)[TEACHER].forward_flops > 0
+
+
+TOGETHER = """
+name: together
+steps: 18
+output_dir: {folder}/runs
+data:
+  sequence_length: 32
+  tokenizer: {corpus}/tokenizer
+  tasks:
+    search: &files
+      train: {folder}/train.tsv
+      validation: {folder}/dev.tsv
+      files:
+        {{documents: {folder}/corpus.jsonl, queries: {folder}/queries.jsonl,
+          candidates: {folder}/first.trec}}
+    order: *files
+    moods: {{train: {folder}/moods.tsv, validation: {folder}/moods.tsv}}
+batch: {{size: 8, micro_batch: 2}}
+teacher:
+  model: {{hidden_size: 32, layers: 2, heads: 2, ffn_size: 64, vocab_size: 600, max_positions: 32}}
+  optimizer: {{kind: adamax, learning_rate: 3.0e-3}}
+  objective:
+    tasks:
+      search: {{retrieval: {{}}}}
+      order: {{reranking: {{negatives: 2}}}}
+      moods: {{single_sentence: {{dropout: 0.05}}}}
+evaluation: {{every: 1000}}
+checkpoint: {{every: 1000}}
+log: {{every: 1, wandb: disabled}}
+"""
+
+
+def together(folder: Path, corpus: Path, runs: str, stop: int | None, *more: str) -> list[Any]:
+    """The record of a job of three tasks, of which two rank, stopped at a step. Collective."""
+    text = TOGETHER.format(folder=folder, corpus=corpus)
+    words = [f"output_dir={runs}", *more]
+    job = with_examples(configs.load_text(text, JobConfig, "job", words, "job.yaml"))
+    if stop is not None:
+        jobs.run(job, stop_after=stop)
+    run = jobs.run(job)
+    jobs.finish(run)
+    return [str(run.path), jobs.curve(run)]
+
+
+def test_rankings_are_learnt_together_with_other_tasks(folder, corpus, tmp_path):
+    """As MT-DNN learns relevance: the same on 1 and 2 ranks and micro-batches, and resumed."""
+    first = "".join(
+        f"q{n} Q0 d{(n + shift) % 66} {shift + 1} {10 - shift} x\n"
+        for n in range(66)
+        for shift in range(5)
+    )
+    (folder / "first.trec").write_text(first)
+    moods = "".join(f"{one} {other}\t{n % 2}\n" for n, (one, other) in enumerate(PAIRS[:20]))
+    (folder / "moods.tsv").write_text(f"text\tlabel\n{moods}")
+    still = "teacher.objective.tasks.moods.single_sentence.dropout=0"
+    path, single = run_distributed(together, 1, folder, corpus, f"{tmp_path}/1", None, still)[0]
+    *_, several = run_distributed(
+        together, 2, folder, corpus, f"{tmp_path}/2", None, still, "teacher.zero_stage=2"
+    )[0]
+    losses = [[one for one in curve if one[1].endswith("/loss")] for curve in (single, several)]
+    assert [one[:2] for one in losses[0]] == [one[:2] for one in losses[1]]
+    ours, theirs = ([one[2] for one in part] for part in losses)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    scores = json.loads(RunFolder(Path(path)).evaluation.read_text())["learners"]["teacher"]
+    assert {"search_ndcg_10", "order_ndcg_10", "moods_accuracy"} <= scores.keys()
+    dropped, resumed = (
+        run_distributed(together, 1, folder, corpus, f"{tmp_path}/{name}", stop)[0][1]
+        for name, stop in (("whole", None), ("again", 7))
+    )
+    assert dropped == resumed
+    assert dropped != single

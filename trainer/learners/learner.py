@@ -148,8 +148,12 @@ class Learner:
         if not terms or not self.is_trained:
             return
         seen, outputs = [], []
-        capture = union([self._always, self.objective.student_capture(own_step)])
         for number, batch in enumerate(batches):
+            terms = {head: term for head, term in terms.items() if head in batch.targets}
+            if not terms:
+                return  # a step of another task
+            told = self.objective.student_capture(own_step, batch.targets)
+            capture = union([self._always, told])
             self._seed_dropout(step, number)
             with self._part(FORWARD):
                 heads = self._run(Predict(capture), batch).heads
@@ -200,7 +204,8 @@ class Learner:
         self._seed_dropout(step, number)
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
-        if self.config.dropout:
+        heads = self.model.config.task_heads.values()
+        if self.config.dropout or any(head.dropout for head in heads):
             seed = derive(self.step_shape.seed, self.name, step, micro_batch, dist.get_rank())
             torch.manual_seed(seed)
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from torch import Tensor
 
 from configs.errors import ConfigError
-from configs.rules import Doc, Range
+from configs.rules import PROBABILITY, Doc, Range
 from configs.section import Refusal
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
@@ -135,6 +135,12 @@ class TaskConfig(TermConfig):
         Doc("The name of its head, with which its scores begin; null: that of this section."),
     ] = None
 
+    dropout: Annotated[
+        float | None,
+        PROBABILITY,
+        Doc("Dropout probability of what its head's last layer reads; null: the learner's."),
+    ] = None
+
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     views: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -143,7 +149,7 @@ class TaskConfig(TermConfig):
     reads: ClassVar[tuple[str, ...]] = ()
     may_read: ClassVar[tuple[str, ...]] = ()
     can_read_some: ClassVar[bool] = True
-    not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers")
+    not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers", "dropout")
     joins: ClassVar[bool] = True
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
@@ -165,7 +171,8 @@ class TaskConfig(TermConfig):
 
     def with_head(self, model: ModelConfig, head: TaskHeadConfig) -> ModelConfig:
         """The model with the task's head, which reads the task's `layers`."""
-        return with_task_head(model, self.head, dataclasses.replace(head, layers=self.layers))
+        head = dataclasses.replace(head, layers=self.layers, dropout=self.dropout)
+        return with_task_head(model, self.head, head)
 
     def has_head(self, model: ModelConfig) -> bool:
         """Whether a model has the head of the task."""

@@ -11,7 +11,7 @@ from configs.rules import FRACTION, INDEX, Doc, OneOf, Unit, positive
 from configs.section import Refusal, Section
 from trainer.objectives.step_schedule import StepSchedule
 
-KINDS = ("linear", "cosine", "constant", "wsd", "points")
+KINDS = ("linear", "cosine", "constant", "wsd", "points", "noam")
 
 
 @dataclass
@@ -23,7 +23,9 @@ class ScheduleConfig(Section):
         OneOf(*KINDS),
         Doc(
             "The decay. wsd (warm-up, stable, decay: Hu et al., arXiv 2404.06395) stays at the "
-            "peak and falls linearly at the end; points interpolates linearly between `points`."
+            "peak and falls linearly at the end; points interpolates linearly between `points`; "
+            "noam (Vaswani et al., arXiv 1706.03762, section 5.3) falls with the root of the step, "
+            "and its rate l for models of width d is a peak of l / sqrt(d * warmup_steps)."
         ),
     ] = "linear"
     warmup_steps: Annotated[
@@ -59,6 +61,8 @@ class ScheduleConfig(Section):
         if self.kind != "wsd":
             for key in self.changed("decay_fraction"):
                 yield key, "is for kind: wsd; remove it"
+        if self.kind == "noam" and not (self.warmup_steps or self.warmup_fraction):
+            yield "warmup_steps", "noam falls from the end of the warm-up; set a number of steps"
         if self.kind == "constant":
             for key in self.changed("min_lr_ratio"):
                 yield key, "constant stays at the peak; remove it"
@@ -84,6 +88,7 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
         "cosine": (1 + math.cos(math.pi * done)) / 2,
         "constant": 1.0,
         "wsd": min(1.0, (1 - done) / config.decay_fraction),
+        "noam": math.sqrt(warmup / max(step + 1, warmup, 1)),
         "points": StepSchedule.read(config.points).at(step) if config.points else 0.0,
     }[config.kind]
     return warm * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)

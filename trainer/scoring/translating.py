@@ -13,6 +13,7 @@ from torch import Tensor
 from data_pipeline import MASKED, NO_LABEL, Vocabulary
 from data_pipeline.tokenization.tokenizer import load
 from model import Model, beam_search, greedy_search
+from model.generation import LENGTH
 from trainer.scoring.column import NUMBER, Column
 from trainer.scoring.metric import SummedMetric
 from trainer.scoring.scores import ScoreInputs
@@ -30,6 +31,7 @@ class Search:
     beams: int
     length_penalty: float
     longest: int
+    divisor: str = LENGTH
 
     def run(
         self, model: Model, vocabulary: Vocabulary, sources: Tensor, lengths: Tensor
@@ -40,7 +42,7 @@ class Search:
         decoding = model.decoding(sources, lengths)
         if self.beams == 1:
             return greedy_search(decoding, start, vocabulary.sep, longest)
-        settings = self.beams, self.length_penalty
+        settings = self.beams, self.length_penalty, self.divisor
         return beam_search(decoding, start, vocabulary.sep, longest, *settings)
 
 

@@ -53,7 +53,6 @@ class CollectionTask(ScoredByReferences):
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
     can_read_some: ClassVar[bool] = False
-    joins: ClassVar[bool] = False
 
     def references(self, file: TaskFile, part: Part) -> Any:
         """The judgements of the queries of a part, and which of these queries have no text."""

@@ -56,7 +56,7 @@ class Reranking(CollectionTask):
         query = collection.queries[group.query]
         texts = [collection.documents[one] for one in (group.positive, *group.negatives)]
         sequences = [encoder.sequence([query.text, one.text], one.where) for one in texts]
-        return EncodedExample(sequences, {NAME: group.query})
+        return EncodedExample(sequences, {self.head: group.query})
 
     def scored_examples(
         self,
@@ -77,7 +77,10 @@ class Reranking(CollectionTask):
                 text = collection.documents[document]
                 yield EncodedExample(
                     [encoder.sequence([query.text, text.text], text.where)],
-                    {RankingMetric.query(NAME): number, RankingMetric.document(NAME): document},
+                    {
+                        RankingMetric.query(self.head): number,
+                        RankingMetric.document(self.head): document,
+                    },
                 )
 
     def references(self, file: TaskFile, part: Part) -> Any:
@@ -88,13 +91,12 @@ class Reranking(CollectionTask):
         candidates = {query: ranking[query] for query in judged if query in ranking}
         return {**references, "candidates": triples(candidates)}
 
-    @classmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        return logits.view(-1, batch.sequences), (batch.row_labels(NAME) != NO_LABEL).float()
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        return logits.view(-1, batch.sequences), (batch.row_labels(self.head) != NO_LABEL).float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or USUAL
-        return (PairRanking(NAME, names, self.stored_references),)
+        return (PairRanking(self.head, names, self.stored_references),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return RerankingTerm(self)
@@ -103,6 +105,10 @@ class Reranking(CollectionTask):
 class RerankingTerm(TaskTerm):
     """Cross-entropy among an example's documents, of which the first is relevant."""
 
+    def __init__(self, config: Reranking) -> None:
+        super().__init__(config)
+        self.choices = config.choices
+
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores, weights = Reranking.choices(inputs.features.heads[self.head], inputs.batch)
+        scores, weights = self.choices(inputs.features.heads[self.head], inputs.batch)
         return label_cross_entropy(scores, torch.where(weights > 0, 0, NO_LABEL))

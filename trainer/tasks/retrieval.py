@@ -29,7 +29,6 @@ from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
 from trainer.tasks.collection import CollectionTask
 
 NAME = "retrieval"
-DOCUMENTS, RELEVANT = f"{NAME}_documents", f"{NAME}_relevant"  # by number, of an example
 POOLINGS = {"mean": "mean", "cls": "first"}
 
 
@@ -95,9 +94,9 @@ class Retrieval(CollectionTask):
             *(self.document_sequence(collection.documents[one], encoder) for one in chosen),
         ]
         targets: dict[str, float | tuple[int, ...] | NDArray[np.int64]] = {
-            NAME: group.query,
-            DOCUMENTS: chosen,
-            RELEVANT: group.relevant,
+            self.head: group.query,
+            documents_of(self.head): chosen,
+            relevant_of(self.head): group.relevant,
         }
         return EncodedExample(sequences, targets)
 
@@ -109,7 +108,7 @@ class Retrieval(CollectionTask):
         encoder: TextEncoder,
     ) -> Iterator[EncodedExample]:
         """The queries, and every document of the collection; each a text of its own."""
-        query, document = RankingMetric.query(NAME), RankingMetric.document(NAME)
+        query, document = RankingMetric.query(self.head), RankingMetric.document(self.head)
         for number in relevance:
             if (text := collection.queries[number]).text:
                 sequence = self.query_sequence(text, encoder)
@@ -131,19 +130,28 @@ class Retrieval(CollectionTask):
         """The sequence that is read of a document."""
         return encoder.sequence([self.document_prefix + document.text], document.where)
 
-    @classmethod
-    def choices(cls, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Among the example's own documents: their similarities to the query."""
         vectors = by_example(logits, batch)
         scores = (vectors[:, :1] * vectors[:, 1:]).sum(dim=-1)
-        return scores, (batch.row_labels(NAME) != NO_LABEL).float()
+        return scores, (batch.row_labels(self.head) != NO_LABEL).float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or USUAL
-        return (VectorRanking(NAME, names, self.stored_references),)
+        return (VectorRanking(self.head, names, self.stored_references),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return InBatchTerm(self) if self.in_batch else OwnDocumentsTerm(self)
+
+
+def documents_of(head: str) -> str:
+    """The target that holds the numbers of an example's documents."""
+    return f"{head}_documents"
+
+
+def relevant_of(head: str) -> str:
+    """The target that holds the numbers of all documents that are relevant to its query."""
+    return f"{head}_relevant"
 
 
 def by_example(vectors: Tensor, batch: MicroBatch) -> Tensor:
@@ -156,10 +164,10 @@ class OwnDocumentsTerm(TaskTerm):
 
     def __init__(self, config: Retrieval) -> None:
         super().__init__(config)
-        self.temperature = config.temperature
+        self.temperature, self.choices = config.temperature, config.choices
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores, weights = Retrieval.choices(inputs.features.heads[self.head], inputs.batch)
+        scores, weights = self.choices(inputs.features.heads[self.head], inputs.batch)
         labels = torch.where(weights > 0, 0, NO_LABEL)
         return label_cross_entropy(scores / self.temperature, labels)
 
@@ -178,13 +186,17 @@ class InBatchTerm(WholeBatchTerm):
             [by_example(one, batch) for one, batch in zip(outputs, batches, strict=True)]
         )
         queries, documents = vectors[:, 0].clone(), over_ranks(vectors[:, 1:])  # [r, D], [R, K, D]
-        numbers = over_ranks(torch.cat([batch.targets[DOCUMENTS].labels for batch in batches]))
+        numbers = over_ranks(
+            torch.cat([batch.targets[documents_of(self.head)].labels for batch in batches])
+        )
         first, count = dist.get_rank() * len(queries), documents.shape[1]
         own = (first + torch.arange(len(queries), device=queries.device)) * count
         rows = [len(batch.row_labels(self.head)) for batch in batches]
         hidden = torch.cat(
             [
-                hidden_documents(numbers.flatten(), batch.targets[RELEVANT].labels, places)
+                hidden_documents(
+                    numbers.flatten(), batch.targets[relevant_of(self.head)].labels, places
+                )
                 for batch, places in zip(batches, own.split(rows), strict=True)
             ]
         )

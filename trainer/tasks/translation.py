@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from configs.rules import COUNT, FRACTION, WEIGHT, Doc, Unit
+from configs.rules import COUNT, FRACTION, WEIGHT, Doc, OneOf, Unit
 from configs.section import Refusal
 from data_pipeline import (
     DEFAULT_VIEW,
@@ -24,6 +24,7 @@ from data_pipeline import (
 )
 from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPair, read_pairs
 from model import Ability, ModelConfig, ModelShape
+from model.generation import DIVISORS, LENGTH
 from trainer.batches import MicroBatch
 from trainer.losses.rows import RowLoss, label_smoothed_rows
 from trainer.objectives.task import Part, ScoredByReferences, TaskFile
@@ -63,8 +64,16 @@ class Translation(ScoredByReferences):
     length_penalty: Annotated[
         float,
         WEIGHT,
-        Doc("a: a beam's log probability is divided by its length ** a; 0 prefers short ones."),
+        Doc(
+            "a: a beam's log probability is divided by its `length_divisor` ** a; 0 prefers short "
+            "ones."
+        ),
     ] = 1.0
+    length_divisor: Annotated[
+        str,
+        OneOf(*DIVISORS),
+        Doc("length: the number of tokens n; gnmt: (5 + n) / 6 (arXiv 1609.08144, eq. 14)."),
+    ] = LENGTH
     max_length: Annotated[
         int, COUNT, Unit("tokens"), Doc("No translation that is generated is longer.")
     ] = 128
@@ -83,7 +92,7 @@ class Translation(ScoredByReferences):
     unaligned: ClassVar[frozenset[str]] = frozenset({SOME_TOKENS})
     not_encoded: ClassVar[tuple[str, ...]] = (
         *(*ScoredByReferences.not_encoded, "label_smoothing", "beams", "length_penalty"),
-        *("max_length", "lowercase"),
+        *("length_divisor", "max_length", "lowercase"),
     )
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -96,7 +105,7 @@ class Translation(ScoredByReferences):
         if self.source_language and self.source_language == self.target_language:
             yield "target_language", "is that of the sources, whose names are then the same"
         if self.beams == 1:
-            for key in self.changed("length_penalty"):
+            for key in self.changed("length_penalty", "length_divisor"):
                 yield key, "is for beams, and the search is greedy; set beams above 1, or remove it"
 
     @property
@@ -155,7 +164,7 @@ class Translation(ScoredByReferences):
     @property
     def search(self) -> Search:
         """How translations are searched."""
-        return Search(self.beams, self.length_penalty, self.max_length)
+        return Search(self.beams, self.length_penalty, self.max_length, self.length_divisor)
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         references = References(self.stored_references, Path(self.examples) / "tokenizer")
