@@ -19,6 +19,7 @@ from data_pipeline.text.sentences import (
     BREAK,
     LONGEST,
     MAX_CHARACTERS,
+    OTHER_STOPS,
     cuts,
     end_at,
     first_non_space,
@@ -45,7 +46,8 @@ _CAPITALS_AND_DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 _SPACE_AFTER = _answer_table(b" ", b"\t.!?\"')]")  # YES if a sentence can begin after it
 _CAN_BEGIN = _answer_table(_CAPITALS_AND_DIGITS, b" \t\"'([-")
-_MAY_END = _byte_set(b"\n.!?\xe2\xe3\xef")  # the last three begin the rare stops
+_STOPS_TOO = [stop.encode() for stop in "\u2026" + OTHER_STOPS]
+_MAY_END = _byte_set([*b"\n.!?", *(stop[0] for stop in _STOPS_TOO)])
 _IN_WORD = _byte_set(_CAPITALS_AND_DIGITS + _LETTERS)
 _IS_LOWER = _byte_set(_LETTERS)
 _IS_INITIAL = _byte_set(b"ABCDEFGHJKLMNOPQRSTUVWXYZ")  # "I" is a word
@@ -63,9 +65,13 @@ def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
 # Words after which a full stop does not, or need not, end a sentence, and the longest one's bytes.
 _Abbreviations = tuple[NDArray[np.uint64], NDArray[np.uint64], int]
 _ABBREVIATIONS: _Abbreviations = (_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
-# Characters of three bytes; see `BREAK`.
-_RARE_STOPS = _keys("\u2026\u3002\uff01\uff1f")
+# Characters of two and of three bytes; see `BREAK`.
+_STOPS_OF_2, _STOPS_OF_3 = (
+    np.array([int.from_bytes(stop, "little") for stop in _STOPS_TOO if len(stop) == n], np.uint64)
+    for n in (2, 3)
+)
 _CLOSES_TOO, _OPENS_TOO = _keys("\u201d\u2019"), _keys("\u201c\u2018\u2014\u2013")
+_TWO_BYTES = np.uint64(0xFFFF)
 _LOWER_CASE = np.uint64(0x2020202020202020)
 
 
@@ -122,7 +128,9 @@ def _at(
     The document spans the bytes from `first` up to `last`.
     """
     if data[at] >= 128:
-        return (UNSURE if _is_among(_three_bytes(data, at), _RARE_STOPS) else NO), at
+        three = _three_bytes(data, at)
+        is_stop = _is_among(three, _STOPS_OF_3) or _is_among(three & _TWO_BYTES, _STOPS_OF_2)
+        return (UNSURE if is_stop else NO), at
     if data[at] == _LINE_FEED:
         return _at_line_feed(data, at), at
     closed = _width(data, at + 1, _CLOSES, _CLOSES_TOO)

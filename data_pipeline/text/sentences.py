@@ -1,10 +1,11 @@
-"""Sentence splitting for English-like prose, by rules: no model and no download.
+"""Sentence splitting by rules: no model and no download.
 
 A sentence ends at a line end, or at closing punctuation that is followed by white space and by
-something that can begin a sentence. Quotes and brackets may stand after the punctuation. The full
-stops of abbreviations, initials and numbered references do not end a sentence. A line that starts
-in lower case continues the sentence before it (hard-wrapped text). A sentence longer than
-`MAX_CHARACTERS` is cut at weaker punctuation, or at a space.
+something that can begin a sentence. Quotes and brackets may stand after the punctuation. The stops
+of other scripts end a sentence whatever follows. The full stops of English abbreviations, initials
+and numbered references do not end one. A line that starts in lower case continues the sentence
+before it (hard-wrapped text). A sentence longer than `MAX_CHARACTERS` is cut at weaker punctuation,
+or at a space.
 
 White space belongs to the sentence after it, so joining the sentences gives the text. Byte-level
 tokenizers therefore give the same ids for the sentences as for the whole text.
@@ -17,16 +18,31 @@ from collections.abc import Iterator
 
 MAX_CHARACTERS = 1000
 
+# The full stops and question marks of Chinese and Japanese, Hindi, Arabic and Urdu, Armenian,
+# Amharic, Burmese and Khmer. Whatever stands behind one begins a sentence, also without a space.
+OTHER_STOPS = "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u1367\u104b\u17d4\u17d5"
+
+
+def _can_begin() -> str:
+    """The letters that can begin a sentence, and digits, for a character class.
+
+    They are capitals, and all letters of scripts that have none.
+    """
+    some = [one for one in map(chr, range(0x80, 0x3100)) if one.isalpha() and not one.islower()]
+    return "A-Z0-9\u3100-\u9fff\ua000-\ud7a3" + "".join(some)
+
+
 # The pattern begins with a character class, so that the engine skips other characters quickly. It
 # matches a run of stops whole whatever follows, so that the search is linear. The group `next`
 # matches if the text after the stops can begin a sentence.
 BREAK = re.compile(
-    r"[.!?\u2026\n\u3002\uff01\uff1f](?:"
+    rf"[.!?\u2026\n{OTHER_STOPS}](?:"
     r"(?<=\n)"
     r"|(?<=[.!?\u2026])[.!?\u2026]*[\"'\u201d\u2019)\]\u00bb]*"
-    r"(?:(?=[ \t]+[\"'\u201c\u2018(\[\u00ab\u2014\u2013-]*"
-    r"[A-Z0-9\u00c0-\u00de\u0391-\u03a9\u0410-\u042f])(?P<next>)|)"
-    r"|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*(?=\S)"
+    r"(?:(?=[ \t]+[\"'\u201c\u2018\u201e\u201a(\[\u00ab\u2014\u2013\u00bf\u00a1-]*"
+    rf"[{_can_begin()}])(?P<next>)|)"
+    rf"|(?<=[{OTHER_STOPS}])[{OTHER_STOPS}]*[\u300d\u300f\uff09\"'\u201d\u2019)\]\u00bb]*"
+    r"(?=[ \t]*\S)"
     r")"
 )
 _TITLES_AND_SUCH = """

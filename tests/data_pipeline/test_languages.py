@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from data_pipeline.building.merging import merge
+from data_pipeline.text.joined_text import JoinedText
+from data_pipeline.text.sentence_search import find_sentences
+from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.tokenizer import load
 from tandem import main
 
@@ -123,3 +127,27 @@ def test_every_character_of_a_large_alphabet_is_known(tmp_path) -> None:
     trained(tmp_path, text, size=6000)
     tokenizer, _ = load(tmp_path / "out")
     assert "[UNK]" not in tokenizer.encode(text, add_special_tokens=False).tokens
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["यह पहला वाक्य है।", " क्या यह दूसरा है?", " हाँ॥", "और"],
+        ["هذه جملة.", " هل هذه جملة؟", " نعم."],
+        ["یہ جملہ ہے\u06d4", " دوسرا\u06d4"],
+        ["Де вона живе.", " \u0407\u0436\u0430к спить!", " \u0404 все."],
+        ["Sa Łódź.", " Łukasz spał.", " Żółw!"],
+        ["¿Qué hora es?", " ¡Las dos!", " Bien."],
+        ["한국어입니다.", " 다음 문장입니다.", " 끝."],
+        ["これは文です。", "次の文です\uff01", "「終わり。」", "はい。"],
+        ["\u054d\u0561 ն\u0561խ\u0561դ\u0561սություն է\u0589", " Երկրորդ\u0589"],
+        ["ይህ ዓረፍተ ነገር ነው።", " ሁለተኛ።"],
+        ["これは。", " 間に空白。"],
+    ],
+)
+def test_sentences_end_at_the_stops_of_their_script(sentences) -> None:
+    text = "".join(sentences)
+    ends = [0, *sentence_ends(text)]
+    assert [text[a:b] for a, b in itertools.pairwise(ends)] == sentences
+    found, _ = find_sentences(JoinedText.of([text]))
+    assert [len(text.encode()[:at].decode()) for at in found.tolist()] == ends
