@@ -88,7 +88,7 @@ lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(SHELLCHECK) cluster/*.sh .ci/run
-	@cat tests/cluster/golden/head.sbatch cluster/accounts.sh cluster/supervisor.sh | $(SHELLCHECK) -
+	@$(SHELLCHECK) tests/cluster/golden/job.sbatch
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .

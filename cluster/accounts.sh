@@ -1,6 +1,6 @@
-# shellcheck disable=SC2154,SC2034 # other parts of a script assign what is not assigned here, or use it
-# ---- From here on, the text is the same in every script ------------------------------------------
-# The accounts of a run: its progress and usage so far, and whether it may start again.
+# shellcheck disable=SC2154,SC2034 # other parts assign what is not assigned here, or use it
+# The account of a job, or of a chain of jobs: its progress and usage so far, and whether it may
+# start again.
 #
 # An attempt makes progress when the newest step in `metrics.jsonl` or among the checkpoints is higher
 # than ever before. When more attempts in a row than the budget make none, the job ends. The account
@@ -8,8 +8,15 @@
 # (a dead node) is counted at the start of the next one. The account also holds the attempt's number,
 # so that a batch shell that was cut off from SLURM can see that it has been replaced.
 #
-# A second file records the time and GPUs of every start, for `max_requeues` and `max_gpu_hours`. A
-# start that never reached its end counts until the last heartbeat in the run folder.
+# `usage` records the time and GPUs of every start, for `max_requeues` and `max_gpu_hours`. A start
+# that never reached its end counts until the last heartbeat in the run folder. `begun` is as old as
+# the first start: an older request to stop was another job's. `excluded` lists nodes left out.
+
+account=$submission/accounts/$([ "$chained" = yes ] && echo chain || echo "$job")
+record=$account/progress # "best no_progress open|closed attempt", or "final REASON"
+usage=$account/usage     # a line for each start: begin, GPUs, end
+me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
+starts=0 seconds_left=0 timer='' best=0 no_progress=0
 
 newest_step() { # the highest step that was logged or saved
   {
@@ -19,29 +26,40 @@ newest_step() { # the highest step that was logged or saved
   } 2>/dev/null | sort -n | tail -n 1
 }
 
-write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; }
+stop_requested() {
+  [ -e "$run/requests/stop.json" ] && [ ! "$account/begun" -nt "$run/requests/stop.json" ]
+}
 
-open_account() { # fails when the run may not start again
+write_record() { printf '%s\n' "$*" >"$record.new" && mv "$record.new" "$record"; } 2>/dev/null
+
+open_account() { # sets $verdict where the run may not start again
   local best_before no_progress_before state attempt
-  best=$(newest_step)
-  if [ "$chained" = no ] && [ -z "$SLURM_RESTART_COUNT" ]; then
-    rm -f "$record" "$usage" "$run/requests/stop.json" # a user submitted it again
+  if ! { mkdir -p "$account" && [ -e "$account/begun" ] || touch "$account/begun"; } 2>/dev/null; then
+    refuse_folder
+    return
   fi
-  if [ -e "$record" ]; then
+  best=$(newest_step)
+  if [ -s "$record" ]; then
     read -r best_before no_progress_before state attempt <"$record"
     if [ "$best_before" = final ]; then
-      announced=yes why=$(sed 's/^final //' "$record")
-      return 1
+      verdict=known why=$(sed 's/^final //' "$record")
+      return
     fi
     best=$best_before no_progress=$no_progress_before
     [ "$state" = closed ] || close_account
   fi
-  why='stopped on request'
-  [ -z "$SLURM_RESTART_COUNT" ] || ! stop_requested || return 1
-  why=$gave_up
-  [ "$no_progress" -le "$budget" ] || return 1
-  open_usage || return 1
-  write_record "$best $no_progress open $me"
+  if [ -n "$SLURM_RESTART_COUNT" ] && stop_requested; then
+    verdict=final why=$on_request
+  elif [ "$no_progress" -gt "$budget" ]; then
+    verdict=final why=$gave_up
+  elif open_usage; then
+    write_record "$best $no_progress open $me" || refuse_folder
+  fi
+}
+
+refuse_folder() { # this node cannot write to it, and another may; SLURM counts how often that was tried
+  code=69 verdict=requeue bad=$node why="$node cannot write to $account (read-only, full, or over quota)"
+  [ "${SLURM_RESTART_COUNT:-0}" -lt "$budget" ] || verdict=final
 }
 
 close_account() {
@@ -52,32 +70,36 @@ close_account() {
   elif [ "$ended$preempted" = nono ]; then
     no_progress=$((no_progress + 1))
   fi
-  write_record "$best $no_progress closed $me"
+  write_record "$best $no_progress closed $me" || say "$node cannot write to $account"
 }
 
 open_usage() { # fails when the run's limits are reached; sets $starts and $seconds_left
   local used width=$((SLURM_NNODES * gpus))
   close_usage "$(stat -c %Y "$run"/attempts/*.json "$run/slurm.jsonl" 2>/dev/null | sort -n | tail -n 1)"
-  touch "$usage"
-  starts=$(wc -l <"$usage")
-  code=75
-  why=$often_enough
-  [ -z "$max_requeues" ] || [ "$starts" -le "$max_requeues" ] || return
-  if [ -n "$max_gpu_seconds" ]; then
-    used=$(awk '{ sum += $2 * ($3 - $1) } END { printf "%d", sum }' "$usage")
-    seconds_left=$(((max_gpu_seconds - used) / width))
-    why=$gpu_hours_used
-    [ "$seconds_left" -gt 0 ] || return
+  starts=$(grep -c . "$usage" 2>/dev/null)
+  if [ -n "$max_requeues" ] && [ "$starts" -gt "$max_requeues" ]; then
+    code=75 verdict=final why=$often_enough
+    return 1
   fi
-  code=0
-  echo "$(date +%s) $width" >>"$usage"
-}
+  if [ -n "$max_gpu_seconds" ]; then
+    used=$(awk '{ sum += $2 * ($3 - $1) } END { printf "%d", sum }' "$usage" 2>/dev/null)
+    seconds_left=$(((max_gpu_seconds - ${used:-0}) / width))
+    if [ "$seconds_left" -le 0 ]; then
+      code=75 verdict=final why=$gpu_hours_used
+      return 1
+    fi
+  fi
+  if ! echo "$(date +%s) $width" >>"$usage"; then
+    refuse_folder
+    return 1
+  fi
+} 2>/dev/null
 
 close_usage() { # TIME: when the last start ended, unless that is recorded
   [ -e "$usage" ] || return
   awk -v end="$1" 'NF < 3 { $3 = end > $1 ? end : $1 } { print }' "$usage" >"$usage.new" &&
     mv "$usage.new" "$usage"
-}
+} 2>/dev/null
 
 watch_gpu_hours() {
   [ -n "$max_gpu_seconds" ] || return
@@ -87,6 +109,5 @@ watch_gpu_hours() {
 
 superseded() { # a node cut off from SLURM may keep running beside the requeued job: it must not write
   local attempt
-  read -r _ _ _ attempt <"$record"
-  [ "$attempt" != "$me" ]
-}
+  read -r _ _ _ attempt <"$record" && [ -n "$attempt" ] && [ "$attempt" != "$me" ]
+} 2>/dev/null

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from cluster.errors import LaunchError
-from cluster.ranks import EXPORTED
+from cluster.ranks import EXPORTED, PORT
 from cluster.sbatch_options import OWN, gpus_in_gres
 from configs.rules import GIGABYTES, INDEX, Doc, Matches, Range, Unit, positive
 from configs.section import Refusal, Section
@@ -18,8 +18,8 @@ from configs.typed import hints_of, options_of
 
 # Variables that SLURM or the launcher sets for each rank, or that are read-only in bash.
 LAUNCHERS = re.compile(
-    rf"{'|'.join(EXPORTED)}|SLURM_(JOB|STEP|ARRAY|NTASKS|TASKS|NNODES|PROCID|LOCALID|NODEID|RESTART)"
-    r"(_\w+)?|UID|EUID|PPID|BASHOPTS|SHELLOPTS|BASH_VERSINFO"
+    rf"{'|'.join(EXPORTED)}|{PORT}|"
+    r"SLURM_(JOB|STEP|ARRAY|NTASKS|TASKS|NNODES|PROCID|LOCALID|NODEID|RESTART)(_\w+)?|UID|EUID|PPID|BASHOPTS|SHELLOPTS|BASH_VERSINFO"
 )
 
 

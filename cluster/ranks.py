@@ -22,6 +22,7 @@ FIRST_PORT, PORTS = 16000, 16000
 LAST_PORT = 2**16 - 1
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EXPORTED = (*TORCHRUN, "GROUP_RANK")
+PORT = "TANDEM_PORT"  # where the batch script has found that nothing listens
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,9 @@ def _from_slurm(env: Mapping[str, str]) -> Ranks:
         local_world_size=tasks_on_node(_text(env, "SLURM_STEP_TASKS_PER_NODE"), node),
         node_rank=node,
         master_addr=first_host(_text(env, "SLURM_STEP_NODELIST")),
-        master_port=job_port(_number(env, "SLURM_JOB_ID"), restarts),
+        master_port=_number(env, PORT)
+        if PORT in env
+        else job_port(_number(env, "SLURM_JOB_ID"), restarts),
     )
 
 

@@ -44,6 +44,8 @@ OWN_SRUN = {
     "chdir": "the job starts in the folder it was submitted from",
     "multi-prog": "every rank runs the same program",
     "pty": "a job has no terminal",
+    "export": "every rank gets the environment of the first node; use variables",
+    "export-file": "every rank gets the environment of the first node; use variables",
 }
 OWN = {"sbatch": OWN_SBATCH, "srun": OWN_SRUN}
 
@@ -63,6 +65,13 @@ _NAMES = """
     use-min-nodes verbose wait wait-all-nodes wckey wrap
 """
 SBATCH = frozenset(_NAMES.split())
+_WITHOUT_VALUE = """
+    contiguous exclusive get-user-env hold ignore-pbs kill-on-invalid-dep nice no-kill no-requeue
+    oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue spread-job
+    stepmgr test-only use-min-nodes verbose wait
+"""
+# Options for which the words true and the empty text are values.
+WITH_VALUE = SBATCH - {*_WITHOUT_VALUE.split()}
 
 
 def without_own(env: Mapping[str, str]) -> dict[str, str]:

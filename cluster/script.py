@@ -1,14 +1,15 @@
 """The sbatch script of a job, a pure function of the job and the cluster config.
 
-The script is self-contained: it needs SLURM, bash and the files beside it, but not the checkout it
-was submitted from. A user can read it, edit it and submit it by hand.
+The script says what runs and where. What happens when the ranks end is in ``supervisor.sh``, which
+it sources from the copy in its submission. It needs SLURM, bash and the files beside it, but not
+the checkout it was submitted from. A user can read it, edit it and submit it by hand.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +17,41 @@ import configs
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
+from cluster.sbatch_options import WITH_VALUE
 
-# The same in every script; the last part does the work, with functions of the parts before it.
-PARTS = [Path(__file__).with_name(name) for name in ("accounts.sh", "supervisor.sh")]
+# What the script sources; the first sources the others, from its own folder.
+PARTS = [
+    Path(__file__).with_name(f"{name}.sh")
+    for name in ("supervisor", "controller", "accounts", "nodes")
+]
 BACKSLASH = "\\"
 SECRET = "WANDB_API_KEY"
 FLAG = ("", "true")  # values of an option that has none
 LEFT_OUT = "false"
+# Options of srun that change what the check of the nodes prints, or where.
+RESHAPING = ("error", "input", "label", "open-mode", "output", "quiet", "unbuffered", "verbose")
+# What the shell that submits may have set for its own use of srun.
+SHELLS_OWN = (
+    "SLURM_LABELIO",
+    "SLURM_STDERRMODE",
+    "SLURM_STDINMODE",
+    "SLURM_STDOUTMODE",
+    "SRUN_ERROR",
+    "SRUN_INPUT",
+    "SRUN_LABELIO",
+    "SRUN_OUTPUT",
+)
+
+START = """# What happens when the ranks end, and when SLURM sends a signal
+supervisor=$submission/code/cluster/supervisor.sh
+mkdir -p "$run/logs" && exec >>"$log" 2>&1 && [ -r "$supervisor" ] && . "$supervisor"
+
+# Only a first node that cannot use the run folder gets here: it gives the job back.
+[ $may_requeue = yes ] && [ "${SLURM_RESTART_COUNT:-0}" -lt $budget ] &&
+  scontrol requeue "$job" &&
+  scontrol update jobid="$job" ExcNodeList="${SLURMD_NODENAME:-$HOSTNAME}"
+exit 69
+"""
 
 
 @dataclass(frozen=True)
@@ -42,16 +71,14 @@ def build(job: Job, cluster: ClusterConfig) -> str:
     """The text of the script.
 
     Raises LaunchError where a value cannot be quoted in an ``#SBATCH`` line: a line break or other
-    unprintable character, or a ``%`` or backslash in the log's path. Also raises it for a variable
-    that the script itself uses, and for a Weights & Biases key, which others could read.
+    unprintable character. Also raises it for a variable that the script itself uses, and for a
+    Weights & Biases key, which others could read.
     """
     _refuse_unprintable(job, cluster)
-    if set(str(job.run)) & {"%", BACKSLASH}:
-        raise LaunchError(f"{job.run}: SLURM cannot log to a path with % or {BACKSLASH}; rename it")
     work = _work(job, cluster)
     supervisor = "\n".join(part.read_text(encoding="utf-8") for part in PARTS)
-    _refuse_own_names(cluster, work + supervisor)
-    text = "\n".join([_options(job, cluster), work, _environment(cluster), supervisor])
+    _refuse_own_names(cluster, work + START + supervisor)
+    text = "\n".join([_options(job, cluster), work, _environment(cluster), START])
     if f"{SECRET}=" in text:
         raise LaunchError(
             f"{SECRET}: the key would be readable in the script; run `wandb login` once, or export "
@@ -61,32 +88,43 @@ def build(job: Job, cluster: ClusterConfig) -> str:
 
 
 def _options(job: Job, cluster: ClusterConfig) -> str:
-    log = "%A_%a" if job.seeds else "%j"
     options = {
         "job-name": job.name,
-        "comment": job.name,
         "nodes": cluster.nodes,
         **_tasks(cluster),
         **_gpus(cluster),
         "chdir": str(job.directory),
-        "output": f"{job.run}/logs/slurm-{log}.log",
-        "open-mode": "append",
+        "output": "/dev/null",  # the script opens its log itself
         "signal": f"B:USR1@{cluster.warning_seconds}",
-        ("requeue" if _may_requeue(job, cluster) else "no-requeue"): "",
         **({"array": f"0-{len(job.seeds) - 1}"} if job.seeds else {}),
-        **cluster.sbatch,
     }
-    # Unlike a shell, sbatch reads a backslash within single quotes as an escape.
-    lines = [
-        f"#SBATCH {_option(name, _quote(text.replace(BACKSLASH, BACKSLASH * 2)), text)}"
-        for name, text in options.items()
-        if text.lower() != LEFT_OUT
-    ]
+    requeue = "requeue" if _may_requeue(job, cluster) else "no-requeue"
+    words = [f"--{name}={_escaped(text)}" for name, text in options.items()]
+    words += [f"--{requeue}", *_site_options(cluster.sbatch, _escaped)]
     head = [
         "#!/bin/bash",
-        f"# Job {job.name}, written by `tandem submit`. To submit it again: sbatch THIS_FILE",
+        f"# Job {job.name}, written by `tandem submit`. To submit it again when it has ended: "
+        "sbatch THIS_FILE",
     ]
-    return "\n".join([*head, *lines]) + "\n"
+    return "\n".join([*head, *(f"#SBATCH {word}" for word in words)]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """A value in an ``#SBATCH`` line, where a backslash escapes even within single quotes."""
+    return _quote(text.replace(BACKSLASH, BACKSLASH * 2))
+
+
+def _site_options(
+    options: Mapping[str, str], quoted: Callable[[str], str] = str, left_out: Container[str] = ()
+) -> list[str]:
+    """Options of sbatch or srun as a cluster's YAML states them."""
+    words = []
+    for name, text in options.items():
+        if text.lower() == LEFT_OUT or name in left_out:
+            continue
+        is_flag = text.lower() in FLAG and name not in WITH_VALUE
+        words.append(f"--{name}" if is_flag else f"--{name}={quoted(text)}")
+    return words
 
 
 def _gpus(cluster: ClusterConfig) -> dict[str, str]:
@@ -116,7 +154,8 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"submission={_quote(str(job.submission))}",
         _array("train", [*cluster.container, *train]),
         _array("check", [*cluster.container, python, "-m", "cluster.preflight"]),
-        _array("srun", [_option(name, text, text) for name, text in _srun(cluster).items()]),
+        _array("srun", _srun(cluster)),
+        _array("check_srun", _srun(cluster, RESHAPING)),
         f"ranks={cluster.ranks}  # per node",
         f"gpus={cluster.gpus}",
         f"min_free_gb={cluster.min_free_gb:g}",
@@ -127,23 +166,24 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"preflight={_yes(cluster.preflight)}",
     ]
     if not job.seeds:
-        lines.append("seed=")
+        lines.append("job=$SLURM_JOB_ID")
     else:
         lines += [
+            # The task with the array's own number as its job id: for scontrol that means all tasks.
+            "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
             f"seeds=({' '.join(map(str, job.seeds))})",
             "seed=${seeds[$SLURM_ARRAY_TASK_ID]}",
             "run+=-seed$seed",
             f'train+=("seed=$seed" {_name_of_seed(job.name)})',
-            'mkdir -p "$run/logs" && exec >>"$run/logs/slurm-$SLURM_JOB_ID.log" 2>&1',
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "log=$run/logs/slurm-$SLURM_JOB_ID.log"]) + "\n"
 
 
 def _environment(cluster: ClusterConfig) -> str:
     lines = [
         "# Where it runs: what the first node exports reaches every rank",
-        f"unset {' '.join(EXPORTED)}",
-        "export SLURM_EXPORT_ENV=ALL  # also where sbatch was told --export=NONE",
+        f"unset {' '.join([*EXPORTED, *SHELLS_OWN])}",
+        "export SLURM_EXPORT_ENV=ALL SRUN_EXPORT_ENV=ALL  # also after sbatch --export=NONE",
         'export PYTHONPATH="$submission/code${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1',
         'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"',
         'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
@@ -183,15 +223,10 @@ def _may_requeue(job: Job, cluster: ClusterConfig) -> bool:
     return cluster.requeue and not job.chained
 
 
-def _srun(cluster: ClusterConfig) -> dict[str, str]:
+def _srun(cluster: ClusterConfig, left_out: Container[str] = ()) -> list[str]:
     # When one rank fails, the others fail with it; --wait ends those that hang. With
     # --kill-on-bad-exit, the exit codes of the killed ranks would hide that of the first.
-    options = {"wait": "300", **cluster.srun}
-    return {name: text for name, text in options.items() if text.lower() != LEFT_OUT}
-
-
-def _option(name: str, shown: str, text: str) -> str:
-    return f"--{name}" if text.lower() in FLAG else f"--{name}={shown}"
+    return _site_options({"wait": "300", **cluster.srun}, left_out=left_out)
 
 
 def _array(name: str, words: list[str]) -> str:

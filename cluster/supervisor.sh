@@ -1,45 +1,41 @@
-# shellcheck disable=SC2154,SC2034 # other parts of a script assign what is not assigned here, or use it
-# ---- The supervisor ------------------------------------------------------------------------------
-# It starts the ranks, and decides what happens when they end.
+# shellcheck disable=SC2154,SC2034 # the script assigns what is not assigned here, and this uses it
+# The supervisor: it starts the ranks, and decides what happens when they end. The job's script
+# sources it, from the copy in the submission, which never changes.
 #
 # It is bash, not Python, so that it works where Python exists only inside a container. It decides
-# by the run's own records, the ranks' exit code, and the signals sent to the batch shell:
+# by the run's own records, the ranks' exit code, and the signals sent to the batch shell. A run ends
+# for good on proof only; whatever is unknown leads to a requeue, and the limits on requeues (without
+# progress, and in all) bound that.
 #
-# - The run is finished when the record of this start's attempt says so, whatever the exit code.
-# - Exit code 0 without that record is counted as 70. srun also returns 0 for ranks that it has lost,
-#   for example when a node dies or a job is cancelled.
+# Proof that nobody should start it again:
+# - The record of this start's attempt says that the run is finished, whatever the exit code.
+# - `tandem stop` left a file in the run folder. A copy that SLURM requeues by itself does not start.
+# - A set-up command failed: no rank starts in an incomplete environment.
+# - At a first start, the node check says that all nodes lack the same thing.
+# - Exit code 1 with a message of a rank, no new step, and no node at fault: a user must change
+#   something. Steps do not count where this job was refused because another job is running the run.
+# - A limit on starts or GPU-hours is reached. This shell sends itself USR2 when the GPU-hours are
+#   spent; the ranks save first.
+#
+# What happens otherwise:
 # - Before the time limit SLURM sends USR1. The script forwards it to the ranks, which save and
 #   exit 75; then the script requeues the job.
 # - TERM means that SLURM itself ends the job. The cause is `scancel`, which is final; an immediate
 #   preemption, after which SLURM requeues by itself; or a time limit reached before the ranks saved.
-# - In a preemption with a grace time SLURM signals only the ranks, which save and exit 75. The
-#   script finds the preemption in SLURM's record of the job, and requeues it within the grace time.
-# - 2 is a wrong command line; 75 without a warning is a stop on request.
-# - A set-up command that fails is final: no rank starts in an incomplete environment.
-# - `tandem stop` leaves a file in the run folder. It is final, whatever else happens: a copy that
-#   SLURM requeues by itself does not start.
-# - 1 means that a user must change something, unless the attempt made new steps or a node is bad.
-#   New steps do not count where this job was refused because another job is running the run.
-# - Anything else (a killed rank, a crash, a detected hang) is requeued.
-# - Reaching the limit on starts or on GPU-hours is final. This shell sends itself USR2 when the
-#   GPU-hours are spent; the ranks save first.
+# - In a preemption with a grace time SLURM signals only the step: the ranks, which save and exit 75,
+#   or the node check. The script finds the preemption in SLURM's record of the job, and requeues it.
+# - Exit code 0 without the record of a finished run is counted as 70. srun also returns 0 for ranks
+#   that it has lost, for example when a node dies or a job is cancelled.
 # - `at_end` is called once per run: not at a requeue, and not between the jobs of a chain.
 
-record=$submission/progress${seed:+-$seed} # "best no_progress open|closed attempt", or "final REASON"
-usage=$submission/usage${seed:+-$seed} # a line for each start: begin, GPUs, end
-me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
-# One array task has the array's own number as its job id, which for scontrol means all tasks.
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-job=${job:-$SLURM_JOB_ID}
 node=${SLURMD_NODENAME:-$HOSTNAME}
-log=$run/logs/slurm-$SLURM_JOB_ID.log # where this shell and the ranks write
+code=0 verdict='' why='' step='' logged=0 bad='' shared=no wrong=no
+signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no capped=no
 plural=$([ "$budget" = 1 ] || echo s)
+on_request='stopped on request'
 gave_up="gave up after $budget requeue$plural without a new step; fix the cause, then \`tandem submit\` again"
 gpu_hours_used="max_gpu_hours: its $max_gpu_hours GPU-hours are spent"
 often_enough="max_requeues: it has been requeued $max_requeues times, which is the limit"
-starts=0 seconds_left=0 timer='' capped=no announced=no
-verdict='' why='' code=0 step='' logged=0 bad='' shared=no best=0 no_progress=0
-signals=0 pending='' child='' warned=no ended=no rescued=no preempted=no
 
 say() { printf 'tandem: %s\n' "$*"; }
 
@@ -49,9 +45,7 @@ note() { # EVENT CODE REASON: one line for `tandem status`
   printf "$form" "$(date +%s)" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" \
     "$SLURM_JOB_NODELIST" "$1" "$2" "$(printf %s "$3" | tr '"\\[:cntrl:]' "'/ ")" \
     >>"$run/slurm.jsonl"
-}
-
-stop_requested() { [ -e "$run/requests/stop.json" ]; }
+} 2>/dev/null
 
 newest_attempt() { ls "$run"/attempts/*.json 2>/dev/null | tail -n 1; }
 
@@ -78,16 +72,8 @@ deliver() {
   pending=
 }
 
-timed_out() { scontrol -o show job "$job" | grep -q ' Reason=TimeLimit '; }
-
-was_preempted() { scontrol -o show job "$job" | grep -q ' PreemptTime=[0-9]'; }
-
-requeues() { # SLURM's own count, which is one higher as soon as SLURM has requeued this job
-  scontrol -o show job "$job" | sed -n 's/.* Restarts=\([0-9]*\) .*/\1/p'
-}
-
 ended_by_slurm() { # the reason, as far as it is known
-  case $(requeues)$may_requeue in
+  case $(fact Restarts)$may_requeue in
   "${SLURM_RESTART_COUNT:-0}yes") echo cancelled ;;
   "$((${SLURM_RESTART_COUNT:-0} + 1))"*) echo 'preempted, or a node failed: SLURM requeues it' ;;
   *) echo 'ended by SLURM: cancelled, preempted, or a node failed' ;;
@@ -95,7 +81,7 @@ ended_by_slurm() { # the reason, as far as it is known
 }
 
 rescue() { # at the time limit SLURM kills this shell with the ranks, so it requeues at once
-  [ "$may_requeue" = yes ] && timed_out && scontrol requeue "$job" || return
+  [ "$may_requeue" = yes ] && timed_out && give_back || return
   rescued=yes
   note requeue 0 'the time limit, before the ranks had saved'
 }
@@ -105,7 +91,7 @@ receive() { # SIGNAL: forward it, now or as soon as there is a child
   [ -z "$child" ] || deliver
 }
 trap 'warned=yes; receive USR1' USR1
-trap 'ended=yes; receive TERM; rescue' TERM
+trap 'ended=yes patience=20; receive TERM; rescue' TERM # it is killed half a minute later
 trap 'capped=yes warned=yes; receive USR1' USR2
 
 supervise() { # COMMAND...: run it and return its exit code, even if signals arrive meanwhile
@@ -123,45 +109,14 @@ supervise() { # COMMAND...: run it and return its exit code, even if signals arr
   return "$code"
 }
 
-check_nodes() { # sets $bad to the nodes that cannot train, and $shared where the fault is common
-  local out=$submission/preflight${seed:+-$seed}.txt all named silent words
-  supervise timeout --kill-after=10 300 srun "${srun[@]}" --chdir="$submission/code" \
-    --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --output=all --error=all \
-    "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
-  [ "$warned$ended" = nono ] || return # it was interrupted, and who has not answered yet may be well
-  all=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sort)
-  if words=$(grep -m 1 '^wrong ' "$out"); then
-    bad=$all shared=yes why=${words#wrong *: }
-    return
-  fi
-  named=$(sed -n -e 's/^bad \([^ :]*\):.*/\1/p' \
-    -e 's/.*Task launch.* failed on node \([^ :]*\):.*/\1/p' "$out" | sort -u)
-  silent=$(sed -n 's/^\(ok\|bad\) \([^ :]*\).*/\2/p' "$out" | sort | comm -23 <(echo "$all") -)
-  bad=${named:-$silent}
-  [ -n "$bad" ] || return
-  words=$(grep -m 1 '^bad ' "$out" || grep -m 1 -v -e '^ok ' -e '^\[W' "$out" || echo no answer)
-  why="bad node $(paste -s -d, <<<"$bad"): ${words#bad *: }"
-  if [ "$bad" = "$all" ] && { [ "$bad" != "$named" ] || [ "$SLURM_NNODES" -gt 1 ]; }; then
-    shared=yes # not the fault of one node, so no node is excluded
-  fi
-  bad=$(paste -s -d, <<<"$bad")
-}
-
-exclude_bad_nodes() { # SLURM accepts this only while the requeued job is not running
-  local before
-  before=$(scontrol -o show job "$job" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')
-  scontrol update jobid="$job" ExcNodeList="${before:+$before,}$bad"
-}
-
 requeue() {
-  local words
   if [ "$ended" = yes ]; then
     verdict=ended why='ended by SLURM before it was requeued'
     return
   fi
   trap '' TERM USR1 # requeueing ends this shell as well
-  if ! words=$(scontrol requeue "$job" 2>&1); then
-    verdict=final why+="; SLURM did not requeue it: $words"
+  if ! give_back; then
+    verdict=final why+="; SLURM did not requeue it: $answer"
     return
   fi
   [ -z "$bad" ] || [ "$shared" = yes ] || exclude_bad_nodes
@@ -199,10 +154,11 @@ leave_set_up() { # on exit during set-up, by `must` or by the line itself
 attempt() { # sets $code
   code=75
   [ "$warned$ended" = nono ] || return
+  choose_port
   if [ "$preflight" = yes ]; then
     check_nodes
   fi
-  [ "$warned$ended" = nono ] || return
+  [ "$warned$ended$preempted" = nonono ] || return
   if [ -n "$bad" ]; then
     code=69
     return
@@ -215,12 +171,14 @@ attempt() { # sets $code
 }
 
 judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $code
-  [ "$code" != 75 ] || ! was_preempted || preempted=yes
+  if [ "$ended$warned" = nono ] && ! finished && ! stop_requested && was_preempted; then
+    preempted=yes
+  fi
   close_account
   if finished; then
-    verdict='done' why='finished' code=0
+    verdict='done' why=finished code=0
   elif [ "$code" = 75 ] && stop_requested; then
-    verdict=final why='stopped on request'
+    verdict=final why=$on_request
   elif [ "$ended" = yes ]; then
     verdict=ended why=$(ended_by_slurm)
   elif [ "$capped" = yes ]; then
@@ -228,15 +186,19 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
   elif [ "$warned" = yes ]; then
     verdict=requeue why='the time limit'
   elif [ "$preempted" = yes ]; then
-    verdict=requeue why='preempted'
+    verdict=requeue why=preempted
   elif [ "$code" = 75 ]; then
-    verdict=final why='stopped on request'
+    verdict=requeue why='it saved and ended, though neither SLURM nor `tandem stop` asked for it'
   elif [ "$code" = 69 ]; then
     verdict=requeue
-    [ "$shared" = no ] || verdict=final
+    [ "$wrong" = no ] || [ -n "$SLURM_RESTART_COUNT" ] || verdict=final
   else
     judge_failure
   fi
+  limit_requeues
+}
+
+limit_requeues() {
   if [ "$verdict" = requeue ] && [ "$no_progress" -gt "$budget" ]; then
     verdict=final why+="; $gave_up"
   elif [ "$verdict" = requeue ] && [ -n "$max_requeues" ] && [ "$starts" -ge "$max_requeues" ]; then
@@ -249,39 +211,45 @@ judge_failure() {
   why=$(reason)
   [ "$preflight" = no ] || check_nodes
   verdict=requeue
-  case $code in
-  2 | 126 | 127) verdict=final ;; # no such command: another start would not find it either
-  1) if [ -z "$bad" ] && { [ "$no_progress" -gt 0 ] || refused; }; then verdict=final; fi ;;
-  esac
-}
-
-reason() { # why the ranks failed, from their records, srun's messages or the log
-  local said place
-  if [ "$code" = 70 ]; then
-    echo 'srun lost the ranks: a node failed, or a rank did not end'
-  elif [ "$code" -gt 128 ] && place=$(killed_rank); then
-    echo "$place"
-  elif said=$(first_failure); then
-    echo "$said"
-  elif said=$(new_lines | grep -m 1 '^tandem: '); then
-    echo "the ranks failed: ${said#tandem: }"
-  else
-    echo "the ranks ended with code $code"
+  if [ "$code" = 1 ] && [ -z "$bad" ] && rank_said >/dev/null; then
+    if [ "$no_progress" -gt 0 ] || refused; then verdict=final; fi
   fi
 }
 
-new_lines() { tail -c "+$((logged + 1))" "$log" 2>/dev/null; }
+reason() { # why the ranks failed, from their records, srun's messages or the log
+  if [ "$code" = 70 ]; then
+    echo 'srun lost the ranks: a node failed, or a rank did not end'
+  else
+    killed_rank || rank_said || echo "the ranks ended with code $code"
+  fi
+}
+
+rank_said() { # the error that a rank reported
+  local said
+  first_failure && return
+  said=$(new_lines | sed -E 's/^ *[0-9]+: //' | grep -m 1 '^tandem: ') && echo "the ranks failed: ${said#tandem: }"
+}
+
+new_lines() { tail -c "+$((logged + 1))" "$log" 2>/dev/null; } # with --label each begins with a rank
 
 killed_rank() { # what srun says about the first rank that a signal ended
   local said where how
+  if said=$(new_lines | grep -m 1 -iE 'oom[-_ ]kill(ed)?( event|\b)|: Out Of Memory'); then
+    where=$(rank_of "$said")
+    echo "${where:-a rank} ran out of memory; raise --mem"
+    return
+  fi
   said=$(new_lines | grep -v 'Exited with' | grep -m 1 '^srun: error: [^:]*: tasks* [0-9]') || return
-  where=$(sed 's/^srun: error: \([^:]*\): task\(s*\) \([^:]*\): .*/rank\2 \3 on \1/' <<<"$said")
+  where=$(rank_of "$said")
   how=${said##*: }
   case $how in
   Killed*) echo "$where was killed; if it ran out of memory, raise --mem" ;;
-  'Out Of Memory'*) echo "$where ran out of memory; raise --mem" ;;
   *) echo "$where: $how" ;;
   esac
+}
+
+rank_of() { # LINE of srun: which rank it is about
+  sed -n 's/^srun: error: \([^:]*\): task\(s*\) \([^:]*\): .*/rank\2 \3 on \1/p' <<<"$1"
 }
 
 first_failure() { # the error that the first rank to fail wrote beside the attempt's record
@@ -299,7 +267,7 @@ is_the_end() { # neither SLURM nor this script will start the run again
   case $verdict in
   done | final) ;;
   left) is_last ;;
-  ended) [ "$(requeues)" = "${SLURM_RESTART_COUNT:-0}" ] && is_last ;;
+  ended) [ "$(fact Restarts)" = "${SLURM_RESTART_COUNT:-0}" ] && is_last ;;
   *) false ;;
   esac
 }
@@ -316,22 +284,32 @@ finish() { # print, record and carry out the verdict
   [ -z "$timer" ] || kill "$timer" 2>/dev/null
   close_usage "$(date +%s)"
   [ "$verdict" != requeue ] || requeue
-  note "$verdict" "$code" "$why"
+  note "$verdict" "$code" "$why" || say "$node cannot write to $run/slurm.jsonl"
   say "$verdict: $why (code $code)"
   case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
   ! is_the_end || announce
+  case $verdict$code in left75 | requeue75) exit 0 ;; esac # it did as it was told
   exit "$code"
 }
 
-mkdir -p "$run/logs"
-if ! open_account; then
+refuse_start() { # $verdict is what open_account decided
   say "not started: $why"
   [ "$why" != finished ] || exit 0
-  verdict=final code=${code/#0/1}
-  [ "$announced" = yes ] || finish
-  note final 1 "$why"
-  exit 1
-fi
+  code=${code/#0/1}
+  if [ "$verdict" = known ]; then
+    note final "$code" "$why"
+    exit "$code"
+  fi
+  limit_requeues
+  finish
+}
+
+here=${BASH_SOURCE[0]%/*}
+# shellcheck disable=SC1090,SC1091 # beside this file
+for part in controller accounts nodes; do . "$here/$part.sh"; done
+trust_own_restarts
+open_account
+[ -z "$verdict" ] || refuse_start
 note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
 watch_gpu_hours
 trap leave_set_up EXIT

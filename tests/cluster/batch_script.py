@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.config import ClusterConfig
 from cluster.script import Job, build
+from cluster.slurm import SOURCE
 from tests.waiting import SECONDS, until
 
 FAKES = {
@@ -20,20 +21,29 @@ FAKES = {
     """,
     "scontrol": """
         echo "$*" >>"$CALLS"
+        NAMES='s/.*hostnames//; s/\\[\\(.\\)-\\(.\\)\\]/{\\1..\\2}/; s/,/ /g'
+        eval "$CONTROLLER"
         case "$*" in
         requeue*) echo "$REFUSAL" >&2; [ -z "$REFUSAL" ] ;;
-        *hostnames*) printf 'n1\\nn2\\n' ;;
+        *hostnames*) eval "printf '%s\\n' $(sed "$NAMES" <<<"$*")" ;;
         *"show job"*) echo "JobId=7 Reason=${REASON:-None} ExcNodeList=${EXCLUDED:-(null)} End=1" ;;
         esac
     """,
+    "sbatch": """
+        echo "sbatch $*" >>"$CALLS"
+        eval "$SBATCH"
+    """,
 }
+
+STOP = "mkdir -p requests; touch requests/stop.json"
 
 # What ranks do in the run folder: note a step, and say at the end of an attempt how it went.
 RANKS = """
 step() { echo "{\\"step\\": $1}" >>metrics.jsonl; }
 attempt() { # JSON: its record has the job and the restart, and whatever is given
     mkdir -p attempts
-    echo "{\\"job\\": \\"7\\", \\"restart\\": ${SLURM_RESTART_COUNT:-0}$1}" >attempts/000009.json
+    local restart=${SLURM_RESTART_COUNT:-0}
+    echo "{\\"job\\": \\"$SLURM_JOB_ID\\", \\"restart\\": $restart$1}" >attempts/000009.json
 }
 finish() { attempt ', "finished": true'; exit 0; }
 """
@@ -46,6 +56,7 @@ class Run:
         self.folder = folder
         self.submission = folder / "run/submissions/001"
         self.submission.mkdir(parents=True)
+        (self.submission / "code").symlink_to(SOURCE)
         (folder / "bin").mkdir()
         for name, text in FAKES.items():
             (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
@@ -75,8 +86,12 @@ class Run:
 
     def end(self, train: str, restart: int = 0, **env: str) -> tuple[str, int, str]:
         process = self.start(train, restart, **env)
-        self.output = process.communicate(timeout=SECONDS)[0]
+        process.communicate(timeout=SECONDS)
         return self.last(process.returncode)
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "run/logs/slurm-7.log").read_text()
 
     def last(self, code: int) -> tuple[str, int, str]:
         event = json.loads((self.folder / "run/slurm.jsonl").read_text().splitlines()[-1])

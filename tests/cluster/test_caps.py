@@ -10,11 +10,12 @@ import pytest
 
 from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
-from tests.cluster.batch_script import Run
+from tests.cluster.batch_script import STOP, Run
 from tests.waiting import SECONDS
 
 TOLD = 'echo "$TANDEM_END|$TANDEM_REASON|${TANDEM_RUN##*/}" >>"$CALLS.told"'
-USAGE = "run/submissions/001/usage"
+ACCOUNT = "run/submissions/001/accounts/7"
+USAGE = f"{ACCOUNT}/usage"
 
 
 def told(run: Run) -> list[str]:
@@ -49,12 +50,13 @@ def test_gpu_hours_of_all_starts_count(tmp_path):
     """Two nodes of four GPUs for 100 s, then a start of 50 s that did not end normally."""
     run = Run(tmp_path, gpus_per_node="4", max_gpu_hours=0.4, at_end=[TOLD])
     now = int(time.time())
+    (tmp_path / ACCOUNT).mkdir(parents=True)
     (tmp_path / USAGE).write_text(f"{now - 900} 8 {now - 800}\n{now - 500} 8\n")
     attempts = tmp_path / "run/attempts"
     attempts.mkdir(parents=True)
     (attempts / "000001.json").write_text("{}")
     os.utime(attempts / "000001.json", (now - 450, now - 450))
-    (tmp_path / "run/submissions/001/progress").write_text("0 0 closed 7/1\n")
+    (tmp_path / ACCOUNT / "progress").write_text("0 0 closed 7/1\n")
     assert run.end("step 1; exit 9", 2)[0] == "requeue"  # 0.4 hours are 180 s of eight GPUs
     lines = [line.split() for line in (tmp_path / USAGE).read_text().splitlines()]
     assert [int(line[2]) - int(line[0]) for line in lines[:2]] == [100, 50]
@@ -78,8 +80,8 @@ def test_when_the_gpu_hours_are_used_up_the_ranks_save(tmp_path):
     ("train", "cluster", "env", "expected"),
     [
         ("finish", {}, {}, ["finished|finished|run"]),
-        ("exit 2", {}, {}, ["failed|the ranks ended with code 2|run"]),
-        ("exit 75", {}, {}, ["stopped|stopped on request|run"]),
+        ("echo tandem: no; exit 1", {}, {}, ["failed|the ranks failed: no|run"]),
+        (f"{STOP}; exit 75", {}, {}, ["stopped|stopped on request|run"]),
         ("step 1; exit 9", {}, {}, []),
         ("step 1; exit 9", {"requeue": False}, {}, ["stopped|the ranks ended with code 9|run"]),
         ("finish", {"before": ["false"]}, {}, ["failed|false failed on n1|run"]),

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.cluster.batch_script import Run, wait_for
+from tests.cluster.batch_script import STOP, Run, wait_for
 from tests.waiting import SECONDS
 
 
@@ -17,10 +17,15 @@ from tests.waiting import SECONDS
     ("train", "verdict", "code", "reason"),
     [
         ("finish", "done", 0, "finished"),
-        ("exit 2", "final", 2, "code 2"),
-        ("exit 1", "final", 1, "code 1"),
-        ("step 5; exit 1", "requeue", 1, "code 1"),
-        ("exit 75", "final", 75, "stopped on request"),
+        ("echo tandem: bad key; exit 1", "final", 1, "the ranks failed: bad key"),
+        ("echo 0: tandem: bad key; exit 1", "final", 1, "the ranks failed: bad key"),
+        ("step 5; echo tandem: lost; exit 1", "requeue", 1, "the ranks failed: lost"),
+        (f"{STOP}; exit 75", "final", 75, "stopped on request"),
+        # What nobody explains may be a node's fault.
+        ("exit 1", "requeue", 1, "code 1"),
+        ("exit 2", "requeue", 2, "code 2"),
+        ("exit 127", "requeue", 127, "code 127"),
+        ("exit 75", "requeue", 0, "neither SLURM nor `tandem stop` asked for it"),
         ("kill -9 $$", "requeue", 137, "code 137"),
     ],
 )
@@ -60,7 +65,7 @@ def test_cancelled_ranks_that_srun_returns_0_for_are_not_finished(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=SECONDS)
     assert run.last(process.returncode)[:2] == ("ended", 70)
-    assert "final" not in (run.submission / "progress").read_text()
+    assert "final" not in (run.submission / "accounts/chain/progress").read_text()
 
 
 def test_warning_is_passed_on_and_leads_to_a_requeue(tmp_path):
@@ -69,7 +74,7 @@ def test_warning_is_passed_on_and_leads_to_a_requeue(tmp_path):
     wait_for(tmp_path / "run/ready")
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=SECONDS)
-    assert run.last(process.returncode) == ("requeue", 75, "the time limit")
+    assert run.last(process.returncode) == ("requeue", 0, "the time limit")
     assert run.requeued == 1
 
 
@@ -90,7 +95,8 @@ def test_preempted_with_a_grace(tmp_path):
     """SLURM signals only the ranks. No budget is spent, since the job could not take a step."""
     run = Run(tmp_path, max_requeues_without_progress=0)
     given = {"REASON": "None PreemptTime=2026-01-01T00:00:00"}
-    assert run.end("exit 75", **given) == ("requeue", 75, "preempted")
+    assert run.end("exit 75", **given) == ("requeue", 0, "preempted")
+    assert run.end("echo tandem: lost; exit 1", **given) == ("requeue", 1, "preempted")
     assert run.end("exit 75", REASON="None PreemptTime=None")[0] == "final"
 
 
@@ -107,11 +113,13 @@ def test_a_stop_that_a_person_asked_for_is_final_even_at_the_time_limit(tmp_path
 
 def test_a_copy_that_slurm_requeued_does_not_start_after_a_stop(tmp_path):
     run = Run(tmp_path)
+    assert run.end("step 1; kill -9 $$")[0] == "requeue"
     (tmp_path / "run/requests").mkdir()
     (tmp_path / "run/requests/stop.json").touch()
     assert run.end("touch started", restart=1) == ("final", 1, "stopped on request")
     assert not (tmp_path / "run/started").exists()
-    assert run.end("finish")[0] == "done"  # a person submitted it again
+    again = run.end("finish", SLURM_JOB_ID="8")  # a person submitted it again
+    assert again == ("done", 0, "finished")
 
 
 def test_a_stop_of_before_a_submission_ends_none_of_its_starts(tmp_path):
@@ -126,7 +134,7 @@ def test_a_job_that_another_one_kept_out_is_not_requeued(tmp_path):
     """The steps of the other job do not count as progress of this one."""
     run = Run(tmp_path)
     others = """mkdir attempts; echo '{"job": "6"}' >attempts/000001.json"""
-    assert run.end(f"{others}; step 5; exit 1")[:2] == ("final", 1)
+    assert run.end(f"{others}; step 5; echo tandem: it is live; exit 1")[:2] == ("final", 1)
     assert run.end("attempt; step 6; exit 1")[:2] == ("requeue", 1)
 
 
@@ -177,7 +185,8 @@ def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
     fresh = run.start("touch started; while [ ! -e stop ]; do sleep 0.05; done; finish", restart=1)
     wait_for(tmp_path / "run/started")
     (tmp_path / "run/go").touch()
-    assert "another attempt of this run has begun" in stale.communicate(timeout=SECONDS)[0]
+    stale.communicate(timeout=SECONDS)
+    assert "another attempt of this run has begun" in run.output
     assert run.requeued == 0
     (tmp_path / "run/stop").touch()
     fresh.communicate(timeout=SECONDS)
@@ -189,15 +198,16 @@ def test_a_shell_that_was_cut_off_touches_nothing(tmp_path):
 def test_submitting_the_script_again_by_hand_starts_afresh(tmp_path):
     run = Run(tmp_path, max_requeues_without_progress=0)
     assert run.end("kill -9 $$")[0] == "final"
-    assert run.end("finish")[0] == "done"
+    assert run.end("finish")[0] == "final"
+    assert run.end("finish", SLURM_JOB_ID="8")[0] == "done"
 
 
 def test_a_chain_goes_on_after_the_time_limit_but_not_after_a_failure(tmp_path):
     run = Run(tmp_path, chained=True)
     assert run.end("step 5; kill -9 $$")[0] == "left"
-    assert run.end("exit 1")[0] == "final"
+    assert run.end("echo tandem: bad key; exit 1")[0] == "final"
     event, code, why = run.end("exit 0")
-    assert (event, code, why) == ("final", 1, "the ranks ended with code 1")
+    assert (event, code, why) == ("final", 1, "the ranks failed: bad key")
     assert run.requeued == 0
 
 
