@@ -76,7 +76,8 @@ close_account() {
 open_usage() { # fails when the run's limits are reached; sets $starts and $seconds_left
   local used width=$((SLURM_NNODES * gpus))
   close_usage "$(stat -c %Y "$run"/attempts/*.json "$run/slurm.jsonl" 2>/dev/null | sort -n | tail -n 1)"
-  starts=$(grep -c . "$usage" 2>/dev/null)
+  touch "$usage"
+  starts=$(grep -c . "$usage")
   if [ -n "$max_requeues" ] && [ "$starts" -gt "$max_requeues" ]; then
     code=75 verdict=final why=$often_enough
     return 1

@@ -72,7 +72,7 @@ class ClusterConfig(Section):
             "The most requeues of one submission or chain, for any reason; null: no limit. "
             "Submitting the run again begins to count anew."
         ),
-    ] = None
+    ] = 100
     max_gpu_hours: Annotated[
         float | None,
         positive(1e9),

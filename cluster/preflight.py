@@ -1,20 +1,26 @@
 """One check per node before training: ``python -m cluster.preflight RUN GPUS MIN_FREE_GB``.
 
-Each node prints ``ok NODE``, ``bad NODE: REASON``, or ``wrong NODE: REASON`` for a fault that every
-node shares. The batch script treats a node without a line as bad. A node first checks itself: run
-folder, space, devices. Then all nodes rendezvous at the ranks' address and all-reduce one number,
-by gloo, and by NCCL where they have GPUs.
+Each node prints ``ok NODE``, ``bad NODE: REASON``, ``cut NODE: REASON`` for a connection that fails
+at either end, or ``wrong NODE: REASON`` for a fault that every node shares. The batch script treats
+a node without a line as bad. A node first checks itself: run folder, space, devices. Then all nodes
+meet at the ranks' address, try to reach each other, and all-reduce one number, by gloo, and by NCCL
+where they have GPUs. It takes at most `MEETING_SECONDS` + `SUM_SECONDS`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,17 +28,21 @@ import torch.distributed as dist
 
 from cluster.ranks import Ranks, derive
 
-RENDEZVOUS_TIMEOUT = datetime.timedelta(seconds=60)
+MEETING_SECONDS, CONNECT_SECONDS, SUM_SECONDS = 60.0, 5.0, 60.0
+PEERS = 5  # that a node tries to reach, at distances 1, 2, 4, 8 and 16
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+
+Fault = tuple[str, str]  # bad, cut or wrong, and the reason
 
 
 def main(run: Path, gpus: int, min_free_gb: float) -> int:
     """Check this node and its connections; 0 when it passes, 1 when it does not."""
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
-    own = folder_fault(run) or device_fault(gpus) or memory_fault(gpus)
     shared = build_fault(gpus) or space_fault(run, min_free_gb)
-    own = rendezvous_fault(derive(), gpus) or own  # always, or the other nodes would wait
-    word, fault = ("wrong", shared) if shared else ("bad", own)
-    print(f"{word} {node}: {fault}" if fault else f"ok {node}", flush=True)
+    alone = folder_fault(run) or device_fault(gpus) or memory_fault(gpus)
+    together = connection_fault(derive(), gpus)  # always, or the other nodes would wait
+    fault = ("wrong", shared) if shared else ("bad", alone) if alone else together
+    print(f"{fault[0]} {node}: {fault[1]}" if fault else f"ok {node}", flush=True)
     return 1 if fault else 0
 
 
@@ -98,31 +108,112 @@ def memory_fault(gpus: int) -> str | None:
     return None
 
 
-def rendezvous_fault(ranks: Ranks, gpus: int) -> str | None:
+def connection_fault(ranks: Ranks, gpus: int) -> Fault | None:
     """Why this node cannot communicate with the others; None where it can.
 
-    Where another node does not answer, the fault is that node's, not this one's.
+    None too where another node is silent: the fault is that node's. The nodes meet at a store on
+    the first one. Each tries to connect to `PEERS` others there, so that a fault is charged to the
+    node that most of its peers miss. Only then do all of them sum a number, which any single node
+    can make fail for all.
     """
+    deadline = time.monotonic() + MEETING_SECONDS
     where = f"{ranks.master_addr}:{ranks.master_port}"
     try:
         store = dist.TCPStore(
             ranks.master_addr,
             ranks.master_port,
             is_master=ranks.rank == 0,
-            timeout=RENDEZVOUS_TIMEOUT,
+            timeout=datetime.timedelta(seconds=MEETING_SECONDS),
             wait_for_workers=False,
         )
-        store.set(f"here/{ranks.rank}", "")
-    except (RuntimeError, ConnectionError) as error:
-        return f"cannot reach {where}: {str(error).splitlines()[0]}"
+        with listener(own_address(ranks.master_addr)) as here:
+            store.set(f"here/{ranks.rank}", "{}:{}".format(*here.getsockname()))
+            present = _wait(store, ranks, "here", deadline)
+            if present is None:
+                return None
+            missed = [rank for rank in _peers(ranks) if not _answers(present[rank])]
+            store.set(f"missed/{ranks.rank}", " ".join(map(str, missed)))
+            reports = _wait(store, ranks, "missed", deadline)
+    except (RuntimeError, OSError) as error:
+        return "cut", f"cannot reach {where}: {str(error).splitlines()[0]}"
+    fault = reports and reachability_fault(ranks.rank, present, reports)
+    return fault or _sum_fault(store, ranks, gpus)
+
+
+def reachability_fault(rank: int, present: list[str], reports: list[str]) -> Fault | None:
+    """What the nodes' addresses and the ranks that each of them missed say about this one.
+
+    `present` has the address of each node, and `reports` the ranks that it could not reach.
+    """
+    hosts = [address.rpartition(":")[0] for address in present]
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    missing = [set(report.split()) for report in reports]
+    if len(set(hosts)) < len(hosts) and any(missing):
+        same = next(host for host in hosts if hosts.count(host) > 1)
+        through = f" of {interface}" if interface else ""
+        return "wrong", f"several nodes have the address {same}{through}; set interface to another"
+    missed_by = sum(str(rank) in missed for missed in missing)
+    misses = len(missing[rank])
+    if misses > 1 or missed_by > 1 or (len(present) == 2 and misses + missed_by):
+        return (
+            "cut",
+            f"{hosts[rank]} and its peers cannot connect ({interface or 'any interface'})",
+        )
+    return None
+
+
+@contextlib.contextmanager
+def listener(address: str) -> Iterator[socket.socket]:
+    """A socket that accepts connections at an address of this node while the block lasts."""
+    with socket.create_server((address, 0), backlog=2 * PEERS) as server:
+        yield server
+
+
+def own_address(first: str) -> str:
+    """This node's IPv4 address: that of the chosen interface, or the one that leads to `first`.
+
+    Raises OSError for an interface that this node does not have.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].lstrip("=")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if interface and not interface.startswith("^"):
+            request = struct.pack("256s", interface.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError as error:
+                raise OSError(f"no interface {interface} with an address here") from error
+            return socket.inet_ntoa(answer[20:24])
+        probe.connect((first, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _peers(ranks: Ranks) -> list[int]:
+    """The ranks at distances 1, 2, 4, ... from this one: each node has as many that try it."""
+    distances = [2**power for power in range(PEERS) if 2**power < ranks.world_size]
+    return sorted({(ranks.rank + distance) % ranks.world_size for distance in distances})
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
     try:
-        store.wait([f"here/{rank}" for rank in range(ranks.world_size)], RENDEZVOUS_TIMEOUT)
+        with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _wait(store: dist.TCPStore, ranks: Ranks, word: str, deadline: float) -> list[str] | None:
+    """What every rank has said under a word; None where one has said nothing in time."""
+    keys = [f"{word}/{rank}" for rank in range(ranks.world_size)]
+    seconds = max(deadline - time.monotonic(), 0.1)
+    try:
+        store.wait(keys, datetime.timedelta(seconds=seconds))
     except RuntimeError:
         return None
-    return _sum_fault(store, ranks, gpus)
+    return [store.get(key).decode() for key in keys]
 
 
-def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> str | None:
+def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> Fault | None:
     usable = gpus > 0 and torch.cuda.is_available()
     try:
         dist.init_process_group(
@@ -130,19 +221,19 @@ def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> str | None:
             store=store,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            timeout=RENDEZVOUS_TIMEOUT,
+            timeout=datetime.timedelta(seconds=SUM_SECONDS),
         )
         ones = [torch.ones(1, device=device) for device in ("cpu", "cuda:0")[: 1 + usable]]
-        for one in ones:
-            dist.all_reduce(one)
-        totals = {int(one.item()) for one in ones}
+        for total in ones:
+            dist.all_reduce(total)
+        totals = {int(total.item()) for total in ones}
         dist.barrier()  # rank 0 holds the store
         dist.destroy_process_group()
     except RuntimeError as error:
-        return f"all-reduce failed: {str(error).splitlines()[0]}"
+        return "cut", f"all-reduce failed: {str(error).splitlines()[0]}"
     if totals == {ranks.world_size}:
         return None
-    return f"all-reduce gave {min(totals)} of {ranks.world_size}"
+    return "cut", f"all-reduce gave {min(totals)} of {ranks.world_size}"
 
 
 if __name__ == "__main__":

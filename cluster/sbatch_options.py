@@ -75,14 +75,16 @@ WITH_VALUE = SBATCH - {*_WITHOUT_VALUE.split()}
 
 
 def without_own(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the ``SBATCH_*`` variables of options that the script sets itself.
+    """The environment without what would change a job that is submitted from here.
 
-    For sbatch, such a variable would override the script's own line.
+    For sbatch, a ``SBATCH_*`` variable overrides the script's own line. Within a job, SLURM's
+    variables describe that job, and sbatch would hand them on to the new one.
     """
     own = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN_SBATCH}
-    return {
-        name: text for name, text in env.items() if name not in own and name != "SBATCH_ARRAY_INX"
-    }
+    own |= {"SBATCH_ARRAY_INX"}
+    if "SLURM_JOB_ID" in env:
+        own |= {name for name in env if name.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
+    return {name: text for name, text in env.items() if name not in own - {"SLURM_CONF"}}
 
 
 def gpus_in_gres(gres: str) -> int:

@@ -47,6 +47,7 @@ supervisor=$submission/code/cluster/supervisor.sh
 mkdir -p "$run/logs" && exec >>"$log" 2>&1 && [ -r "$supervisor" ] && . "$supervisor"
 
 # Only a first node that cannot use the run folder gets here: it gives the job back.
+trap "" TERM  # requeueing ends this shell as well
 [ $may_requeue = yes ] && [ "${SLURM_RESTART_COUNT:-0}" -lt $budget ] &&
   scontrol requeue "$job" &&
   scontrol update jobid="$job" ExcNodeList="${SLURMD_NODENAME:-$HOSTNAME}"

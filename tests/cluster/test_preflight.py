@@ -1,6 +1,5 @@
 """The check that each node passes before training."""
 
-import datetime
 import os
 import re
 import subprocess
@@ -39,7 +38,7 @@ def test_a_pytorch_without_cuda_is_no_fault_of_a_node(monkeypatch, cuda, hip, gp
 def test_what_no_other_node_would_cure_is_told_apart(tmp_path, capsys, monkeypatch):
     """Too little space in the shared run folder, and a node that sees no GPU."""
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(preflight, "rendezvous_fault", lambda *_: None)
+    monkeypatch.setattr(preflight, "connection_fault", lambda *_: None)
     assert preflight.main(tmp_path, 0, 1e6) == 1
     assert re.fullmatch(r"wrong n1: .*GB free of 1e\+06 needed.*\n", capsys.readouterr().out)
     monkeypatch.setattr(preflight.torch.version, "cuda", "13.0")
@@ -80,16 +79,47 @@ def test_ranks_that_meet(tmp_path, capfd, monkeypatch):
 
 def test_a_node_is_not_blamed_when_another_is_silent(monkeypatch):
     """The silent node is to blame then, not this one."""
-    monkeypatch.setattr(preflight, "RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=0.5))
-    assert preflight.rendezvous_fault(Ranks(0, 2, 0, 1, 0, "127.0.0.1", free_port()), 0) is None
+    monkeypatch.setattr(preflight, "MEETING_SECONDS", 0.5)
+    assert preflight.connection_fault(Ranks(0, 2, 0, 1, 0, "127.0.0.1", free_port()), 0) is None
 
 
 def test_the_first_node_cannot_be_reached(monkeypatch):
-    monkeypatch.setattr(preflight, "RENDEZVOUS_TIMEOUT", datetime.timedelta(seconds=0.5))
+    monkeypatch.setattr(preflight, "MEETING_SECONDS", 0.5)
     port = free_port()
-    fault = preflight.rendezvous_fault(Ranks(1, 2, 0, 1, 1, "127.0.0.1", port), 0)
-    assert str(fault).startswith(f"cannot reach 127.0.0.1:{port}")
-    assert "\n" not in str(fault)
+    fault = preflight.connection_fault(Ranks(1, 2, 0, 1, 1, "127.0.0.1", port), 0)
+    assert fault is not None
+    word, reason = fault
+    assert word == "cut"
+    assert reason.startswith(f"cannot reach 127.0.0.1:{port}")
+    assert "\n" not in reason
+
+
+def test_an_interface_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
+    monkeypatch.setattr(preflight, "MEETING_SECONDS", 0.5)
+    fault = preflight.connection_fault(Ranks(0, 1, 0, 1, 0, "127.0.0.1", free_port()), 0)
+    assert fault is not None
+    assert "no interface ib7" in fault[1]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert preflight.own_address("192.0.2.1") == "127.0.0.1"
+
+
+def test_an_address_that_every_node_has_is_the_fault_of_none(monkeypatch):
+    """That of docker0."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "docker0")
+    same = [f"172.17.0.1:{port}" for port in (1, 2, 3)]
+    expected = (
+        "wrong",
+        "several nodes have the address 172.17.0.1 of docker0; set interface to another",
+    )
+    assert preflight.reachability_fault(0, same, ["1 2", "0 2", "0 1"]) == expected
+
+
+def test_whom_most_peers_miss_is_cut_off():
+    present = [f"10.0.0.{number}:1" for number in range(4)]
+    reports = ["2", "2", "0 3", "2"]  # what each node cannot reach: nobody reaches 2
+    faults = [preflight.reachability_fault(rank, present, reports) for rank in range(4)]
+    assert [fault and fault[0] for fault in faults] == [None, None, "cut", None]
 
 
 @pytest.mark.gpu

@@ -338,6 +338,17 @@ def test_variables_of_a_site_do_not_overrule_the_script(tmp_path, monkeypatch):
     assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=1\nSBATCH_EXPORT=1\n"
 
 
+def test_a_job_that_submits_hands_on_nothing_of_its_own(tmp_path, monkeypatch):
+    of_the_job = {"JOB_ID": "3", "ARRAY_JOB_ID": "3", "RESTART_COUNT": "2", "EXPORT_ENV": "NONE"}
+    for name, text in of_the_job.items():
+        monkeypatch.setenv(f"SLURM_{name}", text)
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.write_text(f"#!/bin/sh\nenv | grep ^SLURM_ >{tmp_path}/seen\necho 41\n")
+    commands.submit("demo", Path("runs/demo"), "")
+    assert (tmp_path / "seen").read_text() == "SLURM_CONF=/etc/slurm.conf\n"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -143,6 +143,13 @@ class RealSlurm:
         pid = int((self.home / f"run/slurmd.{node}.pid").read_text())
         self.inside(node, "kill", "-STOP", str(pid))
 
+    def pause_controller(self) -> None:
+        """Let slurmctld answer nothing until it is resumed."""
+        os.killpg(self.processes["slurmctld"].pid, signal.SIGSTOP)
+
+    def resume_controller(self) -> None:
+        os.killpg(self.processes["slurmctld"].pid, signal.SIGCONT)
+
     def inside(self, node: str, *command: str) -> None:
         """Run a command on a node."""
         self.marked.add(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,80 @@ def test_the_reason_is_what_the_rank_said(
     job.end("FAILED")
     assert job.events[-1] == ("left", words)
     assert slurm.job(job.id)["ExitCode"] == code
+
+
+CHECK = {"preflight": True, "before": ['export PYTHONPATH="$PWD/slow:$PYTHONPATH"']}
+
+
+def slow_check(slurm: RealSlurm, seconds: int) -> None:
+    """The check of the nodes takes so long, as it does where Python starts slowly."""
+    (slurm.root / "slow").mkdir()
+    (slurm.root / "slow/sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        f"if 'preflight' in ' '.join(sys.orig_argv) and not os.path.exists('{slurm.root}/quick'):\n"
+        f"    open('{slurm.root}/checking', 'w'); time.sleep({seconds})\n"
+    )
+
+
+def test_preempted_while_the_nodes_are_checked(slurm: RealSlurm, source: Path) -> None:
+    slow_check(slurm, 60)
+    job = Submitted(slurm, source, steps=3, cluster=CHECK)
+    until((slurm.root / "checking").exists, "the check")
+    urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap=true")
+    slurm.wait_job(slurm.run(*urgent).strip(), "COMPLETED")
+    (slurm.root / "quick").touch()
+    job.requeue_soon(1)
+    job.end(timeout=150)
+    assert job.steps == [1, 2, 3]
+    assert job.events[1] == ("requeue", "preempted")
+
+
+@pytest.mark.slow
+def test_the_controller_is_down_when_the_ranks_have_saved(slurm: RealSlurm, source: Path) -> None:
+    job = Submitted(slurm, source, hold_at=5)
+    job.reach(5)
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    slurm.pause_controller()
+    until(lambda: list(job.run.glob("checkpoints/*")), "the checkpoint")
+    time.sleep(8)  # longer than the MessageTimeout
+    slurm.resume_controller()
+    # SLURM itself takes a minute to find out that the requeued start has ended.
+    slurm.wait_job(job.id, "PENDING", timeout=200)
+    job.requeue_soon(1)
+    job.end()
+    assert job.steps == list(range(1, 31))
+    assert ("requeue", "the time limit") in job.events
+
+
+def test_a_task_of_an_array_submits_a_job(slurm: RealSlurm, source: Path) -> None:
+    """Its variables are handed on by sbatch; the job requeues itself, and not the array's task."""
+    job = Submitted(slurm, source, hold_at=5)
+    slurm.run("scancel", job.id)
+    job.end("CANCELLED")
+    script = next(job.run.glob("submissions/*/job.sbatch"))
+    shell = f"sbatch --parsable {script} >child; while [ ! -e over ]; do sleep 0.2; done"
+    parent = slurm.run("sbatch", "--parsable", "--array=3", "-N1", f"--wrap={shell}").strip()
+    until(lambda: (slurm.root / "child").exists() and (slurm.root / "child").read_text(), "it")
+    job.id = (slurm.root / "child").read_text().strip()
+    job.reach(5)
+    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    job.requeue_soon(1)
+    job.end()
+    assert slurm.job(f"{parent}_3")["Restarts"] == "0"
+    (slurm.root / "over").touch()
+
+
+def read_only(slurm: RealSlurm, node: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    slurm.inside(node, "mount", "--bind", str(folder), str(folder))
+    slurm.inside(node, "mount", "-o", "remount,bind,ro", str(folder))
+
+
+def test_a_first_node_with_a_read_only_run_folder(slurm: RealSlurm, source: Path) -> None:
+    read_only(slurm, "n1", slurm.root / "runs/demo")
+    job = Submitted(slurm, source, steps=3)
+    job.requeue_soon(1)
+    assert slurm.job(job.id)["ExcNodeList"] == "n1"
+    job.end()
+    assert job.steps == [1, 2, 3]
+    assert {rank["node"] for rank in job.ranks(1)} == {"n2", "n3"}

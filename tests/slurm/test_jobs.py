@@ -178,7 +178,6 @@ def test_what_waits_of_a_chain_is_cancelled(slurm: RealSlurm, source: Path) -> N
     for one in job.ids[1:]:
         slurm.wait_job(one, "CANCELLED")
     assert slurm.job(job.id)["JobState"] == "RUNNING"
-    assert slurm.job(job.id)["Comment"] == "demo"
 
 
 def test_the_end_is_told_of_a_job_that_is_cancelled_not_of_one_that_is_requeued(
