@@ -84,6 +84,18 @@ class InitConfig(Section):
         bool,
         Doc("Read only the model and the tokenizer of `pretrained`; the weights are random."),
     ] = False
+    layers: Annotated[
+        list[int] | None,
+        Doc(
+            "Of `pretrained`: only these of its layers, counted from 0, in this order. In a "
+            "pre-norm model with a norm of the embeddings the first is 0."
+        ),
+    ] = None
+    heads: Annotated[
+        str,
+        OneOf("loaded", "new"),
+        Doc("new: the heads of tasks in `pretrained` are left out, and those here begin anew."),
+    ] = "loaded"
     seed: Annotated[
         int | None,
         INDEX,
@@ -103,6 +115,10 @@ class InitConfig(Section):
             )
         if self.random and self.pretrained is None:
             yield "random", "is for pretrained, and weights are random without it; remove it"
+        for key in self.changed("layers", "heads") if self.pretrained is None else ():
+            yield key, "is for pretrained; set that, or remove this"
+        if self.random and self.heads == "new":
+            yield "heads", "all weights are random; remove it"
 
     @property
     def embeddings_only(self) -> bool:
@@ -240,6 +256,9 @@ class LearnerConfig(Section):
             yield "clip_each_parameter", "needs gradient_clipping above 0"
         if self.frozen:
             yield from self._conflicts_with_frozen()
+        if self.init.layers is not None and len(self.init.layers) != self.model.layers:
+            listed = len(self.init.layers)
+            yield "init.layers", f"lists {listed} for the model's {self.model.layers} layers"
         if self.stored is not None:
             refusals = self.stored.conflicts_with_teacher(self.model, self.frozen)
             yield from within("stored", refusals)

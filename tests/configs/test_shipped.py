@@ -19,7 +19,10 @@ SCHEMAS = {**kinds(), "task": JobConfig}
 GAPS = {
     "task": ("data.train=train.tsv", "data.validation=dev.tsv", "teacher.init.pretrained=model")
 }
-STUDENT_GAP = "students.tinybert.init.pretrained=student"
+STUDENT_GAPS = {
+    "tinybert": ["students.tinybert.init.pretrained=student"],
+    "pkd": [f"students.{form}.init.pretrained=bert" for form in ("skip", "last")],
+}
 TEACHERS_AND_STUDENT = (
     "teacher.init.pretrained=first",
     "teachers.second.init.pretrained=second",
@@ -41,8 +44,8 @@ def gaps(kind, name):
         return [*GAPS_OF_SEVERAL]
     if name == "mt_dnn_kd":
         return [*TEACHERS_AND_STUDENT]
-    has_student = kind == "task" and name.startswith("tinybert_")
-    return [*GAPS.get(kind, ()), *([STUDENT_GAP] if has_student else [])]
+    student_gaps = STUDENT_GAPS.get(name.partition("_")[0], []) if kind == "task" else []
+    return [*GAPS.get(kind, ()), *student_gaps]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -21,8 +21,9 @@ from trainer.batches import MicroBatch, MicroTarget
 from trainer.config import JobConfig
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.job_data.examples import with_examples
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER
+from trainer.learners.first_weights import from_folder
 from trainer.learners.state import LearnerState
 from trainer.losses.labels import first_choice_cross_entropy
 from trainer.objectives.term import LossInputs
@@ -54,15 +55,16 @@ def batch() -> MicroBatch:
 
 def task_of(name: str, student: str) -> LearnerConfig:
     """A shipped student's section, of single sentences."""
-    words = ["data.train=x", "teacher.init.pretrained=x", *(
-        ["students.tinybert.init.pretrained=x"] if student == "tinybert" else []
-    )]  # fmt: skip
+    others = ["tinybert"] if student == "tinybert" else ["skip", "last"]
+    given = ["teacher", *(f"students.{one}" for one in others)]
+    words = ["data.train=x", *(f"{section}.init.pretrained=x" for section in given)]
     section = load(name, JobConfig, "task", words).students[student]
     terms = section.objective.terms()
     pair = terms.pop("sentence_pair")
     terms["single_sentence"] = SingleSentence(labels=LABELS, weight=pair.weight)
     terms["soft_labels"] = dataclasses.replace(terms["soft_labels"], tasks=["single_sentence"])
-    return dataclasses.replace(section, objective=type(section.objective)(**terms))
+    objective = type(section.objective)(**terms)
+    return dataclasses.replace(section, objective=objective, init=InitConfig())
 
 
 def ours(section: LearnerConfig, teacher, student, step: int):
@@ -338,9 +340,52 @@ def test_both_forms_of_pkd_run_as_shipped(shipped, tmp_path) -> None:
     words = [
         f"students.{form}.{key}"
         for form in ("skip", "last")
-        for key in (*(f"model.{k}={v}" for k, v in sizes.items()), "init.teacher_layers=[0, 1]")
+        for key in (*(f"model.{k}={v}" for k, v in sizes.items()), "init.layers=[0, 1]")
+    ]
+    words += [
+        f"students.{form}.init.pretrained={shipped}/teacher-mrpc" for form in ("skip", "last")
     ]
     rows = trained(shipped, tmp_path, "pkd_mrpc", *words)
     for term in ("pkd", "soft_labels", "sentence_pair"):
         assert rows[0][f"students/skip/{term}"] > 0
     assert rows[0]["students/skip/pkd"] != rows[0]["students/last/pkd"]
+
+
+@pytest.mark.parametrize("heads", ["new", "loaded"])
+def test_a_student_begins_as_layers_of_a_folder(shipped, heads) -> None:
+    folder = shipped / "teacher-mrpc"
+    theirs = AutoModelForSequenceClassification.from_pretrained(folder)
+    config = SentencePair(labels=["0", "1"], head_name="sentence_pair").equip(plain(2, 16))
+    init = InitConfig(pretrained=str(folder), layers=[1, 3], heads=heads)
+    weights = from_folder("students.skip", init, config)
+    for ours, layer in enumerate((1, 3)):
+        query = theirs.bert.encoder.layer[layer].attention.self.query.weight
+        assert torch.equal(weights[f"encoder.attention.{ours}.query.weight"], query)
+    assert torch.equal(weights["pooler.dense.weight"], theirs.bert.pooler.dense.weight)
+    head = weights.get("task_heads.sentence_pair.linear.weight")
+    assert head is None if heads == "new" else torch.equal(head, theirs.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("init.layers=[0,9]", "students.skip.init.layers: there is no layer 9; the model has 0"),
+        ("init.layers=[0]", "students.skip.init.layers: lists 1 for the model's 2 layers"),
+        ("init.pretrained=null", "students.skip.init.layers: is for pretrained; set that"),
+    ],
+)
+def test_layers_that_a_folder_does_not_have_are_refused(
+    shipped, tmp_path, words, complaint
+) -> None:
+    sizes = "hidden_size: 16, ffn_size: 32, heads: 2, vocab_size: 600, max_positions: 12, layers: 2"
+    files = [f"data.{split}={shipped}/mrpc.tsv" for split in ("train", "validation")]
+    failed = tandem(
+        "train", "pkd_mrpc", *files,
+        f"teacher.init.pretrained={shipped}/teacher-mrpc", f"output_dir={tmp_path}",
+        *(f"students.{form}.model={{{sizes}}}" for form in ("skip", "last")),
+        "students.last.init.layers=[0, 1]", "data.sequence_length=12",
+        *(f"students.{form}.init.pretrained={shipped}/teacher-mrpc" for form in ("skip", "last")),
+        f"students.skip.{words}",
+    )  # fmt: skip
+    assert failed.returncode == 1
+    assert complaint in failed.stderr

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
 from data_pipeline.augmentation.word_vectors import vector_size
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
-from model import ModelConfig, ModelError, read_config
+from model import Ability, ModelConfig, ModelError, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import section_of
 from trainer.run_folder.folder import RunFolder
 
@@ -62,7 +62,7 @@ def require_pretrained(
             for corpus in corpora.values():
                 corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
             if not learner.init.random:
-                _require_same_architecture(section, folder, learner.architecture)
+                _require_same_architecture(section, learner.init, learner.architecture)
 
 
 def _require_vectors(section: str, learner: LearnerConfig) -> None:
@@ -75,16 +75,29 @@ def _require_vectors(section: str, learner: LearnerConfig) -> None:
         )
 
 
-def _require_same_architecture(section: str, folder: str, config: ModelConfig) -> None:
-    """Raise unless the model in `folder` is one of `config`, but for its heads."""
+def _require_same_architecture(section: str, init: InitConfig, config: ModelConfig) -> None:
+    """Raise unless the model in the folder is one of `config`, but for its heads."""
+    folder = str(init.pretrained)
     try:
-        theirs = read_config(folder).meaning()
+        theirs = read_config(folder)
     except ModelError as error:
         raise TrainingError(f"{section}.init.pretrained: {error}") from error
+    if init.layers is not None:
+        theirs = _with_layers(f"{section}.init.layers", theirs, init.layers)
     ours = config.meaning()
-    for key, value in theirs.items():
+    for key, value in theirs.meaning().items():
         if key not in config.head_keys and ours.get(key) != value:
             raise TrainingError(
                 f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
                 f"name the model.yaml that `tandem import` and `tandem export` write"
             )
+
+
+def _with_layers(key: str, config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+    """The model of only these `layers`. Raises TrainingError where it cannot be made of them."""
+    if absent := [layer for layer in layers if not 0 <= layer < config.layers]:
+        has = f"the model has 0 to {config.layers - 1}"
+        raise TrainingError(f"{key}: there is no layer {absent[0]}; {has}")
+    if why := config.cannot(Ability.GROW) or config.cannot_copy(layers):
+        raise TrainingError(f"{key}: {why}")
+    return config.with_layers(len(layers))

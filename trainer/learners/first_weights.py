@@ -20,6 +20,7 @@ from model import (
 )
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
+from trainer.learner_config import InitConfig
 from trainer.learners.learner import Learner
 
 # Parameters of a learner's module that belong to the model, not to its objective.
@@ -28,10 +29,16 @@ _TASKS = "task_heads."
 WORD_EMBEDDING = "embeddings.word.weight"
 
 
-def from_folder(folder: str, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The weights in a Hugging Face `folder` with which a model of `config` begins."""
-    source = from_pretrained(Path(folder))
-    return first_weights(config, source.config, source.state_dict())
+def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[str, Tensor]:
+    """The weights in the folder of `init` with which a model of `config` begins."""
+    assert init.weights is not None
+    source = from_pretrained(Path(init.weights))
+    state: Mapping[str, Tensor] = source.state_dict()
+    if init.layers is not None:
+        state = _selected(f"{section}.init.layers", state, init.layers, source.config)
+    if init.heads == "new":
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(_TASKS)}
+    return first_weights(config, source.config, state)
 
 
 def from_word_vectors(file: str, tokenizer_dir: Path, model: Model) -> Mapping[str, Tensor]:
@@ -47,12 +54,19 @@ def from_word_vectors(file: str, tokenizer_dir: Path, model: Model) -> Mapping[s
 
 def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mapping[str, Tensor]:
     """The teacher's current weights, with these of its layers only. Collective."""
+    state = model_state(full_state_dict(teacher.engine))
+    key = f"{section}.init.teacher_layers"
+    return _selected(key, state, layers, teacher.config.architecture)
+
+
+def _selected(
+    key: str, state: Mapping[str, Tensor], layers: Sequence[int], config: ModelConfig
+) -> Mapping[str, Tensor]:
+    """As `select_layers`; a TrainingError names the `key`."""
     try:
-        return select_layers(
-            model_state(full_state_dict(teacher.engine)), layers, teacher.config.architecture
-        )
+        return select_layers(state, layers, config)
     except ModelError as error:
-        raise TrainingError(f"{section}.init.teacher_layers: {error}") from error
+        raise TrainingError(f"{key}: {error}") from error
 
 
 def from_embeddings(teacher: Learner, config: ModelConfig) -> Mapping[str, Tensor]:

@@ -209,7 +209,7 @@ class Learners:
         """The initial weights; None for random ones."""
         section = section_of(name)
         if config.init.weights is not None:
-            return from_folder(config.init.weights, config.architecture)
+            return from_folder(section, config.init, config.architecture)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
             layers = layers_of_the_moment(config.init.teacher_layers, final, now)
