@@ -365,7 +365,7 @@ def test_a_shipped_task_has_its_head(name: str) -> None:
 SEVERAL_TASKS = {"multi_task": ["tasks.sst2=sst2"], "mt_dnn": []}
 TASKS_WITH_FILES = {
     "sst2", "cola", "mrpc", "rte", "qnli", "stsb", "wikiqa", "conll", "squad", "dream",
-    "squadshifts", "mnli", "qqp", "race",
+    "squadshifts", "mnli", "qqp", "race", "stsb_bi_encoder",
 }  # fmt: skip
 
 

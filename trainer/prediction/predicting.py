@@ -30,9 +30,10 @@ from trainer.prediction.passes import sorted_together
 from trainer.prediction.predictor import Predictor, Query
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
-from trainer.prediction.texts import PLAIN, TextPredictor
+from trainer.prediction.texts import PLAIN, SimilarityPredictor, TextPredictor
 from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
+from trainer.tasks.bi_encoder import BiEncoder
 
 PREDICTORS: dict[str, type[Predictor]] = {
     CLASSIFICATION: TextPredictor,
@@ -81,6 +82,8 @@ def predictions(
 
 def _predictor_of(tuned: FineTuned) -> type[Predictor]:
     kind = tuned.head.kind
+    if kind == VECTOR and tuned.facts.settings.get("task") == BiEncoder.name:
+        return SimilarityPredictor
     if kind not in PREDICTORS:
         why = f"is of kind {kind}, whose output only its task can read"
         raise ModelError(f"{tuned.folder}: its head {tuned.name} {why}; call the model from Python")

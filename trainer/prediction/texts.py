@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
@@ -13,6 +14,8 @@ from data_pipeline.text.text_files import suffix_of
 from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
 from trainer.prediction.predictor import Predictor, Query
+from trainer.scoring.task_metrics import CosineMetric
+from trainer.tasks.bi_encoder import BiEncoder
 
 PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
 
@@ -49,3 +52,16 @@ class TextPredictor(Predictor):
             return read_plain_lines(path, self.facts.fields)
         columns = TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)
         return read_table(path, columns, TSV if is_plain else None)
+
+
+class SimilarityPredictor(TextPredictor):
+    """Predicts ``{"number": ...}`` for each pair: the cosine, on the scale of the labels."""
+
+    def queries(self, path: str) -> Iterator[Query]:
+        for where, row in self._rows(path):
+            texts = [row[name] for name in self.facts.fields]
+            yield Query([self.encoder.sequence([text], where) for text in texts])
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        cosine = CosineMetric.cosines(torch.stack(list(outputs))).item()
+        return {"number": cosine * self.facts.section(BiEncoder).highest}

@@ -165,6 +165,22 @@ class NumberMetric(TaskMetric):
         return _labelled(predicted, numbers, ~numbers.isnan())
 
 
+class CosineMetric(NumberMetric):
+    """`NUMBER_SCORES` of the cosine of two texts' vectors, which the head scales to length 1."""
+
+    @staticmethod
+    def cosines(vectors: Tensor) -> Tensor:
+        """Of the vectors [2 N, D] of N pairs, one after the other: float32 [N]."""
+        first, second = vectors.float().unflatten(0, (-1, 2)).unbind(dim=1)
+        return (first * second).sum(dim=-1)
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[examples, 2]: the cosine, and the label."""
+        numbers = outputs.batch.row_labels(self.head)
+        cosines = self.cosines(outputs.features.heads[self.head])
+        return _labelled(cosines, numbers, ~numbers.isnan())
+
+
 class TagMetric(TaskMetric):
     """`TAG_SCORES` of a head that predicts a tag for each word of a sentence."""
 

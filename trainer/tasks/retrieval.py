@@ -26,10 +26,10 @@ from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
 from trainer.objectives.whole_batch import WholeBatchTerm, over_ranks
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
+from trainer.tasks.bi_encoder import POOLINGS
 from trainer.tasks.collection import CollectionTask
 
 NAME = "retrieval"
-POOLINGS = {"mean": "mean", "cls": "first"}
 
 
 @register(NAME)
