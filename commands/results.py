@@ -63,6 +63,17 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
     click.echo(strict_json(results) if as_json else student_table(results))
 
 
+def which_step(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> str | int | None:
+    """The checkpoint that is meant: best, last, or the one of a step."""
+    if value is None or value in ("best", "last"):
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither best, last nor a step")
+    return int(value)
+
+
 @click.command()
 @click.argument("run", type=PATH)
 @click.option("--learner", type=TEXT, required=True, help="teacher, or a student's name.")
@@ -72,8 +83,17 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
     type=TEXT,
     help="Write the head of this task alone, for a model of several; transformers loads it.",
 )
+@click.option(
+    "--step",
+    metavar="best|last|N",
+    callback=which_step,
+    help="Which checkpoint: the one with the learner's best evaluation.metric on validation, the "
+    "last one, or one of this step. default: as evaluation.final says.",
+)
 @click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")
-def export(run: str, learner: str, out: str, head: str | None, onnx: bool) -> None:
+def export(
+    run: str, learner: str, out: str, head: str | None, step: str | int | None, onnx: bool
+) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from model import require_free
 
@@ -83,7 +103,7 @@ def export(run: str, learner: str, out: str, head: str | None, onnx: bool) -> No
     from trainer.evaluation.finished import SavedLearners
     from trainer.run_folder.folder import RunFolder
 
-    saved = SavedLearners(RunFolder.existing(run))
+    saved = SavedLearners(RunFolder.existing(run), which=step)
     if onnx:
         from model import from_pretrained
         from model.onnx_export import export_onnx, require_onnx
@@ -92,4 +112,5 @@ def export(run: str, learner: str, out: str, head: str | None, onnx: bool) -> No
     export_learner(saved, learner, folder, head=head)
     if onnx:
         export_onnx(from_pretrained(folder), folder / "model.onnx")
-    click.echo(f"{learner} of {run} is in {out}")
+    at = saved.checkpoint_of(saved.resolve(learner)).step
+    click.echo(f"{learner} of {run}, after {at:,} steps, is in {out}")

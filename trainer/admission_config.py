@@ -62,9 +62,9 @@ class StartConfig(Section):
 class BudgetConfig(Section):
     """A learner's own budget, counted from its start; without one it trains to the job's end.
 
-    The schedule runs over the budget. Of several limits, the first one reached ends the training. A
-    student is then done; a teacher keeps teaching, at the cost of its forward pass. With `hours`,
-    runs are not reproducible, because the time of a step varies.
+    The schedule runs over the budget, except for `patience`. Of several limits, the first one
+    reached ends the training. A student is then done; a teacher keeps teaching, at the cost of its
+    forward pass. With `hours`, runs are not reproducible, because the time of a step varies.
     """
 
     steps: Annotated[int | None, COUNT, Unit("steps"), Doc("The learner's own steps.")] = None
@@ -80,13 +80,22 @@ class BudgetConfig(Section):
         Unit("hours"),
         Doc("Training time over all restarts, not counting a progressive transfer."),
     ] = None
+    patience: Annotated[
+        int | None,
+        COUNT,
+        Unit("evaluations"),
+        Doc(
+            "It is done after this many held-out evaluations in a row that are not better than its "
+            "best one before, by its primary metric. default: `stop.patience` of the job."
+        ),
+    ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
         if self.steps is not None and self.fraction is not None:
             yield "fraction", "set either this or steps"
 
     def in_steps(self, steps: int) -> BudgetConfig:
-        """The same, without a fraction, in a job of this many steps."""
+        """This budget without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
         own = max(1, round(self.fraction * steps))

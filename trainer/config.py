@@ -25,6 +25,7 @@ from configs.typed import convert
 from data_pipeline import TASK_NAME, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig
+from trainer.checkpoint import Ranking
 from trainer.default_lead import fill_in_leads
 from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
@@ -60,7 +61,12 @@ class FolderName(Rule):
 class EvaluationConfig(Section):
     """Held-out evaluation, on sequences of the validation split."""
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between evaluations.")] = 500
+    every: Annotated[
+        int | None,
+        COUNT,
+        Unit("steps"),
+        Doc("Steps between evaluations. null: 500, or a tenth of the job's steps if that is less."),
+    ] = None
     sequences: Annotated[
         int, COUNT, Unit("sequences"), Doc("How many sequences of each corpus are scored.")
     ] = 512
@@ -72,7 +78,36 @@ class EvaluationConfig(Section):
             "accuracy or pair_accuracy; on a task it is HEAD_SCORE, such as "
             "single_sentence_accuracy, or bleu. It decides when students start and which "
             "checkpoints are kept, and learners are compared by it. null: the primary score of "
-            "the first head; of several tasks, task_mean, the mean of theirs."
+            "the first head; of several tasks, task_mean, the mean of theirs. A student without "
+            "that score has the primary one of its own first head."
+        ),
+    ] = None
+    final: Annotated[
+        str,
+        OneOf("last", "best"),
+        Doc(
+            "Which checkpoint of each learner is scored and exported at the end: the last one, or "
+            "the one with its best evaluation.metric."
+        ),
+    ] = "last"
+
+    def every_in(self, steps: int) -> int:
+        """Steps between evaluations in a job of this many steps."""
+        return self.every or max(1, min(500, steps // 10))
+
+
+@dataclass
+class StopConfig(Section):
+    """When learners end before the job's steps are used up. The job ends with the last of them."""
+
+    patience: Annotated[
+        int | None,
+        COUNT,
+        Unit("evaluations"),
+        Doc(
+            "Each learner that is trained is done after this many held-out evaluations in a row "
+            "that are not better than its best one before; a learner's `budget.patience` goes "
+            "first. null: never."
         ),
     ] = None
 
@@ -90,8 +125,9 @@ class CheckpointConfig(Section):
         int,
         INDEX,
         Doc(
-            "Also keep this many with the teacher's best evaluation.metric, among those saved "
-            "right after an evaluation. Only for a teacher that is trained."
+            "Also keep, for each learner that is trained, this many with its best "
+            "evaluation.metric, among those saved right after an evaluation. In a job of a task, "
+            "and where evaluation.final is best, a best evaluation is always saved."
         ),
     ] = 1
     max_failures: Annotated[
@@ -167,6 +203,7 @@ class JobConfig(Section):
     ] = field(default_factory=dict)
     batch: BatchConfig = field(default_factory=BatchConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -222,11 +259,14 @@ class JobConfig(Section):
         fill_in_leads(tree)
 
     def in_steps(self) -> JobConfig:
-        """The same with all that learners have as fractions of the job's steps told in steps."""
-        students = {name: one.in_steps(self.steps) for name, one in self.students.items()}
-        return dataclasses.replace(
-            self, teacher=self.teacher.in_steps(self.steps), students=students
-        )
+        """This job with fractions of its steps converted to steps, and learners' own patience."""
+
+        def converted(learner: LearnerConfig) -> LearnerConfig:
+            patience = None if learner.frozen else self.stop.patience
+            return learner.with_patience(patience).in_steps(self.steps)
+
+        students = {name: converted(student) for name, student in self.students.items()}
+        return dataclasses.replace(self, teacher=converted(self.teacher), students=students)
 
     @property
     def other_teachers(self) -> dict[str, LearnerConfig]:
@@ -262,7 +302,35 @@ class JobConfig(Section):
             return columns[self.evaluation.metric]
         return columns.get(TASK_MEAN.name) or self.metrics_of(self.teacher)[0].primary
 
+    def primary_of(self, learner: LearnerConfig) -> Column | None:
+        """The primary metric of a learner of this job; None if it has no head to be scored."""
+        metrics = self.metrics_of(learner)
+        columns = {**mean_column(metrics, self.data.tasks), **columns_of(metrics)}
+        primary = self.primary_column
+        return columns.get(primary.name) or (metrics[0].primary if metrics else None)
+
+    @property
+    def rankings(self) -> tuple[Ranking, ...]:
+        """How the checkpoints of each learner that is trained are ranked."""
+        trained = {name: one for name, one in self.learners.items() if not one.frozen}
+        columns = {name: self.primary_of(learner) for name, learner in trained.items()}
+        return tuple(
+            Ranking(name, column.name, column.higher_is_better)
+            for name, column in columns.items()
+            if column is not None
+        )
+
+    @property
+    def saves_best(self) -> bool:
+        """Whether a checkpoint is saved wherever a learner's evaluation is its best."""
+        is_wanted = self.data.has_examples or self.evaluation.final == "best"
+        return is_wanted and self.checkpoint.keep_best > 0
+
     def conflicts(self) -> Iterator[Refusal]:
+        if self.evaluation.final == "best" and not self.checkpoint.keep_best:
+            yield "checkpoint.keep_best", "must be 1 or more where evaluation.final is best"
+        if self.stop.patience and self.teacher.stacking.steps:
+            yield "stop.patience", "is for a teacher of one size; remove it, or teacher.stacking"
         yield from self._conflicts_of_length()
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.teachers, self.students)

@@ -96,8 +96,15 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether its steps or its hours are used up."""
-        return self.state.step >= self.config.steps or self._seconds >= _deadline(self.config)
+        """Whether its steps or its hours are used up, or every learner is done."""
+        is_over = self.state.step >= self.config.steps or self._seconds >= _deadline(self.config)
+        return is_over or self.learners.are_done
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether the learners are scored after this step: the last one may be the best."""
+        is_final = self.config.evaluation.final == "best" and self.is_done
+        return is_final or self.state.step % self.config.evaluation.every_in(self.config.steps) == 0
 
     @property
     def seconds(self) -> float:
@@ -112,10 +119,8 @@ class Job:
 
     def finish_teacher(self) -> None:
         """Freeze the teacher once its budget is used up; it keeps teaching."""
-        if self.learners.finish_teacher():
-            self.recorder.say(
-                f"step {self.state.step:,}: the teacher has used up its budget and keeps teaching"
-            )
+        if why := self.learners.finish_teacher():
+            self.recorder.say(f"step {self.state.step:,}: the teacher {why} and keeps teaching")
 
     def admit_students(self) -> None:
         """Start the students that are due."""
@@ -139,10 +144,11 @@ class Job:
         self._skip_limit.check(self.state.step, trained, result.losses)
 
     def evaluate(self) -> None:
-        """Score every learner on held-out text, and record it."""
+        """Score every learner on held-out text, record it, and finish those without patience."""
         scores = self.evaluations.run(self.learners, self.state)
         setbacks = self.evaluations.setbacks(self.learners, self.state)
         self.recorder.held_out(self.state, scores, setbacks)
+        self.learners.mark_finished(self.state.step, self._seconds)
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError if the ranks' replicas differ."""
@@ -181,11 +187,10 @@ class Job:
 def _checkpoint_writer(
     config: JobConfig, context: RunContext, resumption: Resumption
 ) -> CheckpointWriter:
-    keep, ranking = config.checkpoint, config.primary_column
-    best = (keep.keep_best, ranking.higher_is_better, ranking.name)
+    keep = config.checkpoint
     return CheckpointWriter(
         RunFolder.of(config).checkpoints,
-        Retention(keep.keep, keep.keep_every, *best),
+        Retention(keep.keep, keep.keep_every, keep.keep_best, config.rankings),
         context.attempt,
         _log.warning,
         resumed_from=resumption.checkpoint.step if resumption.checkpoint else None,

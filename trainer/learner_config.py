@@ -320,6 +320,12 @@ class LearnerConfig(Section):
         told |= {"start": self.start.in_steps(steps), "budget": self.budget.in_steps(steps)}
         return dataclasses.replace(self, **told)
 
+    def with_patience(self, patience: int | None) -> LearnerConfig:
+        """This config with a patience, where its budget has none."""
+        if patience is None or self.budget.patience is not None:
+            return self
+        return dataclasses.replace(self, budget=dataclasses.replace(self.budget, patience=patience))
+
     @property
     def transfers(self) -> dict[str, TransferConfig]:
         """The sections about what it learns before everything else, by key: one at most."""

@@ -37,7 +37,7 @@ def train(job: Job) -> Outcome:
         job.context.made_a_step()
         if job.state.step % job.config.watch.replicas_every == 0:
             job.verify_replicas()
-        if job.state.step % job.config.evaluation.every == 0:
+        if job.evaluates_now:
             job.evaluate()
         if result.requests.stop:
             job.saving.save(wait=True)

@@ -35,7 +35,7 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
         yield from within(f"teachers.{name}", _conflicts_of_other(name, other))
     if teacher.frozen and not students:
         yield "students", "a frozen teacher needs at least one"
-    if teacher.budget != BudgetConfig() and not students:
+    if dataclasses.replace(teacher.budget, patience=None) != BudgetConfig() and not students:
         yield "teacher.budget", "is for a teacher that teaches on; without students see steps"
     yield from within("teacher.objective.from_student", _conflicts_of_peer(teacher, students))
 

@@ -193,13 +193,15 @@ def test_every_task_is_scored_by_its_own_metrics(of_two) -> None:
         assert scores["retention"] == pytest.approx(scores["task_mean"] / teacher)
     saved = json.loads((SavedLearners(run).checkpoint.path / "trainer.json").read_text())
     teacher = results["learners"]["teacher"]["task_mean"]
-    assert saved["metric"] == pytest.approx(teacher, rel=1e-3)  # by which checkpoints are kept
+    assert saved["scores"]["teacher"]["value"] == pytest.approx(
+        teacher, rel=1e-3
+    )  # by which checkpoints are kept
     assert not any(column["name"].startswith("test_names") for column in results["columns"])
     (last,) = [
         row for row in metrics.read(run.metrics) if "val/moods/teacher/moods_accuracy" in row
     ][-1:]
     assert "val/moods/teacher/names_entity_f1" not in last
-    assert last["val/tasks/teacher/task_mean"] == saved["metric"]
+    assert last["val/tasks/teacher/task_mean"] == saved["scores"]["teacher"]["value"]
 
 
 def test_each_head_alone_is_a_model_of_transformers(of_two, tmp_path) -> None:

@@ -5,7 +5,7 @@ number of ranks, at any ZeRO stage, resumes on any other::
 
     checkpoints/step-000001000/
         manifest.json                        the index of all tensors, checksums, and health
-        trainer.json                         step, attempt, metric and its name, the state
+        trainer.json                         step, attempt, scores and their metrics, the state
         metrics.jsonl                        the newest rows of the run's metrics
         teacher/rank-00000.safetensors       fragments named "parameter|state|first element"
         students/NAME/rank-00000.safetensors
@@ -26,13 +26,14 @@ from trainer.checkpoint.gather import full_state_dict
 from trainer.checkpoint.owner import Owner, send_heartbeat
 from trainer.checkpoint.reader import (
     Checkpoint,
+    best_intact,
     intact,
     missing,
     newest_intact,
     newest_sound,
     newest_state,
 )
-from trainer.checkpoint.retention import Retention
+from trainer.checkpoint.retention import Ranking, Retention
 from trainer.checkpoint.writer import CheckpointWriter
 
 __all__ = [
@@ -41,8 +42,10 @@ __all__ = [
     "CheckpointError",
     "CheckpointWriter",
     "Owner",
+    "Ranking",
     "Retention",
     "StaleAttempt",
+    "best_intact",
     "branch",
     "full_state_dict",
     "intact",

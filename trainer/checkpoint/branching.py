@@ -44,7 +44,7 @@ def branch(
     trainer = {**read_trainer_file(source, step), "state": state, "attempt": 0}
     health = {name: one for name, one in manifest.health.items() if name in learners}
     if not keep_scores:
-        trainer["metric"] = None
+        trainer |= {"metric": None, "scores": {}}
         for name, one in health.items():
             health[name] = replace(one, evaluated_at=None, held_out=None)
     files = [write_json(new, TRAINER, trainer), *carried.files]

@@ -40,7 +40,7 @@ def all_steps(folder: Path) -> list[int]:
 
 
 def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
-    """``trainer.json``: step, attempt, metric, its name and the trainer's own state.
+    """``trainer.json``: step, attempt, the learners' scores and the trainer's own state.
 
     Empty if it is missing or not JSON: the verification of the checkpoint reports the damage.
     """
@@ -48,6 +48,17 @@ def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
         return dict(parse_json((folder / step_name(step) / TRAINER).read_text()))
     except (OSError, ValueError, TypeError):
         return {}
+
+
+def scores_of(folder: Path, step: int) -> dict[str, Any]:
+    """The learners' scores that a checkpoint stores, each with its metric; see `Ranking`.
+
+    Old checkpoints have one score: the teacher's.
+    """
+    trainer = read_trainer_file(folder, step)
+    if trainer.get("metric") is None:
+        return dict(trainer.get("scores", {}))
+    return {"teacher": {"metric": trainer.get("metric_name"), "value": trainer["metric"]}}
 
 
 def remove(path: Path, attempt: int) -> None:

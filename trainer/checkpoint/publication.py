@@ -20,6 +20,7 @@ from trainer.checkpoint.folder import (
     all_steps,
     read_trainer_file,
     remove,
+    scores_of,
     step_name,
 )
 from trainer.checkpoint.manifest import Manifest, digest, merge_learner, read_manifest
@@ -215,13 +216,13 @@ def _rename_into_place(staging: Path, final: Path, number: int) -> None:
 def _expire(store: Store, newest: int) -> None:
     """Delete the checkpoints that the retention does not keep. Steps after `newest` are damaged."""
     superseded = _superseded(store, newest)
-    metrics = {
-        step: store.retention.metric_of(read_trainer_file(store.folder, step))
+    scores = {
+        step: scores_of(store.folder, step)
         for step in published(store.folder)
         if step <= newest and step not in superseded
     }
-    suspect = [step for step in metrics if _is_suspect(store.folder / step_name(step))]
-    expired = store.retention.expired(metrics, store.pinned | {newest}, suspect)
+    suspect = [step for step in scores if _is_suspect(store.folder / step_name(step))]
+    expired = store.retention.expired(scores, store.pinned | {newest}, suspect)
     for step in [*superseded, *expired]:
         store.check_attempt()  # a newer attempt may have resumed from this checkpoint
         remove(store.folder / step_name(step), store.number)

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.folder import METRICS, TRAINER, all_steps, read_trainer_file, step_name
+from trainer.checkpoint.folder import (
+    METRICS,
+    TRAINER,
+    all_steps,
+    read_trainer_file,
+    scores_of,
+    step_name,
+)
 from trainer.checkpoint.manifest import (
     LearnerRecord,
     Manifest,
@@ -25,6 +32,7 @@ from trainer.checkpoint.manifest import (
     read_manifest,
 )
 from trainer.checkpoint.restore import restore
+from trainer.checkpoint.retention import Ranking
 from trainer.checkpoint.snapshot import MASTER, fragment_key
 from trainer.checkpoint.storage import StoredFile
 
@@ -166,6 +174,22 @@ def newest_intact(
             )
         if rank == 0:
             report(f"{found[0]}: using the checkpoint before step {step}")
+    return None
+
+
+def best_intact(folder: Path, ranking: Ranking, report: Callable[[str], None]) -> Checkpoint | None:
+    """The intact, sound checkpoint that ranks first; None if none has a score.
+
+    A damaged one is reported, and the next best is tried.
+    """
+    for step in ranking.ranked({step: scores_of(folder, step) for step in published(folder)}):
+        try:
+            checkpoint = intact(folder, step)
+        except CheckpointError as error:
+            report(f"{error}: using the next best checkpoint of {ranking.learner}")
+            continue
+        if not checkpoint.suspect:
+            return checkpoint
     return None
 
 

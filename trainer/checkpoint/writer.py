@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -85,7 +84,7 @@ class CheckpointWriter:
         learners: Mapping[str, DeepSpeedEngine],
         trainer_state: Mapping[str, Any],
         *,
-        metric: float | None = None,
+        scores: Mapping[str, float] = MappingProxyType({}),
         wait: bool = False,
         then: Then = None,
         carried: Collection[str] = (),
@@ -102,7 +101,7 @@ class CheckpointWriter:
             step: the number of steps done, which names the checkpoint.
             learners: engines by "teacher" or "students/NAME".
             trainer_state: a JSON value; rank 0's is stored.
-            metric: the value of ``Retention.metric``; a non-finite one counts as none.
+            scores: the learners' scores by which ``Retention.rankings`` rank, if just measured.
             wait: return when the checkpoint is published.
             then: called on rank 0, from the writing thread, after the save, with the error if it
                 failed, else None.
@@ -116,9 +115,8 @@ class CheckpointWriter:
                 also if this save fails.
         """
         self.wait()
-        usable = metric is not None and math.isfinite(metric)
-        named = {"metric": metric if usable else None, "metric_name": self._store.retention.metric}
-        trainer = _plain({"step": step, **named, "state": trainer_state})
+        stored = self._store.retention.scores_to_store(scores)
+        trainer = _plain({"step": step, "scores": stored, "state": trainer_state})
         save = Save(step, {}, trainer, self._carried(carried), metrics, dict(evaluations))
         self._start(save, learners, then)
         if wait and not self.wait() and self._error:

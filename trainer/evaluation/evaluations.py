@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 
@@ -25,7 +28,7 @@ class Evaluations:
         self.newest: dict[str, tuple[int, float]] = {}
         self.unigram = validation.unigram()
         self._config, self._validation, self._device = config, validation, device
-        self._teacher_at: int | None = None  # the step of the teacher's newest evaluation
+        self._scores: tuple[int, dict[str, float]] = (0, {})  # see `scores_at`
 
     def run(self, learners: Learners, state: JobState) -> dict[str, Scores]:
         """Every learner's scores after `state.step` steps; `state` gets the teacher's. Collective.
@@ -50,8 +53,21 @@ class Evaluations:
                 state.held_out.setdefault(name, []).append([own_steps, loss])
         known = {name: one for name, one in found[TEACHER].overall.items() if one is not None}
         state.teacher_held_out = known
-        self._teacher_at = state.step
+        self._rank(learners, found, state.step)
         return found
+
+    def _rank(self, learners: Learners, found: Mapping[str, Scores], step: int) -> None:
+        """Note the primary scores of the learners that are trained."""
+        scores: dict[str, float] = {}
+        for ranking in self._config.rankings:
+            learner = learners.by_name.get(ranking.learner)
+            if learner is None or not learner.is_trained:
+                continue
+            score = found[ranking.learner].overall.get(ranking.metric)
+            if score is not None and math.isfinite(score):
+                scores[ranking.learner] = score
+                learner.counters.record_score(ranking, score, step)
+        self._scores = step, scores
 
     def setbacks(self, learners: Learners, state: JobState) -> list[Setback]:
         """Setbacks of active students, from the newest evaluation."""
@@ -60,8 +76,6 @@ class Evaluations:
         warm_ups = {one.name: one.warm_up_ends(state.step) for one in learners.active}
         return setbacks(self._config, state.step, losses, warm_ups, self.unigram.get("loss"))
 
-    def merit(self, learners: Learners, state: JobState) -> float | None:
-        """The teacher's primary metric, which ranks checkpoints, if it was just measured."""
-        if self._teacher_at != state.step or not learners.teacher.is_trained:
-            return None
-        return (state.teacher_held_out or {}).get(self._config.primary_column.name)
+    def scores_at(self, step: int) -> dict[str, float]:
+        """The learners' primary scores, which rank checkpoints, if they were just measured."""
+        return self._scores[1] if self._scores[0] == step else {}

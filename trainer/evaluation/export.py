@@ -37,12 +37,13 @@ def export_learner(
     results: Mapping[str, Any] | None = None,
     head: str | None = None,
 ) -> None:
-    """Write a learner of the newest checkpoint, its tokenizer and its model card to `out`.
+    """Write a learner, as `saved` has it, its tokenizer and its model card to `out`.
 
-    The card shows the scores from the run's final `results` (by default those in its folder), or
-    the newest held-out ones while the run is in progress. As after ``tandem import``, a job can
-    name `out` as ``init.pretrained`` and its model.yaml as ``model``. With a `head`, the encoder
-    and this task head alone are written, in a form that `transformers` loads; None: every head.
+    The card shows the scores from the run's final `results` (by default those in its folder), or,
+    of a checkpoint that these are not about, the newest held-out ones up to its step. As after
+    ``tandem import``, a job can name `out` as ``init.pretrained`` and its model.yaml as ``model``.
+    With a `head`, the encoder and this task head alone are written, in a form that `transformers`
+    loads; None: every head.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
@@ -103,7 +104,7 @@ def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None) -> Training:
     """The facts about the learner's training for the model card."""
-    state = saved.state
+    state = saved.state_of(name)
     counters = state.learners[name]
     terms = saved.config(name).objective.terms()
     return Training(
@@ -139,10 +140,12 @@ def _settings(section: object) -> str:
 def _scores(
     saved: SavedLearners, name: str, results: Mapping[str, Any] | None
 ) -> dict[tuple[str, str], float]:
-    """Held-out scores by corpus and kind: the final ones or, until they exist, the newest."""
-    if results is None or results["step"] != saved.checkpoint.step:
-        return _newest_scores(saved.folder, name)
-    corpora = results["learners"][name]["corpora"]
+    """Held-out scores by corpus and kind: the final ones, if they are of this checkpoint."""
+    step = saved.checkpoint_of(name).step
+    facts = {} if results is None else results["learners"].get(name, {})
+    if results is None or facts.get("step", results["step"]) != step or not facts:
+        return _newest_scores(saved.folder, name, step)
+    corpora = facts["corpora"]
     return {
         (corpus, kind): value
         for corpus, scores in corpora.items()
@@ -151,10 +154,12 @@ def _scores(
     }
 
 
-def _newest_scores(folder: RunFolder, name: str) -> dict[tuple[str, str], float]:
-    """The newest held-out scores, by corpus and kind."""
+def _newest_scores(folder: RunFolder, name: str, step: int) -> dict[tuple[str, str], float]:
+    """The newest held-out scores after at most `step` steps, by corpus and kind."""
     found: dict[tuple[str, str], float] = {}
     for row in metrics.read(folder.metrics):
+        if row["step"] > step:
+            break
         for key, value in row.items():
             parts = metrics.split_held_out(key)
             if parts is not None and parts[1] == name:

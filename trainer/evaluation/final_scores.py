@@ -37,10 +37,11 @@ SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
 def evaluate_run(
     saved: SavedLearners, only: str | None = None, heartbeat: SendHeartbeat = lambda: None
 ) -> dict[str, Any]:
-    """Evaluate every learner of the newest checkpoint (or `only` one), in this process.
+    """Evaluate every learner (or `only` one) as `saved` has it, in this process.
 
     Returns facts about the corpus, the unigram baseline, and for each learner: its parameters
-    (embeddings, encoder, pooler) and their bytes, its FLOPs per token, its scores by column (those
+    (embeddings, encoder, pooler) and their bytes, its FLOPs per token, the step of its checkpoint,
+    its scores by column (those
     on a task's test file begin with ``test_``), its agreement with the teacher, its retention of
     the teacher's primary metric, its speed, and the step at which it started. The score of an
     untrained head is None.
@@ -116,6 +117,7 @@ class _Measurement:
             "parameters": size.parameters,
             "bytes": size.bytes,
             "flops_per_token": size.flops_per_token,
+            "step": self.saved.checkpoint_of(name).step,
             **told.overall,
             "corpora": told.by_corpus,
             **self._scores_on_test(name, model, scores),

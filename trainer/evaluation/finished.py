@@ -1,4 +1,4 @@
-"""The learners of a run's newest checkpoint, without engines."""
+"""The learners of a run's checkpoints, without engines: each one's newest, best or given one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from data_pipeline import Corpus, open_corpora
 from model import Model, build
-from trainer.checkpoint import Checkpoint, newest_intact
+from trainer.checkpoint import Checkpoint, best_intact, intact, newest_intact
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.trained_heads import trained_heads
@@ -24,10 +24,21 @@ _log = logging.getLogger(__name__)
 
 
 class SavedLearners:
-    """Read access to the newest intact checkpoint of a run."""
+    """Read access to the learners of a run, each as one of its checkpoints holds it.
 
-    def __init__(self, folder: RunFolder, corpora: Mapping[str, Corpus] | None = None) -> None:
+    checkpoint: the newest intact one, which says what there is.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        corpora: Mapping[str, Corpus] | None = None,
+        which: str | int | None = None,
+    ) -> None:
         """`corpora` are those of the run's job, if they are already open.
+
+        `which` is the checkpoint of each learner: ``last``, ``best`` or one of this step. None: as
+        ``evaluation.final`` says, but the last one of a learner that has no score.
 
         Raises TrainingError when there is no checkpoint yet.
         """
@@ -37,7 +48,8 @@ class SavedLearners:
         self.folder: RunFolder = folder
         self.checkpoint: Checkpoint = checkpoint
         self.job: JobConfig = folder.load_config()
-        self._corpora = corpora
+        self._corpora, self._which = corpora, which
+        self._checkpoints: dict[str, Checkpoint] = {}
 
     @cached_property
     def corpora(self) -> Mapping[str, Corpus]:
@@ -58,26 +70,55 @@ class SavedLearners:
         there = ", ".join(name.removeprefix("students/") for name in self.names)
         raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {there}")
 
+    def checkpoint_of(self, name: str) -> Checkpoint:
+        """The checkpoint that holds the learner with this full name as it is wanted.
+
+        Raises CheckpointError where the wanted one is missing, TrainingError where no checkpoint
+        has a score of the learner.
+        """
+        if name not in self._checkpoints:
+            self._checkpoints[name] = self._find(name)
+        return self._checkpoints[name]
+
+    def _find(self, name: str) -> Checkpoint:
+        which = self.job.evaluation.final if self._which is None else self._which
+        if isinstance(which, int):
+            return intact(self.folder.checkpoints, which)
+        if which == "last" or self.job.learners[name].frozen:
+            return self.checkpoint
+        ranking = next((one for one in self.job.rankings if one.learner == name), None)
+        best = ranking and best_intact(self.folder.checkpoints, ranking, _log.warning)
+        if best is None and self._which:
+            raise TrainingError(
+                f"{self.folder.checkpoints}: no checkpoint has a held-out score of {name}; "
+                "take --step last"
+            )
+        return best or self.checkpoint
+
     def config(self, name: str) -> LearnerConfig:
-        """The config of the learner with this full name, with a growing teacher's current model."""
+        """The config of the learner with this full name, with the model that a teacher had."""
         if name == TEACHER:
-            return self.job.teacher.with_layers(self.state.teacher_layers)
+            return self.job.teacher.with_layers(self.state_of(name).teacher_layers)
         return self.job.learners[name]
 
     @cached_property
     def state(self) -> JobState:
-        """The job's state at the checkpoint."""
+        """The job's state at the newest checkpoint."""
         return JobState.from_json(self.checkpoint.trainer_state)
+
+    def state_of(self, name: str) -> JobState:
+        """The job's state at the checkpoint of the learner with this full name."""
+        return JobState.from_json(self.checkpoint_of(name).trainer_state)
 
     def trained_heads(self, name: str) -> frozenset[str]:
         """The trained heads of the learner with this full name."""
-        counters = self.state.learners[name]
+        state = self.state_of(name)
         config = self.config(name).in_steps(self.job.steps)
-        return trained_heads(config, counters, self.checkpoint.step)
+        return trained_heads(config, state.learners[name], state.step)
 
     def weights(self, name: str) -> dict[str, Tensor]:
         """The model's float32 weights, without its objective's projections."""
-        return model_state(self.checkpoint.master_weights(name))
+        return model_state(self.checkpoint_of(name).master_weights(name))
 
     def load(self, name: str) -> Model:
         """The model, in evaluation mode, on the CPU."""

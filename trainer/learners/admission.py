@@ -41,7 +41,14 @@ def is_over(budget: BudgetConfig, counters: LearnerState, step: int, seconds: fl
         (budget.steps is not None and steps >= budget.steps)
         or (budget.tokens is not None and counters.tokens >= budget.tokens)
         or time_used(budget, counters, seconds, last=math.inf) >= 1
+        or has_no_patience_left(budget, counters)
     )
+
+
+def has_no_patience_left(budget: BudgetConfig, counters: LearnerState) -> bool:
+    """Whether a learner's last ``patience`` evaluations were not better than its best."""
+    best = counters.best
+    return budget.patience is not None and best is not None and best.evaluations >= budget.patience
 
 
 def schedule_steps(budget: BudgetConfig, counters: LearnerState, step: int, last: int) -> float:

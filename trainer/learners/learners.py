@@ -14,7 +14,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
-from trainer.learners.admission import is_due, is_over
+from trainer.learners.admission import has_no_patience_left, is_due, is_over
 from trainer.learners.engine import DeepSpeedEngine, free_engine
 from trainer.learners.first_weights import (
     from_embeddings,
@@ -125,16 +125,17 @@ class Learners:
             student.set_teacher_layers(due)
         return True
 
-    def finish_teacher(self) -> bool:
-        """Freeze the teacher once its budget is used up; it keeps teaching. Returns whether it did.
+    def finish_teacher(self) -> str:
+        """Freeze the teacher once it is done; it keeps teaching. Returns why, empty if it is not.
 
         The engine and the optimizer states are freed; the weights stay.
         """
         if not self.teacher.is_trained or self.teacher.counters.finished_at is None:
-            return False
+            return ""
+        why = self.why_finished(TEACHER)
         weights = model_state(full_state_dict(self.teacher.engine))
         self._rebuild_teacher(self.teacher.config.model.layers, weights, has_finished=True)
-        return True
+        return why
 
     def admit(self, state: JobState, unigram: Mapping[str, float]) -> list[str]:
         """Start the students that are due; returns their names."""
@@ -154,6 +155,27 @@ class Learners:
             budget, counters = learner.config.budget, learner.counters
             if learner.is_trained and is_over(budget, counters, step, seconds):
                 counters.finish(step, seconds)
+
+    @property
+    def are_done(self) -> bool:
+        """Whether nobody is left to train, now or later."""
+        has_finished = self.teacher.counters.finished_at is not None
+        return (
+            not self.active and not self.waiting and (has_finished or not self.teacher.is_trained)
+        )
+
+    def why_finished(self, name: str) -> str:
+        """Why a learner has finished."""
+        learner = self.by_name[name]
+        best = learner.counters.best
+        if best is None or not has_no_patience_left(learner.config.budget, learner.counters):
+            return "has used up its budget"
+        return f"has not done better than {best.value:.4g} at step {best.step:,} (patience)"
+
+    def has_best_at(self, step: int) -> bool:
+        """Whether a learner's newest evaluation is its best."""
+        bests = [learner.counters.best for learner in [self.teacher, *self.students]]
+        return any(best is not None and best.step == step for best in bests)
 
     def has_finished_at(self, step: int) -> bool:
         """Whether a student has just used up its budget."""

@@ -9,8 +9,19 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.checkpoint import Ranking
 from trainer.optimizers.loss_scale import LossScale
 from trainer.watch.guard import Guard
+
+
+@dataclass
+class BestScore:
+    """A learner's best held-out score so far, by its primary metric."""
+
+    metric: str
+    value: float
+    step: int  # of the job, at which it was measured
+    evaluations: int = 0  # since then
 
 
 @dataclass
@@ -27,10 +38,19 @@ class LearnerState:
     given_heads: list[str] = field(default_factory=list)  # heads that its initial weights contained
     lead: float = 0.0  # a student's: how much lower its teacher's loss is, a running mean
     clocked_from: float | None = None  # the job's training time in seconds when its schedule began
+    best: BestScore | None = None
 
     def finish(self, step: int, seconds: float) -> None:
         """Note that its own budget is used up after `step` steps of the job, in `seconds`."""
         self.finished_at, self.finished_after = step, seconds
+
+    def record_score(self, ranking: Ranking, score: float, step: int) -> None:
+        """Note the score of a held-out evaluation after `step` steps of the job."""
+        best = self.best
+        if best is None or best.metric != ranking.metric or ranking.is_better(score, best.value):
+            self.best = BestScore(ranking.metric, score, step)
+        else:
+            best.evaluations += 1
 
     @property
     def is_skipping(self) -> bool:
@@ -55,7 +75,8 @@ class LearnerState:
     def from_json(cls, tree: dict[str, Any]) -> LearnerState:
         """The state that plain data describe."""
         scale = LossScale(**tree["loss_scale"]) if tree["loss_scale"] else None
-        return cls(**{**tree, "guard": Guard(**tree["guard"]), "loss_scale": scale})
+        best = BestScore(**tree["best"]) if tree.get("best") else None
+        return cls(**{**tree, "guard": Guard(**tree["guard"]), "loss_scale": scale, "best": best})
 
 
 @dataclass

@@ -175,5 +175,6 @@ def _without_losses(counters: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     learners = {name: LearnerState.from_json(one) for name, one in counters.items()}
     for learner in learners.values():
         learner.guard.forget()
+        learner.best = None
     emptied = {name: asdict(learner) for name, learner in learners.items()}
     return {"learners": emptied, "teacher_held_out": None, "held_out": {}}

@@ -28,12 +28,13 @@ class Saving:
         recorder: Recorder,
     ) -> None:
         self._every, self._writer, self._request_box = config.checkpoint.every, writer, request_box
+        self._saves_best = config.saves_best
         self._learners, self._state = learners, state
         self._evaluations, self._recorder = evaluations, recorder
         self._saved_at = state.step
 
     def is_due(self, requested: bool) -> bool:
-        """Whether to save: as often as the config says, on request, or when a learner has finished.
+        """Whether to save: as the config says, on request, or when a learner has finished.
 
         While a learner skips steps, save on request only: a rollback needs the checkpoint before
         them.
@@ -45,6 +46,7 @@ class Saving:
         return (
             requested
             or learners.has_finished_at(step)
+            or (self._saves_best and learners.has_best_at(step))
             or step // self._every > self._saved_at // self._every
         )
 
@@ -59,9 +61,9 @@ class Saving:
         self._write(wait)
         self._saved_at = step = self._state.step
         if finishing and self._writer.wait():
-            self._learners.release_finished()
             for name in finishing:
-                self._recorder.say(f"step {step:,}: {name} has used up its budget")
+                self._recorder.say(f"step {step:,}: {name} {self._learners.why_finished(name)}")
+            self._learners.release_finished()
         if not wait:
             self._recorder.stalled(time.monotonic() - began)
 
@@ -75,7 +77,7 @@ class Saving:
             state.step,
             learners.engines,
             state.to_json(),
-            metric=self._evaluations.merit(learners, state),
+            scores=self._evaluations.scores_at(state.step),
             wait=wait,
             then=self._request_box.answer_after_save(state.step),
             carried=learners.finished,

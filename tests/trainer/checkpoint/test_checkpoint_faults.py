@@ -244,7 +244,7 @@ def test_a_failure_on_one_rank_is_reported_once_and_counted_on_all(
     assert one["quiet"]
     assert (one["failures"], one["last"], one["steps"]) == (5, 3, [1, 3])
     assert sorted(os.listdir(folder)) == ["step-000000001", "step-000000003"]
-    stored = {"step": 1, "attempt": 0, "metric": None, "metric_name": "", "state": {}}
+    stored = {"step": 1, "attempt": 0, "scores": {}, "state": {}}
     assert read_trainer_file(folder, 1) == stored
     assert silent == []
     file = "step-000000002.writing-0/teacher/rank-00001.safetensors"

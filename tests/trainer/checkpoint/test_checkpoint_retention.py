@@ -13,11 +13,26 @@ from hypothesis import strategies as st
 from tests.trainer import jobs
 from tests.trainer.checkpoint.saving import Alone, content, plain_engine
 from trainer import job
-from trainer.checkpoint import Attempt, CheckpointWriter, Retention, published, writer
-from trainer.checkpoint.folder import read_trainer_file
+from trainer.checkpoint import Attempt, CheckpointWriter, Ranking, Retention, published, writer
+from trainer.checkpoint.folder import scores_of
 from trainer.checkpoint.publication import Save, Store, publish
 
 METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
+LOSS = (Ranking("teacher", "loss"),)
+ACCURACY = (Ranking("teacher", "accuracy", highest=True),)
+
+
+def stored(metric: str = "loss", **values: float | None) -> dict[str, Any]:
+    """The scores of learners as a checkpoint stores them."""
+    return {
+        name: {"metric": metric, "value": value}
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def of_teacher(metrics: dict[int, float | None]) -> dict[int, dict[str, Any]]:
+    return {step: stored(teacher=value) for step, value in metrics.items()}
 
 
 @pytest.mark.parametrize(
@@ -26,15 +41,15 @@ METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
         (Retention(last=1), [], [600]),
         (Retention(last=2), [], [500, 600]),
         (Retention(last=1, every=200), [], [200, 400, 600]),
-        (Retention(last=1, best=1), [], [200, 600]),
-        (Retention(last=1, best=3), [], [200, 400, 500, 600]),
-        (Retention(last=1, best=2, highest=True), [], [100, 600]),
+        (Retention(last=1, best=1, rankings=LOSS), [], [200, 600]),
+        (Retention(last=1, best=3, rankings=LOSS), [], [200, 400, 500, 600]),
+        (Retention(last=1, best=1, rankings=(Ranking("teacher", "loss", True),)), [], [100, 600]),
         (Retention(last=1), [300], [300, 600]),
         (Retention(last=9), [], [100, 200, 300, 400, 500, 600]),
     ],
 )
 def test_examples(retention: Retention, pinned: list[int], kept: list[int]) -> None:
-    expired = retention.expired(METRICS, pinned)
+    expired = retention.expired(of_teacher(METRICS), pinned)
     assert [step for step in METRICS if step not in expired] == kept
 
 
@@ -47,9 +62,9 @@ def test_examples(retention: Retention, pinned: list[int], kept: list[int]) -> N
 def test_retention_is_idempotent(
     metrics: dict[int, float | None], last: int, every: int | None, best: int
 ) -> None:
-    retention = Retention(last, every, best)
-    expired = retention.expired(metrics, ())
-    left = {step: metrics[step] for step in metrics if step not in expired}
+    retention = Retention(last, every, best, LOSS)
+    expired = retention.expired(of_teacher(metrics), ())
+    left = {step: scores for step, scores in of_teacher(metrics).items() if step not in expired}
     assert retention.expired(left, ()) == []
     assert max(metrics, default=None) == max(left, default=None)
 
@@ -63,7 +78,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_run_keeps_the_last_the_best_and_the_one_it_resumed_from(tmp_path: Path) -> None:
     store = Store(
         tmp_path / "checkpoints",
-        Retention(last=2, best=1),
+        Retention(last=2, best=1, rankings=LOSS),
         Attempt.begin(tmp_path),
         pinned=frozenset([1]),
     )
@@ -73,20 +88,32 @@ def test_a_run_keeps_the_last_the_best_and_the_one_it_resumed_from(tmp_path: Pat
     assert published(store.folder) == [1, 2, 5, 6]
 
 
+def test_each_learner_keeps_its_own_best() -> None:
+    rankings = (*ACCURACY, Ranking("students/small", "loss"))
+    scores = {
+        step: {**stored("accuracy", teacher=accuracy), **stored("loss", **{"students/small": loss})}
+        for step, accuracy, loss in ((1, 0.5, 3.0), (2, 0.7, 2.0), (3, 0.6, 1.0), (4, 0.1, 9.0))
+    }
+    retention = Retention(last=1, best=1, rankings=rankings)
+    assert retention.expired({**scores, 5: {}}, ()) == [1, 4]
+    assert retention.expired({**scores, 5: {}}, (), suspect=[2, 3]) == [2, 3]
+
+
 def saved(step: int, loss: float, **more: Any) -> Save:
     made = content(step)
-    return Save(step, made.learners, {**made.trainer, "metric": loss, **more})
+    scores = {"scores": stored(teacher=loss), **more}
+    return Save(step, made.learners, {**made.trainer, **scores})
 
 
 def test_values_of_another_metric_are_not_ranked(tmp_path: Path) -> None:
     """A loss of 6.3 is no accuracy; the checkpoint of an old version has a value without a name."""
-    by_accuracy = Retention(last=1, best=1, highest=True, metric="accuracy")
+    by_accuracy = Retention(last=1, best=1, rankings=ACCURACY)
     store = Store(tmp_path / "checkpoints", by_accuracy, None, frozenset())
     store.folder.mkdir()
-    publish(saved(1, 6.3, metric_name="loss"), store, Alone())  # type: ignore[arg-type]
-    publish(saved(2, 0.3), store, Alone())  # type: ignore[arg-type]
+    publish(saved(1, 6.3), store, Alone())  # type: ignore[arg-type]
+    publish(saved(2, 0.3, scores={}, metric=0.3), store, Alone())  # type: ignore[arg-type]
     for step, accuracy in ((3, 0.2), (4, 0.4), (5, 0.1), (6, 0.3)):
-        save = saved(step, accuracy, metric_name="accuracy")
+        save = saved(step, accuracy, scores=stored("accuracy", teacher=accuracy))
         publish(save, store, Alone())  # type: ignore[arg-type]
         assert published(store.folder) == {3: [2, 3], 4: [4], 5: [4, 5], 6: [4, 6]}[step]
 
@@ -94,7 +121,7 @@ def test_values_of_another_metric_are_not_ranked(tmp_path: Path) -> None:
 def save_all(checkpoints: CheckpointWriter, metrics: dict[int, float]) -> None:
     for step, metric in metrics.items():
         engines = {"teacher": plain_engine(float(step))}
-        checkpoints.save(step, engines, {}, metric=metric, wait=True)
+        checkpoints.save(step, engines, {}, scores={"teacher": metric}, wait=True)
 
 
 @pytest.fixture
@@ -121,4 +148,4 @@ def test_a_job_keeps_the_best_by_its_primary_metric(tmp_path: Path, metric: str,
     made = job._checkpoint_writer(config, around, resumption)  # type: ignore[arg-type]
     save_all(made, {1: 0.4, 2: 0.2, 3: 0.8, 4: 0.5})
     assert published(folder / "checkpoints") == [best, 4]
-    assert read_trainer_file(folder / "checkpoints", best)["metric_name"] == metric
+    assert scores_of(folder / "checkpoints", best)["teacher"]["metric"] == metric
