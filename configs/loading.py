@@ -21,6 +21,7 @@ from configs.typed import (
     hints_of,
     inside,
     nearest,
+    options_of,
     sections_of,
     shown,
 )
@@ -126,7 +127,8 @@ def _overridden(
 ) -> T:
     tree = _expand(tree, schema, kind, "", origin)
     for override in overrides:
-        tree = _expand(merge(tree, _parse(override)), schema, kind, "", _Origin(origin.source))
+        changed = _merged(tree, _parse(override), schema, origin.source)
+        tree = _expand(changed, schema, kind, "", _Origin(origin.source))
     prepare = getattr(schema, "prepare", None)
     if prepare is not None:
         _prepare(prepare, tree, origin.source)
@@ -156,7 +158,7 @@ def _expand(
         if path in origin.above:
             raise ConfigError(f"{path}: base: must not lead back to this file")
         below = _expand(_read(path), schema, kind, key, _Origin(str(path), (*origin.above, path)))
-        tree = merge(below, tree)
+        tree = _merged(below, tree, schema, origin.source, key)
     for name, section in sections_of(chosen(schema, tree)).items():
         if name in tree:
             tree[name] = _expand_section(tree[name], section, name, inside(key, name), origin)
@@ -206,6 +208,49 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
             merged[key] = merge(below, value)
         else:
             merged[key] = value
+    return merged
+
+
+def _merged(
+    base: Mapping[str, Any], changes: Mapping[str, Any], schema: Any, source: str, key: str = ""
+) -> dict[str, Any]:
+    """Merge `changes` over `base`; a null takes the place of a section, and removes a map's entry.
+
+    `key` is the full key of this section. Raises ConfigError for an entry that is not there.
+    """
+    merged = merge(base, changes)
+    for name, hint in hints_of(chosen(schema, merged)).items():
+        before, change = base.get(name), changes.get(name)
+        if not isinstance(change, dict):
+            continue
+        before = before if isinstance(before, dict) else {}
+        place = inside(key, name)
+        option = next((one for one in options_of(hint) if one is not type(None)), hint)
+        if dataclasses.is_dataclass(option) and "base" not in change:
+            merged[name] = _merged(before, change, option, source, place)
+        elif typing.get_origin(option) is dict:
+            merged[name] = _merged_map(before, change, typing.get_args(option)[-1], source, place)
+    return merged
+
+
+def _merged_map(
+    base: Mapping[str, Any], changes: Mapping[str, Any], kind: Any, source: str, key: str
+) -> dict[str, Any]:
+    """Merge the entries of a map, whose values are of this `kind`, as `_merged` does."""
+    merged = merge(base, changes)
+    for name, change in changes.items():
+        if change is None and kind is not Any and type(None) not in options_of(kind):
+            if name not in base:
+                there = ", ".join(base) or "none"
+                raise ConfigError(
+                    f"{source}: {inside(key, name)}: there is no such entry to remove; "
+                    f"there are: {there}"
+                )
+            del merged[name]
+        elif dataclasses.is_dataclass(kind) and isinstance(change, dict) and "base" not in change:
+            before = base.get(name)
+            below = before if isinstance(before, dict) else {}
+            merged[name] = _merged(below, change, kind, source, inside(key, name))
     return merged
 
 

@@ -71,10 +71,11 @@ def has_ended(results: Mapping[str, Any], steps: int, hours: float | None) -> bo
     """Whether a run of `steps` and perhaps `hours` has come to its end with these final results.
 
     results: the content of ``evaluation.json``, which may be damaged. Its ``seconds`` are the
-    training time over all restarts.
+    training time over all restarts; ``all_done``: every learner was done before the job's steps.
     """
     step, seconds = results.get("step"), results.get("seconds")
     if not isinstance(step, int):
         return False
     spent = seconds if isinstance(seconds, int | float) else 0.0
-    return step >= steps or (hours is not None and spent >= hours * 3600)
+    all_done = results.get("all_done") is True
+    return all_done or step >= steps or (hours is not None and spent >= hours * 3600)

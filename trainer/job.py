@@ -155,10 +155,14 @@ class Job:
         verify(self.learners.engines, self.state.step)
 
     def finish(self) -> None:
-        """Save the last checkpoint, and mention students that never joined."""
+        """Save the last checkpoint, and mention students that never joined.
+
+        Raises TrainingError where a learner has diverged, or learnt nothing.
+        """
         self.saving.save(wait=True)
         for name in self.learners.waiting:
             self.recorder.say(f"{name} never joined: its `start` was not reached")
+        self._skip_limit.check_at_end(self.state.step, self.learners.counters())
 
     def __enter__(self) -> Job:
         return self

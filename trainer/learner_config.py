@@ -150,8 +150,9 @@ class LearnerConfig(Section):
         positive(100.0),
         Unit("nats"),
         Doc(
-            "While the teacher is trained, a student's terms that read it are off until the "
-            "teacher's loss is lower by this much. They count fully from twice that lead on. null: "
+            "A student's terms that read a teacher which this job trains are off until the "
+            "teacher's loss is lower by this much. They count fully from twice that lead on. This "
+            "holds after the teacher's budget, too. null: "
             "they always count fully. default: 0.25 for a student that begins with the job beside "
             "a teacher with random first weights, but not as a copy of its layers, where both have "
             "the term mlm, and the student reads the teacher by soft_kl or soft_cross_entropy only."
@@ -272,8 +273,11 @@ class LearnerConfig(Section):
         for key, why in self.objective.unequippable(self.model):
             yield f"objective.{key}", self._naming_folder(why)
 
-    def finished(self) -> LearnerConfig:
-        """The config of a teacher whose budget is used up: a frozen one with its weights."""
+    def finished(self, is_compared: bool = False) -> LearnerConfig:
+        """The config of a teacher whose budget is used up: a frozen one with its weights.
+
+        One that `is_compared` with its students (``min_lead``) still computes its terms.
+        """
         names = (one.name for one in dataclasses.fields(LearnerConfig))
         kept = {name: getattr(self, name) for name in names if name not in _FOR_TRAINING}
         changed: dict[str, Any] = {
@@ -283,6 +287,9 @@ class LearnerConfig(Section):
             "zero_stage": 3 if self.zero_stage == 3 else 0,
             "offload": "parameters" if self.offload == "parameters" else "none",
         }
+        if is_compared:
+            without_peer: dict[str, Any] = {"from_student": None}
+            changed["objective"] = dataclasses.replace(self.objective, **without_peer)
         return _FinishedConfig(**(kept | changed))
 
     def at_rest(self) -> LearnerConfig:
@@ -372,7 +379,7 @@ class LearnerConfig(Section):
 
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""
-        if not self._has_weights:
+        if self.init.pretrained is None:
             yield "init.pretrained", "must be set where frozen is true"
         if self.zero_stage not in FROZEN_STAGES:
             stages = " or ".join(map(str, FROZEN_STAGES))
@@ -388,11 +395,6 @@ class LearnerConfig(Section):
                 "dropout",
                 "must be 0 where predictions are stored: each is the same at every step",
             )
-
-    @property
-    def _has_weights(self) -> bool:
-        """Whether it has weights that are worth reading without training."""
-        return self.init.pretrained is not None
 
     def _read_by(self) -> dict[str, frozenset[str]]:
         """Which tasks read a part of the model that not all of them read, by the part's name."""
@@ -424,6 +426,5 @@ class LearnerConfig(Section):
 class _FinishedConfig(LearnerConfig):
     """The config of a learner that this job has trained: it has weights, whatever its `init`."""
 
-    @property
-    def _has_weights(self) -> bool:
-        return True
+    def _conflicts_with_frozen(self) -> Iterator[Refusal]:
+        yield from ()

@@ -56,11 +56,12 @@ def train_step(
     further teachers, which are frozen; one that no term reads in this step does not run.
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
-    in_use = ((one.view, name) for one in learners for name in one.objective.denominators)
+    measured = [learner for learner in (teacher, *students) if learner.has_terms]
+    in_use = ((one.view, name) for one in measured for name in one.objective.denominators)
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate([teacher, *others], students, rows, step, sums, masker)
-    totals = _Totals.over_ranks(learners, sums, requests(), teacher.device)
+    totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
     terms = totals.terms
     losses = {
         one.name: one.objective.total(terms[one.name], one.own_step(step)) for one in learners
@@ -69,7 +70,7 @@ def train_step(
         norm, length = totals.squared_norms[one.name], batch.common_length
         one.update(step, losses[one.name], norm, length, totals.seconds, batch.targets)
     for student in students:
-        if teacher.is_trained and student.config.min_lead is not None:
+        if teacher.has_terms and student.config.min_lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
     about = {
         one.name: {name: terms[one.name][name] for name in one.objective.about(batch.targets)}
@@ -99,7 +100,7 @@ def _accumulate(
     size = main.step_shape.micro_batch
     count = -(-len(rows.input_ids) // size)
     for student in students:
-        student.update_teacher_weight(main.is_trained)
+        student.update_teacher_weight(main.has_terms)
     if count > 1:
         for learner in (*teachers, *students):
             learner.look_ahead(to_micro_batches(rows, size, main.device, masker), step)

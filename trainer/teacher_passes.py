@@ -47,8 +47,8 @@ class TeacherPass:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the teacher has to run: it learns, or someone reads it."""
-        return self.teacher.is_trained or self.demand.is_read
+        """Whether the teacher has to run: it has terms, or someone reads it."""
+        return self.teacher.has_terms or self.demand.is_read
 
     def teach(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep

@@ -99,6 +99,15 @@ def test_an_override_adds_a_student_a_list_and_an_optional_section():
     assert load("demo", "teacher.swap.layers=4", "teacher.swap=null").teacher.swap is None
 
 
+def test_null_removes_an_entry_of_a_map():
+    assert [*load("demo", "students.tiny=null").students] == ["half"]
+    assert [*load("long", "students.half=null", "students.tiny=null").students] == []
+    assert [*load(write("base: demo\nstudents: {tiny: null}\n")).students] == ["half"]
+    assert "students.tinny: there is no such entry to remove; there are: tiny, half" in message(
+        "demo", "students.tinny=null"
+    )
+
+
 def test_a_list_of_sections():
     assert load("demo", "teacher.ensemble=[{layers: 3}, {}]").teacher.ensemble == [
         Model(layers=3),

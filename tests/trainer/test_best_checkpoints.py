@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import configs
+from configs.runs import has_ended
 from model import from_pretrained
 from tests.conftest import tandem
 from tests.distributed import run_distributed
@@ -140,6 +141,8 @@ def test_students_of_a_frozen_teacher_stop_when_they_do_not_get_better(job, run,
         assert saved.checkpoint_of(name).step == best == counters.best.step
         trained = [row["step"] for row in metrics.read(two.metrics) if f"{name}/lr" in row]
         assert max(trained) == last
+    facts = json.loads(two.evaluation.read_text())
+    assert has_ended(facts, steps=60, hours=None), "it is not started again"
     assert saved.checkpoint.step == max(saved.state.learners[n].finished_at for n in LEARNERS[1:])
     (one,) = run_distributed(finished, 1, job, "name=one", *words)
     results = [json.loads((Path(path) / "evaluation.json").read_text()) for path in (one, two.path)]

@@ -14,7 +14,7 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.admission_config import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.checkpoint import Checkpoint, full_state_dict, published
-from trainer.checkpoint.folder import read_trainer_file, step_name
+from trainer.checkpoint.folder import scores_of, step_name
 from trainer.checkpoint.manifest import read_manifest
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig
@@ -225,23 +225,23 @@ def test_a_fork_to_other_data_waits_for_scores_on_them(runs):
 
 
 def scores_in(run, step):
-    """What ranks and judges a checkpoint: its metric, and each learner's held-out loss."""
+    """What ranks and judges a checkpoint: the learners' scores and held-out losses."""
     healths = read_manifest(run.checkpoints / step_name(step)).health
     losses = {name: (one.evaluated_at, one.held_out) for name, one in healths.items()}
-    return read_trainer_file(run.checkpoints, step)["metric"], losses
+    return scores_of(run.checkpoints, step), losses
 
 
 def test_checkpoints_of_other_data_are_not_compared_with_the_one_that_was_forked(runs):
     folder = RunFolder(runs / "undisturbed")
     step = published(folder.checkpoints)[-1]
-    metric, losses = scores_in(folder, step)
-    assert metric is not None
+    scores, losses = scores_in(folder, step)
+    assert scores
     assert losses.keys() == set(EVERYONE)
     assert all(None not in one for one in losses.values())
     same = fork(folder, step, "comparable", ["steps=20"])
-    assert scores_in(same.folder, step) == (metric, losses)
+    assert scores_in(same.folder, step) == (scores, losses)
     other = fork(folder, step, "elsewhere", ["data.masking.rate=0.6"])
-    assert scores_in(other.folder, step) == (None, dict.fromkeys(EVERYONE, (None, None)))
+    assert scores_in(other.folder, step) == ({}, dict.fromkeys(EVERYONE, (None, None)))
 
 
 def spikes(run, step):

@@ -44,6 +44,14 @@ def jobs(corpus, runs):
     stopped = dataclasses.replace(whole, name="stopped")
     run(stopped, stop_after=7)
     run(stopped)
+    finished = job(corpus, runs, "finished", HEARD, least, "teacher.budget.steps=6")
+    run(finished)
+    again = dataclasses.replace(finished, name="finished-again")
+    run(again, stop_after=8)
+    run(again)
+    overtakes = f"{STUDENT}optimizer.learning_rate=1e-2", f"{STUDENT}schedule.warmup_steps=0"
+    stands = "teacher.optimizer.learning_rate=1e-30"
+    run(job(corpus, runs, "overtaken", HEARD, least, "teacher.budget.steps=4", *overtakes, stands))
     learns = f"{STUDENT}optimizer.learning_rate=1e-3"
     run(job(corpus, runs, "never", HEARD, learns, f"{STUDENT}min_lead=90"))
     run(job(corpus, runs, "alone", ALONE, learns))
@@ -89,6 +97,29 @@ def test_on_two_ranks_it_is_that_of_the_whole_batch(runs):
 
 def test_the_lead_is_resumed(runs):
     assert curve(RunFolder(runs / "stopped")) == curve(RunFolder(runs / "whole"))
+
+
+def test_the_rule_holds_when_the_teachers_budget_has_ended(runs):
+    """A teacher that no longer learns is still compared, on the same words as its student."""
+    parts = {name: column(runs / "finished", name) for name in ("mlm", "lead", "loss")}
+    theirs = column(runs / "finished", "mlm", "teacher")
+    assert [*theirs] == [*range(1, 7)]
+    leads = parts["lead"]
+    implied = {
+        step: parts["mlm"][step] - (leads[step] - leads[step - 1]) * LEAD_STEPS - leads[step - 1]
+        for step in range(2, 13)
+    }  # the teacher's loss, by the rule of the running mean
+    assert all(implied[step] == pytest.approx(theirs[step], abs=1e-4) for step in range(2, 7))
+    after = [implied[step] for step in range(7, 13)]
+    assert max(after) - min(after) < 0.5, "it stands still"
+    assert abs(sum(after) / len(after) - theirs[6]) < 0.5
+    assert curve(RunFolder(runs / "finished-again")) == curve(RunFolder(runs / "finished"))
+
+
+def test_a_teacher_that_is_overtaken_after_its_budget_is_not_heard(runs):
+    parts = {n: column(runs / "overtaken", n) for n in ("mlm", "lead", "loss")}
+    assert parts["lead"][12] < 0
+    assert all(parts["loss"][step] == parts["mlm"][step] for step in range(1, 13))
 
 
 def test_a_student_that_never_listens_trains_as_if_alone(runs):

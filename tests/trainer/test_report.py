@@ -264,6 +264,7 @@ def test_the_table_of_a_terminal():
                 "agreement",
                 "tokens/s",
                 "ms/seq",
+                "steps",
                 "exported",
                 "to",
             ]

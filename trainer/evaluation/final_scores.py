@@ -53,6 +53,7 @@ def evaluate_run(
     return {
         "step": saved.checkpoint.step,
         "seconds": saved.state.seconds,
+        "all_done": saved.are_done,
         "machine": describe_machine(),
         "corpus": _describe(saved.corpora),
         "test": measurement.test.contents if measurement.test else {},
@@ -124,9 +125,19 @@ class _Measurement:
             "retention": self._retention(told),
             "agreement": self._agreement(name, model) if both_predict and not is_teacher else None,
             **self._speed(name, model),
+            **self._steps(name),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
         }
+
+    def _steps(self, name: str) -> dict[str, int]:
+        """The steps that a trained learner took up to its checkpoint, and those it skipped."""
+        state = self.saved.state_of(name)
+        if self.saved.config(name).frozen:
+            return {}
+        counters = state.learners[name]
+        taken, skipped = counters.steps_taken(state.step), counters.skipped_steps
+        return {"steps_taken": taken, "steps_skipped": skipped}
 
     def _columns(self, metrics: Sequence[Metric[Any]]) -> dict[str, Column]:
         """What these metrics report, by name; of several tasks, their mean first."""

@@ -137,6 +137,11 @@ class Learner:
         """Whether its weights change; a frozen teacher's do not."""
         return not self.config.frozen
 
+    @property
+    def has_terms(self) -> bool:
+        """Whether its terms are computed: it is trained, or its losses are compared (min_lead)."""
+        return bool(self.objective.terms)
+
     @torch.no_grad()
     def look_ahead(self, batches: Iterable[MicroBatch], step: int) -> None:
         """Before a step of several micro-batches: what the terms over all of them say of each.
@@ -145,7 +150,7 @@ class Learner:
         """
         own_step = self.own_step(step)
         terms = self.objective.over_whole_batch(own_step)
-        if not terms or not self.is_trained:
+        if not terms:
             return
         seen, outputs = [], []
         for number, batch in enumerate(batches):
@@ -192,7 +197,8 @@ class Learner:
         if self.is_trained:
             with self._part(BACKWARD):
                 backward(self.engine, loss, self.loss_scale.value)
-            self._shares += shares
+        if self.has_terms:
+            self._shares += shares.detach()
         return features
 
     def _prepare(self, micro_step: MicroStep) -> None:
@@ -232,6 +238,8 @@ class Learner:
 
     def squared_gradient_norm(self) -> Tensor:
         """This rank's part of it, [1], after the step's last backward pass; see `gradients`."""
+        if not self.is_trained:
+            return torch.zeros(1, device=self.device)
         if self.config.zero_stage == 0:
             fill_gradients(self.engine)
         return squared_norm_part(self.engine)[None]
@@ -276,12 +284,13 @@ class Learner:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], own_step, targets)
 
-    def update_teacher_weight(self, teacher_learns: bool) -> None:
+    def update_teacher_weight(self, is_compared: bool) -> None:
         """Before a step: scale the terms that read the teacher by how far it is ahead (min_lead).
 
-        They count nothing up to a lead of `min_lead`, and fully from twice that lead on.
+        They count nothing up to a lead of `min_lead`, and fully from twice that lead on. A teacher
+        that was never trained in this job is not compared.
         """
-        self._least_lead = self.config.min_lead if teacher_learns else None
+        self._least_lead = self.config.min_lead if is_compared else None
         if self._least_lead is None:
             self.objective.teacher_weight = 1.0
         else:

@@ -263,7 +263,8 @@ class Learners:
     ) -> Learner:
         teacher = self.config.teacher
         if has_finished:
-            teacher = teacher.finished()
+            students = self.config.students.values()
+            teacher = teacher.finished(any(one.min_lead is not None for one in students))
         if teacher.stored is not None:
             teacher = teacher.at_rest()
         return self._build(TEACHER, teacher.with_layers(layers), 0, weights)

@@ -39,6 +39,7 @@ class LearnerState:
     lead: float = 0.0  # a student's: how much lower its teacher's loss is, a running mean
     clocked_from: float | None = None  # the job's training time in seconds when its schedule began
     best: BestScore | None = None
+    idle_steps: int = 0  # taken with a gradient of zero, as where no example has a label
 
     def finish(self, step: int, seconds: float) -> None:
         """Note that its own budget is used up after `step` steps of the job, in `seconds`."""

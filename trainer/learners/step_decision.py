@@ -48,6 +48,7 @@ class StepDecision:
     ) -> None:
         """`gradient_norm` is that of the gradient before clipping."""
         self._config, self._counters, self._loss, self._task = config, counters, loss, task
+        self._is_idle = gradient_norm == 0.0
         self.skipped = counters.guard.judge(config.guard, loss, regime, task)  # the reason, if any
         self.is_taken = self.skipped is None and math.isfinite(gradient_norm)
 
@@ -57,6 +58,7 @@ class StepDecision:
         scale = loss_scale(config, counters)
         if self.is_taken:
             counters.guard.record_step(config.guard, self._loss, self._task)
+            counters.idle_steps += self._is_idle
             if config.precision == "fp16":
                 counters.loss_scale = scale.after_step(config.loss_scale.growth_interval)
         elif self.skipped is None and scale.can_shrink:

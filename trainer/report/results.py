@@ -8,11 +8,11 @@ from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
 from trainer.report.colours import colour
-from trainer.report.words import percent, plain_name, score_of, short
+from trainer.report.words import percent, plain_name, score_of, short, steps_of
 from trainer.run_folder.run_files import RunFiles, columns_of, primary_of
 from trainer.scoring.column import SHARE, Column
 
-SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "joined at")
+SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps", "joined at")
 OF_TEXT = (
     "Loss (nats) and accuracy are for masked tokens in held-out text. Agreement is the share of "
     "tokens for which the first choice equals the teacher's. Unigram guesses by frequency. "
@@ -94,6 +94,7 @@ def _row(name: str, facts: dict[str, Any], columns: Sequence[Column], colour: in
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
         short(1000 * facts["seconds_per_sequence"]),
+        steps_of(facts),
         f"{facts['started_at']:,}",
     ]
     learner = f"<td><i></i>{escape(plain_name(name))}</td>"

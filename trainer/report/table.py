@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainer.report.words import percent, plain_name, score_of, short
+from trainer.report.words import percent, plain_name, score_of, short, steps_of
 from trainer.run_folder.run_files import columns_of
 from trainer.scoring.column import Column
 
-SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq")
+SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps")
 WIDTH = 10_000  # wider than any table
 
 
@@ -61,7 +61,7 @@ _OF_ALL = (
     "retention: share of the teacher's primary metric; not trained: no term of its objective has\n"
     "trained the head that predicts it;\n"
     "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
-    "same for a single sequence"
+    "same for a single sequence; steps: those that changed its weights, up to its checkpoint"
 )
 
 
@@ -75,4 +75,5 @@ def _cells(name: str, facts: dict[str, Any], columns: Sequence[Column]) -> list[
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
         short(1000 * facts["seconds_per_sequence"]),
+        steps_of(facts),
     ]

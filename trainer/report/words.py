@@ -36,6 +36,14 @@ def score_of(facts: Mapping[str, Any], column: Column) -> str:
     return NOT_TRAINED if score is None else column.written(score)
 
 
+def steps_of(facts: Mapping[str, Any]) -> str:
+    """The steps that a learner took, and skipped: 990 + 10 skipped; empty of a frozen teacher."""
+    if "steps_taken" not in facts:
+        return ""
+    skipped = facts["steps_skipped"]
+    return f"{facts['steps_taken']:,}" + (f" + {skipped:,} skipped" if skipped else "")
+
+
 def plain_name(learner: str) -> str:
     """``students/tiny`` as tiny; ``teacher`` as it is."""
     return learner.removeprefix("students/")

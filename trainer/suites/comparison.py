@@ -97,7 +97,9 @@ def _score(score: TaskScore | None) -> str:
     if score.mean is None:
         return "undefined"
     mean, deviation = score.column.written(score.mean), score.deviation
-    return mean if deviation is None else f"{mean} ± {score.column.written(deviation)}"
+    shown = mean if deviation is None else f"{mean} ± {score.column.written(deviation)}"
+    skipped = sum(steps["skipped"] for steps in score.steps.values())
+    return f"{shown} ({skipped:,} steps skipped)" if skipped else shown
 
 
 def _legend(models: Models) -> list[str]:

@@ -24,6 +24,7 @@ class TaskScore:
     by_seed: Mapping[int, float]
     examples_per_second: float | None = None
     by_phenomenon: Mapping[str, float] = field(default_factory=dict)
+    steps: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by seed: taken, skipped
 
     @property
     def mean(self) -> float | None:
@@ -93,7 +94,13 @@ def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
         column,
         {seed: score for seed, score in scores.items() if score is not None},
         statistics.median(speeds),
+        steps={seed: _steps(facts) for seed, facts in learners.items()},
     )
+
+
+def _steps(facts: Mapping[str, Any]) -> dict[str, int]:
+    """The steps that a learner took and skipped."""
+    return {kind: facts.get(f"steps_{kind}", 0) for kind in ("taken", "skipped")}
 
 
 def pair_score(accuracy: float, by_phenomenon: Mapping[str, float]) -> TaskScore:
@@ -127,6 +134,7 @@ def _task_json(score: TaskScore, reference: TaskScore) -> dict[str, Any]:
         "by_seed": dict(score.by_seed),
         "retention": score.retention(reference),
         "examples_per_second": score.examples_per_second,
+        "steps": {str(seed): dict(counts) for seed, counts in score.steps.items()},
     }
     by_phenomenon = dict(score.by_phenomenon)
     return {**found, "by_phenomenon": by_phenomenon} if by_phenomenon else found

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import INDEX, Doc, Range, Unit, positive
+from configs.rules import FRACTION, INDEX, Doc, Range, Unit, positive
 from configs.section import Section
 
 LOSS, SPIKE, GRADIENT = "loss not finite", "loss spike", "gradient not finite"
@@ -36,6 +36,14 @@ class GuardConfig(Section):
     max_consecutive_skips: Annotated[
         int, INDEX, Unit("steps"), Doc("The job fails after more than this many skips in a row.")
     ] = 10
+    max_skipped_fraction: Annotated[
+        float,
+        FRACTION,
+        Doc(
+            "The job fails at its end if a larger fraction of the learner's steps was skipped. It "
+            "also fails if the last step was skipped."
+        ),
+    ] = 0.5
 
 
 @dataclass

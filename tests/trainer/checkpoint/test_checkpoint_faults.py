@@ -172,7 +172,7 @@ def fail_and_recover(folder: Path) -> dict[str, Any]:
         if dist.get_rank() == 1:
             setattr(storage, "_write_all", full if is_full else write_all)  # noqa: B010
 
-    writer.save(1, engines, {}, metric=float("nan"))
+    writer.save(1, engines, {}, scores={"teacher": float("nan")})
     published_first = writer.wait()
     set_disk(is_full=True)
     writer.save(2, engines, {})

@@ -96,7 +96,7 @@ def test_each_learner_keeps_its_own_best() -> None:
     }
     retention = Retention(last=1, best=1, rankings=rankings)
     assert retention.expired({**scores, 5: {}}, ()) == [1, 4]
-    assert retention.expired({**scores, 5: {}}, (), suspect=[2, 3]) == [2, 3]
+    assert retention.expired({**scores, 5: {}}, (), suspect=[2, 3]) == [2, 3, 4]
 
 
 def saved(step: int, loss: float, **more: Any) -> Save:
