@@ -106,7 +106,8 @@ def _summary(jobs: dict[int, JobConfig]) -> str:
     lines = [f"{column.name} over {len(jobs)} seeds"]
     for learner in next(iter(found.values()))["learners"]:
         scores = {
-            seed: results["learners"][learner].get(column.name) for seed, results in found.items()
+            seed: results["learners"].get(learner, {}).get(column.name)
+            for seed, results in found.items()
         }
         scores = {seed: score for seed, score in scores.items() if score is not None}
         if not scores:

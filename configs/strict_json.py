@@ -1,15 +1,24 @@
-"""Writing JSON that every parser accepts, and parsing JSON safely."""
+"""Writing JSON that every parser accepts, and reading JSON back against a schema."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from typing import Any
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from configs.errors import ConfigError
+from configs.typed import build, hints_of, options_of
+
+T = TypeVar("T")
 
 
 def strict_json(tree: Any) -> str:
     """Plain data as indented, strict JSON: non-finite numbers become null."""
-    return json.dumps(_finite(tree), indent=2, allow_nan=False)
+    return json.dumps(finite(tree), indent=2, allow_nan=False)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -20,11 +29,45 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def _finite(value: Any) -> Any:
+def read_json(path: Path) -> Any:
+    """The content of a small JSON file. Raises ConfigError, naming it; OSError if unreadable."""
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: is damaged: not JSON ({error})") from None
+
+
+def from_json(tree: Any, schema: type[T], source: str | Path) -> T:
+    """What a program of ours has written as JSON, checked against a dataclass as YAML is.
+
+    Keys that the dataclass does not have are left out: another version may write more. Raises
+    ConfigError, ``source: key: why``.
+    """
+    try:
+        return build(_known(tree, schema), schema)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {str(error).removeprefix(': ')}") from None
+
+
+def _known(value: Any, hint: Any) -> Any:
+    """The value without the keys that its dataclass does not have."""
+    options = options_of(hint)
+    section = next((one for one in options if dataclasses.is_dataclass(one)), None)
+    if section is not None and isinstance(value, Mapping):
+        hints = hints_of(typing.cast(Any, section))
+        return {key: _known(value[key], hints[key]) for key in value if key in hints}
+    inner = next((args[-1] for one in options if (args := typing.get_args(one))), Any)
+    if isinstance(value, Mapping):
+        return {key: _known(one, inner) for key, one in value.items()}
+    return [_known(one, inner) for one in value] if isinstance(value, list) else value
+
+
+def finite(value: Any) -> Any:
+    """Plain data with null in place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -32,6 +32,7 @@ _WHOLE = re.compile(r"[-+]?(?:\d+(?:_\d+)*|0x[0-9a-fA-F]+)", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _TRUTHS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+_LISTS, _MAPPINGS = (list, Sequence), (dict, Mapping)  # types that lists and mappings may have
 _MAX_DIGITS = 400  # of a number; the largest float has 309
 
 _shown = reprlib.Repr()
@@ -85,9 +86,9 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         return _nothing(hint, options, path)
     option = next((one for one in options if has_form(value, one)), options[0])
     origin = typing.get_origin(option)
-    if origin is list:
+    if origin in _LISTS:
         return _list(value, typing.get_args(option)[0], path)
-    if origin is dict:
+    if origin in _MAPPINGS:
         of_keys, inner = typing.get_args(option)
         return _mapping(value, of_keys, inner, path)
     if dataclasses.is_dataclass(option):
@@ -98,8 +99,8 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 def _nothing(hint: Any, options: list[Any], path: str) -> Any:
     if type(None) in options_of(hint) or Any in options:
         return None
-    if typing.get_origin(options[0]) in (list, dict):
-        return typing.get_origin(options[0])()
+    if typing.get_origin(options[0]) in (*_LISTS, *_MAPPINGS):
+        return [] if typing.get_origin(options[0]) in _LISTS else {}
     if dataclasses.is_dataclass(options[0]):
         return build({}, typing.cast(type[Any], options[0]), path)
     raise ConfigError(f"{path}: must not be null")
@@ -109,8 +110,8 @@ def has_form(value: Any, option: Any) -> bool:
     """Whether a value has the outer form of an option: mapping, list or scalar."""
     origin = typing.get_origin(option)
     if isinstance(value, Mapping):
-        return origin is dict or dataclasses.is_dataclass(option)
-    return (origin is list) if isinstance(value, list) else origin is None
+        return origin in _MAPPINGS or dataclasses.is_dataclass(option)
+    return (origin in _LISTS) if isinstance(value, list) else origin is None
 
 
 def _list(value: Any, inner: Any, path: str) -> list[Any]:

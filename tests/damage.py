@@ -10,6 +10,7 @@ that state until the block ends::
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +51,40 @@ def damages(data: bytes, flips: int = FLIPS, seed: int = 0) -> Iterator[Damage]:
     yield Damage("a folder", is_folder=True)
     changed = [*_cut(data), *_flipped(data, flips, seed), *_replaced(data)]
     yield from (damage for damage in changed if damage.content != data)
+
+
+WRONG: tuple[Any, ...] = (None, True, -1, 0.5, 10**30, "text", [], {}, [[]], {"a": {}})
+
+
+def edits(data: bytes) -> Iterator[Damage]:
+    """A JSON file in which one value, at any depth, has another type or size, or is gone."""
+    tree = json.loads(data)
+    for path in _places(tree):
+        where = "/".join(map(str, path))
+        for value in WRONG:
+            changed = json.dumps(_edited(tree, path, value)).encode()
+            yield Damage(f"{where} is {value!r}", changed)
+        if path:
+            yield Damage(f"{where} is gone", json.dumps(_edited(tree, path)).encode())
+
+
+def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in tree.items() if isinstance(tree, dict) else items:
+        yield from _places(value, (*path, key))
+
+
+def _edited(tree: Any, path: tuple[Any, ...], *value: Any) -> Any:
+    """The tree with another `value` at this path, or without it."""
+    if not path:
+        return value[0]
+    changed, key = copy.copy(tree), path[0]
+    if len(path) == 1 and not value:
+        del changed[key]
+    else:
+        changed[key] = _edited(tree[key], path[1:], *value)
+    return changed
 
 
 @contextmanager

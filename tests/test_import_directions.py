@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
-        "errors strict_json yaml_text kinds typed rules section declared json_schema reference "
+        "errors yaml_text kinds typed strict_json rules section declared json_schema reference "
         "loading devices studies suites plan_facts runs processes durations"
     ),
     "data_pipeline": (

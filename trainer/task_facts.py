@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from configs import ConfigError
+from configs.rules import COUNT
+from configs.section import Section
+from configs.strict_json import from_json, read_json
 from configs.typed import nearest_of_all
 from data_pipeline import DataError
 from model import ModelError
@@ -19,7 +23,7 @@ Task = TypeVar("Task", bound=TaskConfig)
 
 
 @dataclass(frozen=True)
-class TaskFacts:
+class TaskFacts(Section):
     """What a task's examples look like; the defaults are those of any model of single texts.
 
     fields: the texts of an example in a table. columns: where the fields stand, by name, unless
@@ -27,9 +31,9 @@ class TaskFacts:
     scores: the model's on the validation file, such as the threshold for no answer.
     """
 
-    fields: tuple[str, ...] = ("text",)
+    fields: Sequence[str] = ("text",)
     columns: Mapping[str, str] = field(default_factory=dict)
-    sequence_length: int = 512
+    sequence_length: Annotated[int, COUNT] = 512
     settings: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
 
@@ -40,16 +44,21 @@ class TaskFacts:
         if not path.exists():
             return cls()
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            tree = tree[HEADS][head] if HEADS in tree else tree
-            return cls(**{**tree, "fields": tuple(tree["fields"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ModelError(f"{path}: cannot be read ({error}); export the model again") from error
+            tree = read_json(path)
+            if isinstance(tree, dict) and HEADS in tree:
+                tree = from_json(tree, _SeveralHeads, path).heads.get(head)
+            if isinstance(tree, dict) and "fields" not in tree:
+                raise ConfigError(f"{path}: fields: must be set")
+            return from_json(tree, cls, path)
+        except (OSError, ConfigError) as error:
+            raise ModelError(f"{error}; export the model again") from None
 
     def section(self, kind: type[Task]) -> Task:
         """The task's section as the model was trained with it; the defaults for other models."""
-        known = {one.name for one in fields(kind)} & self.settings.keys()
-        return kind(**{name: self.settings[name] for name in known})
+        try:
+            return from_json(self.settings, kind, f"{FILE}: settings")
+        except ConfigError as error:
+            raise ModelError(f"{error}; export the model again") from None
 
     def with_columns(self, columns: Mapping[str, str]) -> TaskFacts:
         """The same task with other places for some fields. Raises DataError for unknown fields."""
@@ -58,6 +67,11 @@ class TaskFacts:
                 there = nearest_of_all(name, self.fields)
                 raise DataError(f"--column {name}: no such field{there}")
         return replace(self, columns={**self.columns, **columns})
+
+
+@dataclass(frozen=True)
+class _SeveralHeads:
+    heads: Mapping[str, Any]
 
 
 def write_facts(folder: Path, facts: Mapping[str, TaskFacts]) -> None:

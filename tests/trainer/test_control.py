@@ -58,7 +58,7 @@ def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch
     box = RequestBox(tmp_path, reads=True)
     ask(tmp_path, CHECKPOINT)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", away)
+        patch.setattr(Path, "read_bytes", away)
         assert box.look() == set()
     assert box.look() == {CHECKPOINT}
 

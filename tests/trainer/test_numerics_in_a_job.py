@@ -10,6 +10,7 @@ import configs
 from commands.training import final_results
 from configs import ConfigError
 from tests.conftest import TINY_JOB, tandem
+from tests.test_files_read_back import EVALUATION
 from trainer.config import JobConfig
 from trainer.run_folder import metrics
 
@@ -57,7 +58,7 @@ def test_a_job_of_every_precision_ends_at_its_deadline(corpus, tmp_path):
 
 def test_hours_that_are_used_up_end_a_run_until_there_are_more(tmp_path):
     (tmp_path / "tiny").mkdir()
-    results = {"step": 7, "seconds": 3600.5, "learners": {"teacher": {}}}
+    results = {**EVALUATION, "step": 7, "seconds": 3600.5, "test": {}}
     (tmp_path / "tiny/evaluation.json").write_text(json.dumps(results))
     for words, ended in ((["hours=1"], True), (["hours=1.1"], False), (["steps=7"], True)):
         places = ["data.path=c", f"output_dir={tmp_path}"]

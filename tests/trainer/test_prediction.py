@@ -296,5 +296,5 @@ def test_input_that_cannot_be_read(classifier, exported, tokenizer, tmp_path) ->
     assert "config.json" in refused(tmp_path / "nowhere", tmp_path / "a.tsv")
     (classifier / "task.json").rename(tmp_path / "kept.json")
     (classifier / "task.json").write_text("{}")
-    assert "task.json: cannot be read" in refused(classifier, tmp_path / "a.tsv")
+    assert "task.json: fields: must be set" in refused(classifier, tmp_path / "a.tsv")
     (tmp_path / "kept.json").rename(classifier / "task.json")

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import parse_json
+from configs import ConfigError
+from configs.strict_json import from_json, parse_json
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
 from trainer.checkpoint.owner import Owner
@@ -116,7 +117,7 @@ def _is_stale(folder: Path, step: int, inherited: dict[int, set[int]]) -> bool:
     if not not_found_by:
         return False
     writer = read_trainer_file(folder, step).get("attempt")
-    return writer is not None and writer < max(not_found_by)
+    return isinstance(writer, int) and writer < max(not_found_by)
 
 
 def _claim(run_folder: Path, owner: Owner) -> int:
@@ -167,8 +168,15 @@ def _numbers(folder: Path) -> list[int]:
 
 def _found(content: Mapping[str, Any]) -> list[int] | None:
     """The checkpoints that an attempt found; None if its record does not say."""
-    steps = content.get("checkpoints")
-    return steps if isinstance(steps, list) else None
+    try:
+        return from_json(content, _Found, _FOLDER).checkpoints
+    except ConfigError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Found:
+    checkpoints: list[int] | None = None
 
 
 def _inherited(folder: Path) -> dict[int, set[int]]:

@@ -12,13 +12,14 @@ import os
 import socket
 import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from configs import ConfigError
 from configs.processes import SILENT_SECONDS, is_alive, is_here, machine, started
-from configs.strict_json import parse_json
+from configs.strict_json import from_json, read_json
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,8 @@ class Owner:
         """The owner in an attempt's record; None if its writer died before it was complete."""
         for retry_seconds in (0.2, 0.2, 0.0):
             try:
-                content = parse_json(record.read_text())
-                known = {field.name for field in fields(cls)} & content.keys()
-                return cls(**{name: content[name] for name in known})
-            except (ValueError, TypeError, AttributeError, FileNotFoundError):
+                return from_json(read_json(record), cls, record)
+            except (ConfigError, FileNotFoundError):
                 time.sleep(retry_seconds)
         return None
 

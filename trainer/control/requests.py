@@ -17,10 +17,12 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import parse_json
+from configs import ConfigError
+from configs.strict_json import from_json, read_json
 from trainer.durable import atomic_write
 
 STOP, CHECKPOINT = "stop", "checkpoint"
@@ -46,7 +48,7 @@ class RequestBox:
         if self._reads and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             for kind in KINDS:
-                found = _read(self._folder / f"{kind}.json").get("id")
+                found = _id_in(self._folder / f"{kind}.json")
                 if found and found not in self._begun:
                     self._seen[kind] = found
         return frozenset(self._seen)
@@ -88,8 +90,8 @@ def ask(folder: Path, kind: str) -> str:
         with path.open("x") as file:
             file.write(content)
     except FileExistsError:
-        if there := _read(path).get("id"):
-            return str(there)
+        if there := _id_in(path):
+            return there
         # Its writer died, or the disk was full, before the request was complete.
         atomic_write(path, content)
     return request
@@ -97,8 +99,11 @@ def ask(folder: Path, kind: str) -> str:
 
 def answer_to(folder: Path, kind: str, request: str) -> dict[str, Any] | None:
     """The run's answer to a request: ``step``, and ``error`` or None. None before there is one."""
-    answer = _read(folder / f"{kind}.answer.json")
-    return answer if answer.get("id") == request else None
+    try:
+        answer = from_json(read_json(folder / f"{kind}.answer.json"), _Answer, kind)
+    except (OSError, ConfigError):
+        return None
+    return asdict(answer) if answer.id == request else None
 
 
 def forget(folder: Path) -> None:
@@ -108,9 +113,21 @@ def forget(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a file; empty if there is none, or while the disk is unavailable."""
+@dataclass(frozen=True)
+class _Request:
+    id: str
+
+
+@dataclass(frozen=True)
+class _Answer:
+    id: str
+    step: int
+    error: str | None
+
+
+def _id_in(path: Path) -> str:
+    """The id of a request; empty if there is none, or while the disk is unavailable."""
     try:
-        return dict(parse_json(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
+        return from_json(read_json(path), _Request, path).id
+    except (OSError, ConfigError):
+        return ""

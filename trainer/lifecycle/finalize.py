@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from configs.strict_json import strict_json
 from data_pipeline import Corpus
 from trainer.checkpoint import published
 from trainer.config import JobConfig
@@ -37,7 +37,7 @@ def finalize(
         saved = SavedLearners(folder, corpora)
         results = evaluate_run(saved, heartbeat=heartbeat)
         _export(saved, results, list(results["learners"]), heartbeat)
-        atomic_write(folder.evaluation, json.dumps(results, indent=2) + "\n")
+        atomic_write(folder.evaluation, strict_json(results) + "\n")
     elif missing := [name for name in results["learners"] if not folder.has_export(name)]:
         _export(SavedLearners(folder, corpora), results, missing, heartbeat)
     heartbeat()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import configs
+from configs import ConfigError
+from configs.rules import COUNT, INDEX, Filled
 from configs.runs import remarks_in
-from configs.strict_json import parse_json
+from configs.section import Refusal, Section
+from configs.strict_json import finite, from_json, read_json
+from configs.typed import convert
 from trainer.run_folder import metrics
 from trainer.scoring.column import Column
 
@@ -22,11 +26,69 @@ Floats = NDArray[np.float64]
 def read_evaluation(file: Path) -> dict[str, Any] | None:
     """A run's final results; None if there are none, or the file is damaged."""
     try:
-        results = parse_json(file.read_bytes())
-        whole = isinstance(results["step"], int) and bool(results["learners"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        results = finite(read_json(file))
+        from_json(results, _Evaluation, file)
+    except (FileNotFoundError, ConfigError):
         return None
-    return dict(results) if whole else None
+    return dict(results)
+
+
+@dataclass
+class _Corpus(Section):
+    documents: Annotated[int, INDEX]
+    tokens: Annotated[int, COUNT]
+    validation_tokens: Annotated[int, INDEX]
+    path: str = ""
+
+
+@dataclass
+class _Agreement(Section):
+    top_1: float
+    kl: float
+
+
+@dataclass
+class _Learner(Section):
+    """A learner's results; its scores stand beside them, by column."""
+
+    parameters: int
+    tokens_per_second: float
+    sequences_per_second: float
+    seconds_per_sequence: float
+    started_at: Annotated[int, INDEX]
+    corpora: dict[str, dict[str, float | None]]
+    retention: float | None
+    agreement: _Agreement | None
+    finished_at: int | None = None
+    flops_per_token: float | None = None
+    bytes: int | None = None
+    export: str = ""
+
+
+@dataclass
+class _Evaluation(Section):
+    """The part of ``evaluation.json`` that is read back."""
+
+    step: Annotated[int, INDEX]
+    metric: str
+    columns: list[Column]
+    learners: Annotated[dict[str, dict[str, Any]], Filled()]
+    unigram: dict[str, float | None]
+    corpus: _Corpus
+    machine: str = ""
+    seconds: float = 0.0
+    test: dict[str, str] = field(default_factory=dict)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        names = [column.name for column in self.columns]
+        if self.metric not in names:
+            yield "metric", f"must be one of {', '.join(names)}"
+        if "teacher" not in self.learners:
+            yield "learners.teacher", "must be set"
+        for learner, facts in self.learners.items():
+            from_json(facts, _Learner, f"learners.{learner}")
+            for name in facts.keys() & {*names}:
+                convert(facts[name], float | None, f"learners.{learner}.{name}")
 
 
 def columns_of(evaluation: Mapping[str, Any]) -> list[Column]:

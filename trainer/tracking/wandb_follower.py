@@ -260,10 +260,14 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     """
     try:
         results = parse_json((folder / "evaluation.json").read_bytes())
-        learners, scores = results["learners"], [one["name"] for one in results["columns"]]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # no file, or a damaged one
+        scores = [str(one["name"]) for one in results["columns"]]
+        columns = ["parameters", *scores, "retention", "tokens_per_second"]
+        learners = {
+            name: {column: _number(facts.get(column)) for column in columns}
+            for name, facts in results["learners"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or a damaged one
         return
-    columns = ["parameters", *scores, "retention", "tokens_per_second"]
     table = wandb.Table(columns=["learner", *columns])
     for name, facts in learners.items():
         table.add_data(name, *(facts.get(column) for column in columns))
@@ -277,6 +281,11 @@ def log_results(run: Any, folder: Path, step: int) -> None:
         run.log(media, step=step)
     else:
         run.summary.update(media)
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
 
 
 def main(options: Options) -> None:

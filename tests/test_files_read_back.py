@@ -1,0 +1,106 @@
+"""Small JSON files that commands read back: every nested edit is refused or does no harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model import ModelError
+from tests.damage import edits, harmed
+from trainer.checkpoint import published
+from trainer.checkpoint.owner import Owner
+from trainer.control.requests import STOP, RequestBox, answer_to, ask
+from trainer.report.table import student_table
+from trainer.run_folder.run_files import primary_of, read_evaluation
+from trainer.suites.results import task_score
+from trainer.task_facts import TaskFacts, write_facts
+from trainer.tasks.span import Span
+
+LEARNER: dict[str, Any] = {
+    "parameters": 5, "bytes": 20, "flops_per_token": 3.5, "accuracy": 0.5,
+    "corpora": {"data": {"accuracy": 0.5}}, "retention": 1.0,
+    "agreement": {"top_1": 0.5, "kl": 0.1},
+    "tokens_per_second": 5.0, "sequences_per_second": 2.0, "seconds_per_sequence": 0.5,
+    "started_at": 0, "finished_at": None, "export": "out",
+}  # fmt: skip
+EVALUATION: dict[str, Any] = {
+    "step": 3, "seconds": 1.5, "machine": "a, b", "metric": "accuracy", "test": {"a": "0f"},
+    "corpus": {"path": "a", "documents": 2, "tokens": 3, "validation_tokens": 1},
+    "columns": [{"name": "accuracy", "heading": "a", "form": "share", "higher_is_better": True}],
+    "unigram": {"loss": 2.0}, "learners": {"teacher": LEARNER, "students/a": LEARNER},
+}  # fmt: skip
+
+
+def test_an_edited_evaluation_is_used_or_taken_for_none(tmp_path: Path) -> None:
+    path, refused = tmp_path / "evaluation.json", 0
+    path.write_text(json.dumps(EVALUATION))
+    assert read_evaluation(path) == EVALUATION
+    for damage in edits(path.read_bytes()):
+        with harmed(path, damage):
+            results = read_evaluation(path)
+        refused += results is None
+        if results is not None:
+            assert primary_of(results).name == results["metric"]
+            student_table(results)
+            task_score({1: results})
+    assert refused > 300
+
+
+def test_scores_that_are_no_numbers_are_undefined(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(EVALUATION).replace('"accuracy": 0.5', '"accuracy": NaN'))
+    results = read_evaluation(path)
+    assert results is not None
+    assert results["learners"]["teacher"]["accuracy"] is None
+
+
+@pytest.mark.parametrize("heads", [["span"], ["span", "other"]])
+def test_an_edited_task_is_named(tmp_path: Path, heads: list[str]) -> None:
+    settings = {"stride": 4, "unanswerable": True, "metrics": ["answer_f1"], "of_a_plugin": 1}
+    facts = TaskFacts(("a", "b"), {"a": "x"}, 64, settings, {"span_null_threshold": 0.5})
+    write_facts(tmp_path, dict.fromkeys(heads, facts))
+    path, refused = tmp_path / "task.json", 0
+    assert TaskFacts.read(tmp_path, "span").section(Span).stride == 4
+    for damage in edits(path.read_bytes()):
+        with harmed(path, damage):
+            message = refusal(tmp_path)
+        refused += bool(message)
+        assert not message or ("task.json: " in message and "\n" not in message), damage.name
+    assert refused > 60
+
+
+def refusal(folder: Path) -> str:
+    """Why the facts of the span head are refused; empty where they are of the right types."""
+    try:
+        read = TaskFacts.read(folder, "span")
+        read.section(Span)
+    except ModelError as error:
+        return str(error)
+    assert all(isinstance(one, str) for one in (*read.fields, *read.columns.values()))
+    assert isinstance(read.sequence_length, int)
+    assert all(isinstance(one, float) for one in read.scores.values())
+    return ""
+
+
+def test_edited_records_of_a_run_say_nothing(tmp_path: Path) -> None:
+    attempts, requests = tmp_path / "attempts", tmp_path / "requests"
+    attempts.mkdir()
+    record = attempts / "000001.json"
+    record.write_text(json.dumps({"attempt": 1, **Owner.here().record(), "checkpoints": [1, 2]}))
+    for damage in edits(record.read_bytes()):
+        with harmed(record, damage):
+            assert published(tmp_path / "checkpoints") == []
+    ask(requests, STOP)
+    path = requests / "stop.json"
+    for damage in edits(path.read_bytes()):
+        with harmed(path, damage):
+            RequestBox(requests, reads=True).look()
+            ask(requests, STOP)
+    answer = requests / "stop.answer.json"
+    answer.write_text(json.dumps({"id": "a", "step": 3, "error": None}))
+    for damage in edits(answer.read_bytes()):
+        with harmed(answer, damage):
+            assert (answer_to(requests, STOP, "a") or {"step": 3})["step"] in (3, -1)
