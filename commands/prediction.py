@@ -55,7 +55,8 @@ def predict(
 
     INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
     a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
-    JSON. For retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
+    JSON. For a tagger that may be raw text, a sentence a line. A row without a text gets null. For
+    retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
     Prints one JSON object per line. With --speed it names the layer at which the example left.
     """
     from data_pipeline.text.text_files import STDIN

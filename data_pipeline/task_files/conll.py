@@ -1,19 +1,28 @@
-"""Tagged and parsed sentences: CoNLL's columns, a word a line, a blank line between sentences."""
+"""Tagged and parsed sentences: CoNLL's columns, a word a line, with a blank line between sentences.
+
+Or records with lists of words and tags, as `datasets` writes them, or raw text to be tagged.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, dropwhile
+from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines, source_name
+from data_pipeline.task_files.json_records import texts_in, value_in
+from data_pipeline.task_files.tables import read_records
 
 DOCUMENT_START = "-DOCSTART-"
 LAST = -1  # the number of the last column
+WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")  # usual names of lists
+FEWEST_ROWS = 4  # of as many cells each: fewer may be sentences of as many words
 CONLL_U_COLUMNS = 10
 _CONLL_U_NUMBER = re.compile(r"[0-9]+([-.][0-9]+)?")
+_WORD = re.compile(r"\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
 _GAP = re.compile(r"[ \t]+")
 
 
@@ -34,13 +43,73 @@ def read_conll(
     Columns are separated by tabs, in lines that hold one, or by spaces. Lines of ``-DOCSTART-`` are
     left out. So are CoNLL-U's comments (``# text = ...``) before a sentence, and its lines that
     hold no word of the sentence: ``2-3``, how words 2 and 3 are written together, and ``4.1``, a
-    word that is not written. Raises DataError for a file without words and a line with too few
-    columns.
+    word that is not written. Raises DataError for a file without words, a line with too few
+    columns, and a sentence whose lines have unequal columns.
     """
+    return _tagged(path, read_lines(path, encoding), word, tag)
+
+
+def read_tagged_records(
+    path: str, word: str | None = None, tag: str | None = None, labelled: bool = True
+) -> Iterator[TaggedSentence]:
+    """The sentences of JSON lines, JSON or Parquet; `word` and `tag` name the lists, if given."""
+    for where, record in read_records(path):
+        words = texts_in(record, _key(record, word, WORDS), where)
+        tags: tuple[str, ...] = ()
+        if labelled:
+            key = _key(record, tag, TAGS)
+            values = value_in(record, key, list, where)
+            if len(values) != len(words) or not all(isinstance(one, str | int) for one in values):
+                raise DataError(f"{where}: {key}: must be a list with a tag for each word")
+            tags = tuple(map(str, values))
+        if words or not labelled:
+            yield TaggedSentence(where, words, tags)
+
+
+def read_untagged(
+    path: str, word: int, labels: Collection[str], encoding: str = UTF_8
+) -> Iterator[TaggedSentence]:
+    """The sentences of a file to be tagged: of columns as in `read_conll`, or raw text.
+
+    Each line of raw text is a sentence, which is split into words and punctuation; so a blank line
+    is one without words. Text has no tabs, and lines with unequal numbers of words. `labels` are
+    those of the model: a file whose lines end in them has columns.
+    """
+    lines = [*read_lines(path, encoding)]
+    if word > 1 or _has_columns([line for _, line in lines if line.strip()], labels):
+        yield from _tagged(path, iter(lines), word, None)
+        return
+    if not lines:
+        raise DataError(f"{source_name(path)}: holds no words")
+    for number, line in lines:
+        yield TaggedSentence(place(path, number), tuple(_WORD.findall(line)), ())
+
+
+def _has_columns(lines: Sequence[str], labels: Collection[str]) -> bool:
+    rows = [line.split() for line in lines]
+    if any("\t" in line or line.startswith(DOCUMENT_START) for line in lines):
+        return True
+    if 2 * sum(row[-1] in labels for row in rows) > len(rows):
+        return True
+    widths = {len(row) for row in rows}
+    return widths == {1} or (len(widths) == 1 and len(rows) >= FEWEST_ROWS)
+
+
+def _key(record: Mapping[str, Any], named: str | None, usual: Sequence[str]) -> str:
+    return named or next((key for key in usual if key in record), usual[0])
+
+
+def _tagged(
+    path: str, all_lines: Iterator[tuple[int, str]], word: int, tag: int | None
+) -> Iterator[TaggedSentence]:
     needed = max(word, 1 if tag is None else 2, tag or 0)
     empty = True
-    for lines in _sentences(path, encoding):
+    for lines in _sentences(all_lines):
         rows = [_cells(line, place(path, number), needed) for number, line in lines]
+        for (number, _), row in zip(lines, rows, strict=True):
+            if len(row) != len(rows[0]):
+                why = f"has {len(row)} columns, where its sentence begins with {len(rows[0])}"
+                raise DataError(f"{place(path, number)}: {why}; separate columns by tabs")
         words = tuple(row[word - 1] for row in rows)
         column = tag if tag is None or tag == LAST else tag - 1
         tags = () if column is None else tuple(row[column] for row in rows)
@@ -67,7 +136,7 @@ class ParsedWord:
 def read_parsed(path: str) -> Iterator[tuple[str, tuple[ParsedWord, ...]]]:
     """(where it begins, words) of each sentence of a CoNLL-U file. Raises DataError."""
     empty = True
-    for lines in _sentences(path, UTF_8):
+    for lines in _sentences(read_lines(path)):
         empty = False
         words = tuple(_parsed(line, place(path, number), len(lines)) for number, line in lines)
         yield place(path, lines[0][0]), words
@@ -91,10 +160,10 @@ def _parsed(line: str, where: str, words: int) -> ParsedWord:
     )
 
 
-def _sentences(path: str, encoding: str) -> Iterator[list[tuple[int, str]]]:
+def _sentences(all_lines: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
     """The lines of each sentence's words, with their numbers."""
     lines: list[tuple[int, str]] = []
-    for number, line in chain(read_lines(path, encoding), [(0, "")]):
+    for number, line in chain(all_lines, [(0, "")]):
         if line.strip() and not line.startswith(DOCUMENT_START):
             lines.append((number, line))
             continue
@@ -117,11 +186,11 @@ def _without_comments(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _is_comment(line: str, last: str) -> bool:
-    """Whether a line is a comment of CoNLL-U, and not the word # with its columns.
+    """Whether a line is a comment of CoNLL-U or GermEval, and not the word # with its columns.
 
     A comment has ``=`` in third place, or another form than the `last` line of the sentence.
     """
-    if not line.startswith("# "):
+    if not line.startswith(("# ", "#\t")):
         return False
     cells = _split(line)
     is_other = ("\t" in line) != ("\t" in last) or len(cells) != len(_split(last))

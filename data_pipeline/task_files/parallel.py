@@ -74,8 +74,8 @@ def read_pairs(path: str, columns: Columns, languages: Languages) -> Iterator[Te
 def read_sources(path: str, columns: Columns) -> Iterator[tuple[str, str]]:
     """(where, text) of what is to be translated: a table's column `SOURCE`, or each line."""
     if path != STDIN and is_table(path):
-        for where, row in read_table(path, {SOURCE: columns[SOURCE]}):
-            yield where, row[SOURCE]
+        for where, row in read_table(path, {SOURCE: columns[SOURCE]}, keep_blank=True):
+            yield where, row.get(SOURCE, "")
         return
     for number, line in read_lines(path):
         yield place(path, number), line.strip()

@@ -6,14 +6,13 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from configs.typed import nearest_of_all
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
+from data_pipeline.task_files.contents import parse_json, place, read_lines, read_text, source_name
 from data_pipeline.text.text_files import decompressing, is_plain, open_text, suffix_of
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
@@ -45,8 +44,11 @@ def read_table(
     columns: Columns,
     layout: str | None = None,
     on_malformed: OnMalformed | None = None,
+    keep_blank: bool = False,
 ) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
+
+    Rows without anything but white space are left out, or, with `keep_blank`, come without fields.
 
     `columns` says in which column each field stands. Numbers are for tab-separated and CSV files
     without a header. Tab-separated files have no quoting. `layout` is told from the suffix unless
@@ -66,8 +68,9 @@ def read_table(
         raise DataError(f"{path}: columns: have names in this file, and no numbers")
     empty = True
     for row in _ROWS[layout](path, columns, on_malformed):
-        empty = False
-        yield row
+        empty = empty and not row[1]
+        if row[1] or keep_blank:
+            yield row
     if empty:
         raise DataError(f"{path}: holds no rows")
 
@@ -75,6 +78,11 @@ def read_table(
 def is_table(path: str) -> bool:
     """Whether a file that may be a table or plain text is a table, by its suffix."""
     return suffix_of(path) in TABLES
+
+
+def holds_records(path: str) -> bool:
+    """Whether a file holds records with named values, by its suffix: JSON or Parquet."""
+    return LAYOUTS.get(suffix_of(path)) in (JSONL, PARQUET)
 
 
 def read_plain_lines(path: str, fields: Sequence[str]) -> Iterator[Row]:
@@ -100,7 +108,8 @@ def column_names(path: str) -> list[str]:
     layout = LAYOUTS.get(suffix_of(path))
     if layout in (TSV, CSV):
         lines = _tab_separated(path) if layout == TSV else _comma_separated(path)
-        return [cell.strip() for cell in next(lines, ("", []))[1]]
+        rows = ([cell.strip() for cell in cells] for _, cells in lines)
+        return next(filter(any, rows), [])
     records = _json_records(path) if layout == JSONL else _parquet_records(path, {})
     return [*next(records, ("", {}))[1]]
 
@@ -129,13 +138,19 @@ def _cell_rows(
 ) -> Iterator[Row]:
     """Lines of cells as rows; the first line is a header where the columns have names.
 
-    `advice` is for a line with too few or too many cells.
+    `advice` is for a line with too few or too many cells. A blank line is a row without fields.
     """
     header: list[str] | None = None
     places: dict[str, int] = {}
+    is_numbered = any(isinstance(column, int) for column in columns.values())
     for where, cells in lines:
+        is_blank = not any(cell.strip() for cell in cells)
+        if is_blank and (places or is_numbered):
+            yield where, {}
+        if is_blank:
+            continue
         if not places:
-            if any(isinstance(column, int) for column in columns.values()):
+            if is_numbered:
                 places = {field: int(column) - 1 for field, column in columns.items()}
             else:
                 header = [cell.strip() for cell in cells]
@@ -162,8 +177,7 @@ def _wrong_width(cells: list[str], header: list[str] | None, places: Mapping[str
 
 def _tab_separated(path: str) -> Iterator[tuple[str, list[str]]]:
     for number, line in read_lines(path):
-        if line.strip():
-            yield place(path, number), line.split("\t")
+        yield place(path, number), line.split("\t")
 
 
 def _comma_separated(path: str) -> Iterator[tuple[str, list[str]]]:
@@ -171,8 +185,7 @@ def _comma_separated(path: str) -> Iterator[tuple[str, list[str]]]:
     first = 1
     try:
         for cells in reader:
-            if cells:
-                yield place(path, first), cells
+            yield place(path, first), cells
             first = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"{place(path, first)}: not valid CSV: {error}; check its quotes") from None
@@ -184,23 +197,27 @@ def read_records(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return _parquet_records(path, {}) if is_parquet else _json_records(path)
 
 
-def _json_records(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _json_records(path: str, keep_blank: bool = False) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for where, record in _json_values(path):
+        if record is None:
+            if keep_blank:
+                yield where, {}
+            continue
         if not isinstance(record, dict):
             raise DataError(f"{where}: must be a JSON object: {{...}}")
         yield where, record
 
 
 def _json_values(path: str) -> Iterator[tuple[str, Any]]:
-    lines = ((number, line) for number, line in read_lines(path) if line.strip())
-    first = next(lines, None)
-    if first is not None and suffix_of(path) == ".json" and first[1].lstrip().startswith("["):
-        text = "\n".join(line for _, line in chain([first], lines))
-        for number, value in enumerate(parse_json(text, path, first[0]), 1):
-            yield f"{source_name(path)}: record {number}", value
-        return
-    for number, line in chain([first] if first else [], lines):
-        yield place(path, number), parse_json(line, path, number)
+    """The values of a file of lines, None for a blank one, or of the array in a .json file."""
+    if suffix_of(path) == ".json":
+        text = read_text(path)
+        if text.lstrip().startswith("["):
+            for number, value in enumerate(parse_json(text, path, 1), 1):
+                yield f"{source_name(path)}: record {number}", value
+            return
+    for number, line in read_lines(path):
+        yield place(path, number), parse_json(line, path, number) if line.strip() else None
 
 
 def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -239,7 +256,10 @@ def _record_rows(
     """Records as rows. A column is all text or all numbers: a label 1 is not a label "1"."""
     kinds: dict[str, tuple[str, str]] = {}  # by field: what its first value is, and where
     for where, record in records:
-        row = {}
+        row: dict[str, str] = {}
+        if not record:
+            yield where, row
+            continue
         for field, column in columns.items():
             if column not in record:
                 _position(where, field, str(column), list(record))
@@ -290,6 +310,6 @@ _ROWS: dict[str, Callable[[str, Columns, OnMalformed | None], Iterator[Row]]] = 
     CSV: lambda path, columns, on_malformed: _cell_rows(
         path, columns, _comma_separated(path), QUOTED, on_malformed
     ),
-    JSONL: lambda path, columns, _: _record_rows(columns, _json_records(path)),
+    JSONL: lambda path, columns, _: _record_rows(columns, _json_records(path, True)),
     PARQUET: lambda path, columns, _: _record_rows(columns, _parquet_records(path, columns)),
 }

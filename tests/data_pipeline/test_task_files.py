@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from data_pipeline import DataError
-from data_pipeline.task_files.conll import read_conll
+from data_pipeline.task_files.conll import read_conll, read_tagged_records
 from data_pipeline.task_files.squad import AnswerSpan, read_squad
 from data_pipeline.task_files.tables import as_number, read_table
 
@@ -350,6 +350,30 @@ def test_the_word_that_is_a_number_sign_is_read(gap: str, tmp_path: Path) -> Non
     assert [one.words for one in read_conll(str(path))] == [("#", "1"), ("#",), ("a", "#")]
 
 
+def test_comments_of_germeval_are_left_out(tmp_path: Path) -> None:
+    text = "#\thttp://a [2009-10-17]\n1\tAnna\tB-PER\tO\n2\t#\tO\tO\n\n#\tb\n1\tkam\tO\tO\n"
+    (path := tmp_path / "a.tsv").write_text(text)
+    sentences = [*read_conll(str(path), word=2, tag=3)]
+    assert [one.words for one in sentences] == [("Anna", "#"), ("kam",)]
+    assert [one.tags for one in sentences] == [("B-PER", "O"), ("O",)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_tagged_records(name: str, tmp_path: Path) -> None:
+    records = [{"tokens": ["Anna", "kam"], "ner_tags": ["B-PER", "O"]}]
+    path = tmp_path / name
+    path.write_text(json.dumps(records if name == "a.json" else records[0]))
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    (sentence,) = read_tagged_records(str(path))
+    assert (sentence.words, sentence.tags) == (("Anna", "kam"), ("B-PER", "O"))
+    with pytest.raises(DataError, match="pos: is missing"):
+        list(read_tagged_records(str(path), tag="pos"))
+    (path := tmp_path / "uneven.jsonl").write_text('{"words": ["a", "b"], "tags": [1]}')
+    with pytest.raises(DataError, match="tags: must be a list with a tag for each word"):
+        list(read_tagged_records(str(path)))
+
+
 def test_a_byte_order_mark_alone_in_a_line_ends_a_sentence(tmp_path: Path) -> None:
     (path := tmp_path / "ner.txt").write_text("\ufeffEU B-ORG\n\ufeff\nPeter B-PER\n")
     assert [one.words for one in read_conll(str(path))] == [("EU",), ("Peter",)]
@@ -369,6 +393,7 @@ def test_conll_in_another_encoding(tmp_path: Path) -> None:
         ("", "ner.txt: holds no words"),
         ("-DOCSTART- O\n\n", "ner.txt: holds no words"),
         ("EU I-ORG\n\nrejects\n", "ner.txt:3: must have 2 columns or more"),
+        ("EU B-ORG\nNew York B-LOC\n", "ner.txt:2: has 3 columns, where its sentence begins with"),
         ("EU\t\n", "ner.txt:1: must have 2 columns or more, none of them empty"),
     ],
 )

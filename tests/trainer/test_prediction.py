@@ -163,8 +163,6 @@ def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:
 def test_no_line_of_a_plain_file_is_lost(classifier, exported, tmp_path) -> None:
     (tmp_path / "a.txt").write_text("good\tcheap\n")
     assert "a.txt:1: a line must be one text" in refused(classifier, tmp_path / "a.txt")
-    (tmp_path / "a.txt").write_text("good\n\nbad\n")
-    assert "a.txt:2: a text is empty" in refused(classifier, tmp_path / "a.txt")
     (tmp_path / "a.txt").write_text("")
     assert "a.txt: holds no lines" in refused(classifier, tmp_path / "a.txt")
     facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
@@ -172,6 +170,25 @@ def test_no_line_of_a_plain_file_is_lost(classifier, exported, tmp_path) -> None
     (tmp_path / "a.txt").write_text("good\n")
     asked = "a.txt:1: a line must be text_a TAB text_b"
     assert asked in refused(pairs, tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("a.tsv", "review\tx\ngood\ta\n\n \t \n\tx\nbad\tb\n\n"),
+        ("a.csv", 'review\ngood\n\n  \n""\nbad\n\n'),
+        ("a.jsonl", '{"review": "good"}\n\n \n{"review": " "}\n{"review": "bad"}\n\n'),
+        ("a.txt", "good\n\n \n  \nbad\n\n"),
+    ],
+)
+def test_row_n_has_answer_n(classifier, tmp_path, name: str, rows: str, caplog) -> None:
+    """Blank rows of tables vanished, so that answers stood beside other rows."""
+    (tmp_path / name).write_text(rows)
+    good, *nothing, bad, last = predicted(classifier, tmp_path / name)
+    (tmp_path / "b.txt").write_text("good\nbad\n")
+    assert predicted(classifier, tmp_path / "b.txt") == [good, bad]
+    assert [*nothing, last] == [{"label": None, "probabilities": None}] * 4
+    assert f"{name}: rows without a text, whose answers are null: 4" in caplog.text
 
 
 def test_numbers_of_pairs(exported, tmp_path) -> None:
@@ -201,6 +218,35 @@ def test_tags_of_words(exported, tmp_path) -> None:
             best = model(**batch).logits[0].argmax(dim=-1)
         firsts = [batch.word_ids().index(number) for number in range(len(own))]
         assert one == {"words": own, "tags": [TAGS[best[place]] for place in firsts]}
+
+
+def test_raw_sentences_are_split_and_tagged(exported, tmp_path) -> None:
+    """Each line's first word was taken for all of it."""
+    folder = exported(TaskHeadConfig(TAGGING, TAGS), TaskFacts(sequence_length=64))
+
+    def words(text: str) -> list[list[str]]:
+        (tmp_path / "a.txt").write_text(text)
+        given = predicted(folder, "-", given=text)
+        assert given == predicted(folder, tmp_path / "a.txt")
+        assert all(len(one["words"]) == len(one["tags"]) for one in given)
+        return [one["words"] for one in given]
+
+    assert words("It's Ann.\n\nShe came to Porto.\n") == [
+        ["It's", "Ann", "."],
+        [],
+        ["She", "came", "to", "Porto", "."],
+    ]
+    assert words("Ann came home\n") == [["Ann", "came", "home"]]
+    assert words("Ann\ncame\n\nhome\n") == [["Ann", "came"], ["home"]], "a word a line"
+    assert words(f"Ann {TAGS[0]}\ncame {TAGS[1]}\n") == [["Ann", "came"]], "columns"
+    (tmp_path / "a.txt").write_text("Ann\tO\ncame\tX\tO\n")
+    assert "a.txt:2: has 3 columns, where its sentence begins with 2" in refused(
+        folder, tmp_path / "a.txt"
+    )
+    lines = [{"tokens": ["Ann", "came"], "ner_tags": ["O", "O"]}, {"tokens": []}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = [one["words"] for one in predicted(folder, tmp_path / "a.jsonl")]
+    assert found == [["Ann", "came"], []]
 
 
 def test_a_word_without_a_token_is_unknown(exported, tmp_path) -> None:
@@ -277,12 +323,9 @@ def test_input_that_cannot_be_read(classifier, exported, tokenizer, tmp_path) ->
 
     assert "no column 'review'" in refused(classifier, write("a.tsv", "text\nx\n"))
     assert "a.tsv: holds no rows" in refused(classifier, write("a.tsv", ""))
-    assert "a.tsv:3: a text is empty" in refused(
-        classifier, write("a.tsv", "review\tx\na\tb\n\tb\n")
-    )
     assert "nothing.tsv: cannot be read" in refused(classifier, tmp_path / "nothing.tsv")
     out = tmp_path / "out.jsonl"
-    refused(classifier, write("a.tsv", "review\tx\na\tb\n\tb\n"), "--out", out)
+    refused(classifier, write("a.tsv", "review\tx\na\tb\nb\n"), "--out", out)
     assert not out.exists()
     column = refused(classifier, write("a.tsv", "t\nx\n"), "--column", "txt=t")
     assert "--column txt: no such field; did you mean text? There are: text" in column

@@ -154,6 +154,10 @@ def test_a_cross_encoder_reranks_what_was_found(folder, corpus, finders) -> None
     scores = json.loads(run.evaluation.read_text())["learners"]["teacher"]
     reranker = run.path / "exports" / "teacher"
     again = predicted(reranker, *asked, "--candidates", first, "--top", 10)
+    some = folder / "some.jsonl"
+    some.write_text("".join(f"{json.dumps(one)}\n" for one in found[1:]))
+    alone, *others = predicted(reranker, *asked, "--candidates", some, "--top", 10)
+    assert (alone["documents"], others) == ([], again[1:]), "a query without candidates vanished"
     right = trec_eval(folder, again, "ndcg_cut_10")
     assert scores["reranking_ndcg_10"] == pytest.approx(right, abs=1e-3)
     for before, after in zip(found, again, strict=True):

@@ -181,4 +181,7 @@ def test_a_misplaced_answer_is_scored_and_not_trained_on(folder, tmp_path, caplo
         return {example.targets[SpanMetric.question(task.head)] for example in examples}
 
     assert asked_in(True) - asked_in(False) == {0}
-    assert f"{path}: leaves out 1 questions: {path}: id {asked['id']}: the answer" in caplog.text
+    assert (
+        f"{path}: leaves out 1 misplaced answers; {path}: id {asked['id']}: the answer"
+        in caplog.text
+    )

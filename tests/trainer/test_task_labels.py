@@ -11,13 +11,14 @@ import pytrec_eval
 
 import configs
 from configs import ConfigError
-from data_pipeline import Corpus, DataError, ExampleSplit
+from data_pipeline import Corpus, DataError, ExampleSplit, TextEncoder
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
 from trainer.objectives.task import TaskFile, labels_among
 from trainer.run_folder.folder import RunFolder
+from trainer.tasks.sentences import SingleSentence
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,14 @@ def test_labels_that_are_numbers_are_in_their_order() -> None:
     assert among("10", "9", "none") == ["10", "9", "none"]
     with pytest.raises(DataError, match=r"a\.tsv:3: label: 1\.0 is 1 elsewhere; write them alike"):
         among("1", "1.0", "2")
+
+
+def test_blank_rows_are_counted(tmp_path: Path, corpus: Path, caplog) -> None:
+    (path := tmp_path / "a.csv").write_text("text,label\nthe,1\n\n ,\nof,2\n")
+    task = SingleSentence(labels=["1", "2"])
+    examples = [*task.encode(TaskFile(path, {}), TextEncoder(corpus / "tokenizer", 16))]
+    assert [example.targets[task.head] for example in examples] == [0, 1]
+    assert f"{path}: leaves out 2 blank rows; {path}:3; {path}:4" in caplog.text
 
 
 WORDS = ["the", "of", "and", "to", "in", "that", "was"]

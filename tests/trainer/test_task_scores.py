@@ -89,6 +89,7 @@ def test_correlations() -> None:
         ),
         (["I-PER I-PER O I-LOC B-LOC"], ["I-PER I-PER O I-LOC I-LOC"], 0.4),  # IOB1: 1 of 3 and 2
         (["B-PER E-PER O S-LOC S-LOC"], ["B-PER E-PER O S-LOC O"], 0.8),  # BIOES: 2 of 3 and 2
+        (["B-PER L-PER O U-LOC U-LOC"], ["B-PER L-PER O U-LOC O"], 0.8),  # BILOU: 2 of 3 and 2
         (["O O"], ["O O"], 0.0),
     ],
 )

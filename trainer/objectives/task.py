@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -221,10 +221,19 @@ class TaskConfig(TermConfig):
         return None
 
     def rows(
-        self, file: TaskFile, *fields: str, on_malformed: OnMalformed | None = None
+        self,
+        file: TaskFile,
+        *fields: str,
+        on_malformed: OnMalformed | None = None,
+        on_blank: Callable[[str], None] = lambda place: None,
     ) -> Iterator[Row]:
-        """The rows of a table with these fields. Raises DataError, as `read_table`."""
-        return read_table(str(file.path), file.columns_of(*fields), on_malformed=on_malformed)
+        """The rows of a table with these fields, without blank ones. DataError as `read_table`."""
+        columns = file.columns_of(*fields)
+        for place, row in read_table(str(file.path), columns, None, on_malformed, keep_blank=True):
+            if row:
+                yield place, row
+            else:
+                on_blank(place)
 
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
@@ -291,7 +300,7 @@ def tell_dropped(file: TaskFile, what: str, reasons: Sequence[object]) -> None:
     """Log how many records of a file are left out, and the reasons for the first three."""
     if reasons:
         first = "; ".join(map(str, reasons[:3]))
-        _log.warning("%s: leaves out %s %s: %s", file.path, len(reasons), what, first)
+        _log.warning("%s: leaves out %s %s; %s", file.path, len(reasons), what, first)
 
 
 def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:

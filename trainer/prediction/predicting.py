@@ -27,7 +27,7 @@ from model import (
 from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.passes import sorted_together
-from trainer.prediction.predictor import Predictor, Query
+from trainer.prediction.predictor import Predictor, Query, tell_unanswered
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
 from trainer.prediction.texts import PLAIN, SimilarityPredictor, TextPredictor
@@ -78,6 +78,7 @@ def predictions(
     queries = predictor.queries(path)
     for some in sorted_together(queries):
         yield from _answers(tuned, predictor, some, speed)
+    tell_unanswered(path, predictor.unanswered)
 
 
 def _predictor_of(tuned: FineTuned) -> type[Predictor]:
@@ -101,9 +102,11 @@ def _answers(
 ) -> Iterator[dict[str, Any]]:
     sequences = [sequence for query in queries for sequence in query.sequences]
     if speed is not None:  # a classifier: a query has one sequence
-        found = tuned.early_outputs(sequences, speed)
-        for query, (logits, layer) in zip(queries, found, strict=True):
-            yield {**predictor.answer(query, [logits]), "layer": layer}
+        found = iter(tuned.early_outputs(sequences, speed))
+        for query in queries:
+            logits, layer = next(found) if query.sequences else (None, None)
+            answer = predictor.answer(query, [] if logits is None else [logits])
+            yield {**answer, "layer": layer}
         return
     outputs = iter(tuned.outputs(sequences))
     for query in queries:

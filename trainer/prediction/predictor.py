@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from data_pipeline import TextEncoder
+from data_pipeline.task_files.contents import source_name
 from model import TaskHeadConfig, Transitions
 from trainer.prediction.passes import Segments
 from trainer.task_facts import TaskFacts
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Predictor(ABC):
     ) -> None:
         self.head, self.facts, self.encoder = head, facts, encoder
         self.transitions = transitions
+        self.unanswered = 0  # the queries so far that have no text
 
     @abstractmethod
     def queries(self, path: str) -> Iterator[Query]:
@@ -46,3 +51,9 @@ class Predictor(ABC):
     @abstractmethod
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         """The prediction, in JSON values, from the outputs for each of the query's sequences."""
+
+
+def tell_unanswered(path: str, rows: int) -> None:
+    """Log how many rows of a file have no text, if any."""
+    if rows:
+        _log.warning("%s: rows without a text, whose answers are null: %s", source_name(path), rows)

@@ -71,7 +71,9 @@ def _reranked(
     by_order = tuned.facts.section(Reranking).numbered_by_order
     counted = COUNTED if by_order or queries == STDIN else ""
     collection = Collection.of(documents, queries_in(queries, by_order), queries, counted)
-    for number, ranked in sorted(collection.ranking(candidates).items()):
+    listed = collection.ranking(candidates)
+    for number in range(len(collection.queries)):
+        ranked = listed.get(number, {})
         first = [one for one in best_first(ranked, count) if collection.documents[one].text]
         scores = _pair_scores(tuned, collection, number, first)
         whole = with_others(scores, ranked) if scores else ranked
@@ -83,7 +85,7 @@ def _pair_scores(
     tuned: FineTuned, collection: Collection, query: int, documents: Sequence[int]
 ) -> dict[int, float]:
     asked = collection.queries[query].text
-    if not asked:
+    if not asked or not documents:
         return {}
     texts = [collection.documents[one] for one in documents]
     pairs = [tuned.encoder.sequence([asked, one.text], one.where) for one in texts]

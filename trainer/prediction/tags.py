@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_pipeline.task_files.conll import read_conll
+from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.contents import UTF_8
+from data_pipeline.task_files.tables import holds_records
 from model import decode
 from trainer.prediction.predictor import Predictor, Query
 
@@ -26,9 +27,10 @@ class TagPredictor(Predictor):
     """Tags each sentence: ``{"words": [...], "tags": [...]}``, null for words that did not fit."""
 
     def queries(self, path: str) -> Iterator[Query]:
-        word = int(self.facts.columns.get("word", 1))
-        encoding = str(self.facts.settings.get("encoding", UTF_8))
-        for sentence in read_conll(path, word=word, tag=None, encoding=encoding):
+        for sentence in self._sentences(path):
+            if not sentence.words:
+                yield Query([], _Words((), []))
+                continue
             pieces = [self.encoder.word(one) for one in sentence.words]
             ends = np.cumsum([len(one) for one in pieces])
             fit = int((ends <= self.encoder.capacity(1)).sum())
@@ -36,9 +38,21 @@ class TagPredictor(Predictor):
             firsts = [1 + int(end) - len(one) for end, one in zip(ends, pieces[:fit], strict=False)]
             yield Query([[ids]], _Words(sentence.words, firsts))
 
+    def _sentences(self, path: str) -> Iterator[TaggedSentence]:
+        """Of lists of words, of columns, or of raw text; see `read_untagged`."""
+        word = self.facts.columns.get("word")
+        if holds_records(path):
+            key = None if word is None or word.isdecimal() else word
+            return read_tagged_records(path, key, labelled=False)
+        number = int(word) if word and word.isdecimal() else 1
+        encoding = str(self.facts.settings.get("encoding", UTF_8))
+        return read_untagged(path, number, self.head.labels, encoding)
+
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
-        (logits,) = outputs
         read = query.source
+        if not outputs:
+            return {"words": [], "tags": []}
+        (logits,) = outputs
         tags = [self.head.labels[number] for number in self._best(logits, read.first_pieces)]
         missing = len(read.words) - len(tags)
         return {"words": list(read.words), "tags": [*tags, *[None] * missing]}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from data_pipeline import DataError
 from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
 from data_pipeline.text.text_files import suffix_of
 from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
+from trainer.prediction.passes import Segments
 from trainer.prediction.predictor import Predictor, Query
 from trainer.scoring.task_metrics import CosineMetric
 from trainer.tasks.bi_encoder import BiEncoder
@@ -24,14 +27,25 @@ class TextPredictor(Predictor):
     """Predicts ``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, for each row.
 
     With labels that are right or not each by itself, ``{"labels": [...], "probabilities": {...}}``.
+    A row without a text has null in their place, and is counted.
     """
 
     def queries(self, path: str) -> Iterator[Query]:
         for where, row in self._rows(path):
-            texts = [row[name] for name in self.facts.fields]
-            yield Query([self.encoder.sequence(texts, where)])
+            texts = [row.get(name, "") for name in self.facts.fields]
+            sequences: list[Segments] = []
+            with suppress(DataError):  # row N gets answer N, also where it has no text
+                sequences = self._sequences(texts, where)
+            self.unanswered += not sequences
+            yield Query(sequences)
+
+    def _sequences(self, texts: Sequence[str], where: str) -> list[Segments]:
+        """What the model reads for a row. Raises DataError where a text is empty."""
+        return [self.encoder.sequence(texts, where)]
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        if not outputs:
+            return self._nothing()
         (output,) = outputs
         if self.head.kind == REGRESSION:
             return {"number": output.item()}
@@ -42,6 +56,12 @@ class TextPredictor(Predictor):
         label = self.head.labels[int(output.argmax())]
         return {"label": label, "probabilities": self._by_label(output.softmax(dim=-1))}
 
+    def _nothing(self) -> dict[str, Any]:
+        """The answer for a row without a text."""
+        if self.head.kind == REGRESSION:
+            return {"number": None}
+        return {"labels" if self.head.kind == MULTI_LABEL else "label": None, "probabilities": None}
+
     def _by_label(self, chances: Tensor) -> dict[str, float]:
         return dict(zip(self.head.labels, chances.tolist(), strict=True))
 
@@ -51,17 +71,17 @@ class TextPredictor(Predictor):
         if is_plain and not self.facts.columns:
             return read_plain_lines(path, self.facts.fields)
         columns = TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)
-        return read_table(path, columns, TSV if is_plain else None)
+        return read_table(path, columns, TSV if is_plain else None, keep_blank=True)
 
 
 class SimilarityPredictor(TextPredictor):
     """Predicts ``{"number": ...}`` for each pair: the cosine, on the scale of the labels."""
 
-    def queries(self, path: str) -> Iterator[Query]:
-        for where, row in self._rows(path):
-            texts = [row[name] for name in self.facts.fields]
-            yield Query([self.encoder.sequence([text], where) for text in texts])
+    def _sequences(self, texts: Sequence[str], where: str) -> list[Segments]:
+        return [self.encoder.sequence([text], where) for text in texts]
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        if not outputs:
+            return {"number": None}
         cosine = CosineMetric.cosines(torch.stack(list(outputs))).item()
         return {"number": cosine * self.facts.section(BiEncoder).highest}

@@ -15,6 +15,7 @@ from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
 from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import sorted_together, tokens_per_pass
+from trainer.prediction.predictor import tell_unanswered
 from trainer.task_facts import TaskFacts
 from trainer.tasks.translation import Translation
 
@@ -26,17 +27,27 @@ def translations(
 ) -> Iterator[dict[str, Any]]:
     """``{"translation": ...}`` of each text in a file, in order, searched as in training.
 
-    Raises DataError for a file that cannot be read, and for an empty text.
+    An empty text has null for it, and is counted. Raises DataError for a file that cannot be read.
     """
     facts = TaskFacts.read(folder, MASKED).with_columns(columns)
     task = facts.section(Translation)
     encoder = open_encoder(folder, model.config, facts.sequence_length)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
-    texts = read_sources(path, column)
+    texts, unanswered = read_sources(path, column), 0
     for some in sorted_together(texts, AT_ONCE):
-        sources = [encoder.sequence([text], where)[0].tolist() for where, text in some]
-        for ids in _searched(model, task, encoder, sources, device):
-            yield {"translation": encoder.tokenizer.decode(ids)}
+        sources = [_encoded(encoder, text, where) for where, text in some]
+        unanswered += sources.count([])
+        read = [source for source in sources if source]
+        found = iter(_searched(model, task, encoder, read, device))
+        for source in sources:
+            translation = encoder.tokenizer.decode(next(found)) if source else None
+            yield {"translation": translation}
+    tell_unanswered(path, unanswered)
+
+
+def _encoded(encoder: TextEncoder, text: str, where: str) -> list[int]:
+    """The tokens of a text; none of a blank one."""
+    return encoder.sequence([text], where)[0].tolist() if text.strip() else []
 
 
 @torch.inference_mode()

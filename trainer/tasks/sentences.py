@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -114,10 +114,14 @@ class SentenceTask(TaskConfig):
         return dataclasses.replace(self, labels=found)
 
     def rows(
-        self, file: TaskFile, *fields: str, on_malformed: OnMalformed | None = None
+        self,
+        file: TaskFile,
+        *fields: str,
+        on_malformed: OnMalformed | None = None,
+        on_blank: Callable[[str], None] = lambda place: None,
     ) -> Iterator[Row]:
         told = (on_malformed or (lambda error: None)) if self.skip_malformed else None
-        return super().rows(file, *fields, on_malformed=told)
+        return super().rows(file, *fields, on_malformed=told, on_blank=on_blank)
 
     def _unfit_for(self, labels: Sequence[str]) -> str:
         """The metrics that have no meaning with these labels, in words."""
@@ -126,7 +130,9 @@ class SentenceTask(TaskConfig):
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         groups: dict[str, int] = {}
         malformed: list[DataError] = []
-        rows = self.rows(file, *self.fields, on_malformed=malformed.append)
+        blank: list[str] = []
+        tell = malformed.append, blank.append
+        rows = self.rows(file, *self.fields, on_malformed=tell[0], on_blank=tell[1])
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
             targets = {self.head: self._value(row[LABEL], place)}
@@ -135,6 +141,7 @@ class SentenceTask(TaskConfig):
                 targets[GroupRanking.group(self.head)] = group
             yield EncodedExample([sequence], targets)
         tell_dropped(file, "malformed rows", malformed)
+        tell_dropped(file, "blank rows", blank)
 
     @property
     def ranks(self) -> bool:

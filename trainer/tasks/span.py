@@ -128,7 +128,7 @@ class Span(ScoredByReferences):
                 misplaced.append(question.misplaced)
                 continue
             yield from self._windows(number, question, encoder)
-        tell_dropped(file, "questions", misplaced)
+        tell_dropped(file, "misplaced answers", misplaced)
 
     def _windows(
         self, number: int, question: SpanQuestion, encoder: TextEncoder

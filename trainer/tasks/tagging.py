@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from configs.rules import TEXT_ENCODING, Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll
+from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, read_tagged_records
+from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
 from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm, labels_among
@@ -25,7 +26,7 @@ from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
 
 NAME = "tagging"
 WORD, TAG = "word", "tag"  # the fields of its files
-ENTITY = ("B-", "I-", "E-", "S-")  # how the tags of entities begin (IOB2, IOBES)
+ENTITY = ("B-", "I-", "E-", "S-", "L-", "U-")  # how the tags of entities begin (IOB2, BILOU)
 NO_ENTITIES = (
     f"no tag begins with {', '.join(ENTITY)}, as those of entities; set metrics: [accuracy]"
 )
@@ -80,6 +81,10 @@ class Tagging(TaskConfig):
         return self.metrics or ["entity_f1"]
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
+        if holds_records(str(file.path)):
+            return read_tagged_records(
+                str(file.path), file.columns.get(WORD), file.columns.get(TAG)
+            )
         word, tag = (file.column_number(name) for name in (WORD, TAG))
         return read_conll(str(file.path), word or 1, tag or LAST, self.encoding)
 
