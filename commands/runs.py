@@ -9,7 +9,11 @@ import click
 from commands.options import PATH, TEXT, Number
 
 _WAIT = click.option(
-    "--wait", type=Number(0), default=60.0, show_default=True, help="Seconds to wait for an answer."
+    "--wait",
+    type=Number(0),
+    default=120.0,  # twice what NFS may take to show a new file to another node, and more
+    show_default=True,
+    help="Seconds to wait for an answer.",
 )
 
 

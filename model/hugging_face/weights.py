@@ -36,6 +36,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file. Raises ModelError, naming it, if it holds anything but tensors."""
     try:
+        path.open("rb").close()  # says "Permission denied", where the library says "No such file"
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -43,6 +44,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ModelError(
             f"{path}: refused: it holds more than tensors; convert it to safetensors"
         ) from error
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or _first_line(error)}") from error
     except Exception as error:  # on random bytes the unpickler can raise any exception
         raise ModelError(f"{path}: not a readable tensor file ({_first_line(error)})") from error
     if not isinstance(state, dict) or not all(map(_is_entry, state.items())):
@@ -53,11 +56,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write contiguous copies as safetensors, with the metadata `transformers` looks for.
 
-    Raises OSError, also where the library has an exception of its own, as for a full disk.
+    The file follows the umask, so that others may read it. Raises OSError, also where the library
+    has an exception of its own, as for a full disk.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    path.touch()
+    mode = path.stat().st_mode
     try:
         safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(mode)  # the library replaces the file by one that only its owner can read
     except safetensors.SafetensorError as error:
         raise OSError(f"{path.name}: {_first_line(error)}") from error
 

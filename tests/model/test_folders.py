@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from transformers import (
 
 import configs
 import model
+from model.errors import ModelError
 from model.hugging_face.mobilebert import MOBILEBERT
+from model.hugging_face.weights import read_tensors, write_tensors
 
 torch.set_num_threads(1)
 SMALL = model.EncoderConfig(vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24)
@@ -363,3 +366,22 @@ def test_a_full_disk_leaves_no_part_of_a_model(
             model.import_folder(source, out)
     assert not [*out.iterdir()]
     model.import_folder(source, out)
+
+
+def test_what_is_written_follows_the_umask_and_says_who_may_not_read_it():
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "model.safetensors"
+        before = os.umask(0o027)
+        try:
+            write_tensors(path, {"a": torch.zeros(2)})
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o777 == 0o640
+        if os.geteuid() == 0:
+            Path(name).chmod(0o755)
+            os.seteuid(65534)
+            try:
+                with pytest.raises(ModelError, match=r"model.safetensors: Permission denied$"):
+                    read_tensors(path)
+            finally:
+                os.seteuid(0)

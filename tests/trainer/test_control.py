@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from tests.trainer.jobs import tiny_job
 from tests.waiting import until
-from trainer.checkpoint import Attempt, StaleAttempt
+from trainer.checkpoint import Attempt, Owner, StaleAttempt
 from trainer.control import asking, requests
 from trainer.control import heartbeat as heartbeat
 from trainer.control.requests import CHECKPOINT, STOP, RequestBox, answer_to, ask
@@ -40,6 +42,26 @@ def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkey
     assert answer_to(tmp_path, CHECKPOINT, first) == {"id": first, "step": 5, "error": None}
     assert ask(tmp_path, CHECKPOINT) != first
     assert box.look() == {CHECKPOINT}
+
+
+def test_a_run_that_ends_elsewhere_while_it_is_asked_to_stop_says_so(tmp_path, monkeypatch):
+    """Its record does, and nobody waits for a heartbeat."""
+    attempts = tmp_path / "attempts"
+    attempts.mkdir()
+    record = {"host": "n7", "process": 1, "machine": "other", "started": 1, "time": time.time()}
+    (attempts / "000001.json").write_text(json.dumps(record))
+    owner = Owner.of(attempts / "000001.json")
+    monkeypatch.setattr(asking, "live_owner", lambda run: owner)
+
+    def end_soon() -> None:
+        time.sleep(0.3)
+        (attempts / "000001.json").write_text(json.dumps({**record, "ended": True}))
+
+    thread = threading.Thread(target=end_soon)
+    thread.start()
+    with pytest.raises(TrainingError, match="the job ended before it could stop"):
+        asking.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
+    thread.join()
 
 
 def test_a_partly_written_request_is_ignored(tmp_path, monkeypatch):

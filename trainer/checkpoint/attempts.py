@@ -101,6 +101,13 @@ def live_owner(run_folder: Path) -> Owner | None:
     return owner if owner and owner.is_alive(record) else None
 
 
+def owner_has_ended(run_folder: Path) -> bool:
+    """Whether the newest attempt's owner has ended normally, by its own record; answers at once."""
+    newest = max(_numbers(run_folder / _FOLDER), default=0)
+    owner = Owner.of(Attempt(run_folder, newest).record) if newest else None
+    return bool(owner and owner.ended)
+
+
 def published(folder: Path) -> list[int]:
     """Steps of the valid checkpoints, oldest first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -46,6 +47,7 @@ from trainer.checkpoint.storage import (
 from trainer.durable import sync_folder
 
 T = TypeVar("T")
+_UNSEEN_SECONDS, _RETRY_SECONDS = 90.0, 0.5
 _RESERVE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
 
 
@@ -154,6 +156,8 @@ class _Part:
 def _write(save: Save, staging: Path, ranks: Ranks) -> dict[str, _Part]:
     """Write this rank's file of every learner, and copy its share of the carried learners."""
     parts = {}
+    for name in (*save.learners, *save.carried.learners):
+        _enter(staging / name)
     for name, snapshot in save.learners.items():
         header = safetensors_header({f.key: (f.dtype, f.numel) for f in snapshot.fragments})
         path = f"{name}/rank-{ranks.rank:05d}.safetensors"
@@ -161,6 +165,21 @@ def _write(save: Save, staging: Path, ranks: Ranks) -> dict[str, _Part]:
         parts[name] = _Part(snapshot.fragments, digest(snapshot), stored, measure(snapshot))
     save.carried.copy(staging, ranks.rank, ranks.size)
     return parts
+
+
+def _enter(folder: Path) -> None:
+    """Wait until this node sees a folder that rank 0 has made, or make it.
+
+    NFS may answer for a minute that what was just made is not there, or that it exists and is none.
+    """
+    end = time.monotonic() + _UNSEEN_SECONDS
+    while True:
+        try:
+            return folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, FileNotFoundError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(_RETRY_SECONDS)
 
 
 def _commit(save: Save, store: Store, staging: Path, parts: list[dict[str, _Part]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from trainer.checkpoint import live_owner
+from trainer.checkpoint import live_owner, owner_has_ended
 from trainer.control.requests import STOP, answer_to, ask
 from trainer.errors import TrainingError
 from trainer.run_folder.folder import RunFolder
@@ -24,7 +24,8 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
     request = ask(run.requests, kind)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        has_ended = owner.is_on_this_machine and not owner.has_process
+        is_gone = owner.is_on_this_machine and not owner.has_process
+        has_ended = is_gone or owner_has_ended(run.path)
         answer = answer_to(run.requests, kind, request)  # read after: it may end right behind it
         if answer is None:
             if has_ended:
@@ -33,7 +34,7 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
             raise TrainingError(f"{run.path}: not saved: {answer['error']}")
         elif kind != STOP:
             return f"{run.path}: saved at step {answer['step']:,}"
-        elif live_owner(run.path) is None:
+        elif has_ended or live_owner(run.path) is None:
             return f"{run.path}: saved at step {answer['step']:,} and ended"
         time.sleep(POLL_SECONDS)
     raise TrainingError(

@@ -62,6 +62,23 @@ def test_one_that_goes_stale_while_writing_does_not_publish(
     assert os.listdir(run / "checkpoints") == ["step-000000001"]
 
 
+def test_a_folder_that_this_node_does_not_see_yet_is_tried_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS: the server has it, but an answer of before is still in the cache."""
+    make, answers = Path.mkdir, [FileExistsError(17, "exists"), FileNotFoundError(2, "none")]
+
+    def mkdir(path: Path, *arguments: object, **options: object) -> None:
+        if answers and path.name == "teacher" and options.get("exist_ok"):
+            raise answers.pop()
+        make(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(publication, "_RETRY_SECONDS", 0.01)
+    save(run, 1, Attempt.begin(run))
+    assert newest(run).step == 1
+
+
 def test_one_that_goes_stale_once_it_has_published_deletes_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
