@@ -379,6 +379,7 @@ def test_what_is_written_follows_the_umask_and_says_who_may_not_read_it():
         assert path.stat().st_mode & 0o777 == 0o640
         if os.geteuid() == 0:
             Path(name).chmod(0o755)
+            path.chmod(0o600)
             os.seteuid(65534)
             try:
                 with pytest.raises(ModelError, match=r"model.safetensors: Permission denied$"):
