@@ -122,7 +122,15 @@ def _tagged(path: str, element: str, name: str, fields: Sequence[str]) -> Iterat
         found = _field(match[1], name)
         if not found:
             raise DataError(f"{where}: <{element}> has no <{name}>")
-        yield RetrievalText(where, found, _joined(_field(match[1], field) for field in fields))
+        yield RetrievalText(where, found, _text(match[1], name, fields))
+
+
+def _text(element: str, name: str, fields: Sequence[str]) -> str:
+    """The text of the fields; of an element without such tags, all but the field `name`."""
+    if any(re.search(rf"<{field}>", element, re.I) for field in fields):
+        return _joined(_field(element, field) for field in fields)
+    rest = re.sub(rf"<{name}>.*?(?:</{name}>|(?=<)|\n|\Z)", " ", element, flags=re.I | re.S)
+    return " ".join(html.unescape(_TAG.sub(" ", rest)).split())
 
 
 def _field(element: str, name: str) -> str:

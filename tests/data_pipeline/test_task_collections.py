@@ -144,6 +144,13 @@ def test_multiple_choice_that_cannot_be_read(
     assert message in refusal(read_multiple_choice(write("a.json", text)))
 
 
+def test_trec_text_may_stand_behind_the_number(write: Callable[[str, str], str]) -> None:
+    text = "<DOC><DOCNO> a </DOCNO>\nThe wing &amp; <P>the slip</P>\n</DOC><DOC><DOCNO>b</DOCNO>"
+    path = write("docs.trec", f"{text}<TEXT></TEXT></DOC>")
+    found = [(one.id, one.text) for one in read_retrieval_documents(path)]
+    assert found == [("a", "The wing & the slip"), ("b", "")]
+
+
 def test_trec_documents_and_topics(write: Callable[[str, str], str]) -> None:
     path = write("docs.sgml", TREC)
     first, second = read_retrieval_documents(path)
