@@ -114,6 +114,12 @@ def column_names(path: str) -> list[str]:
     return [*next(records, ("", {}))[1]]
 
 
+def header_of(path: str) -> list[str]:
+    """The names that the first line of a tab-separated file may hold; none of a line of text."""
+    cells = [cell.strip() for cell in next(read_lines(path), (1, ""))[1].split("\t")]
+    return cells if len(cells) > 1 else []
+
+
 def as_number(where: str, field: str, text: str) -> float:
     """The finite number in a field of the row at `where`. Raises DataError."""
     try:

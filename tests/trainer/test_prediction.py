@@ -191,6 +191,12 @@ def test_row_n_has_answer_n(classifier, tmp_path, name: str, rows: str, caplog) 
     assert f"{name}: rows without a text, whose answers are null: 4" in caplog.text
 
 
+def test_a_txt_file_with_the_columns_of_training_is_a_table(classifier, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("id\treview\n1\tgood\n2\tbad\n")
+    (tmp_path / "b.txt").write_text("good\nbad\n")
+    assert predicted(classifier, tmp_path / "a.txt") == predicted(classifier, tmp_path / "b.txt")
+
+
 def test_numbers_of_pairs(exported, tmp_path) -> None:
     facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
     folder = exported(TaskHeadConfig(REGRESSION), facts)

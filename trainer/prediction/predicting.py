@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.task_files.tables import header_of
 from data_pipeline.text.text_files import STDIN, suffix_of
 from model import (
     CHOICE,
@@ -71,7 +72,12 @@ def predictions(
     kind = _predictor_of(tuned)
     facts = tuned.facts
     is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
-    if path == STDIN or is_plain:  # it has no header, even if the training file had one
+    names = {name: facts.columns.get(name, name) for name in facts.fields}
+    if (
+        is_plain and path != STDIN and {*names.values()} <= {*header_of(path)}
+    ):  # a table, as in training
+        facts = replace(facts, columns=names)
+    elif path == STDIN or is_plain:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})
     facts = facts.with_columns(columns)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions())
