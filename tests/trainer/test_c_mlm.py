@@ -47,7 +47,8 @@ from trainer.stored_logits.manifest import Manifest
 from trainer.stored_logits.shard import Shard
 
 PAIRS, STEPS, TOP_K, VOCABULARY = 40, 4, 3, 600
-TASK = "{source_language: xx, target_language: yy, beams: 1, max_length: 8}"
+TASK = """{source_language: xx, target_language: yy, beams: 1, max_length: 8,
+  length_penalty: 1.0, length_divisor: length}"""
 SHARED = (
     *("epochs=null", f"steps={STEPS}", "data.train=train.xx", "data.validation=held_out.xx"),
     *("data.sequence_length=20", "batch={size: 8, micro_batch: 3}", "evaluation={every: 2}"),
