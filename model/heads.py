@@ -56,6 +56,18 @@ class MaskedLanguageModelHead(nn.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
+class OutputBias(nn.Module):
+    """The bias of the vocabulary projection, whose input are the decoder's states themselves."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the decoder's states [..., H] to the vocabulary projection's input, the same."""
+        return x
+
+
 class Transform(nn.Module):
     """The dense layer before a task head's output, with an activation and perhaps a norm."""
 

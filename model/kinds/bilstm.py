@@ -111,7 +111,7 @@ class BiLSTMConfig(ModelConfig):
 class WordVectors(nn.Module):
     """Word vectors: int64 [B, L] to [B, L, H]."""
 
-    def __init__(self, config: BiLSTMConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
         self.word = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=pad)
@@ -128,7 +128,7 @@ class BothDirections(nn.Module):
     in float16, where gradients underflow without a loss scale.
     """
 
-    def __init__(self, config: BiLSTMConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         half = config.hidden_size // 2
         self.forwards = nn.LSTM(config.hidden_size, half, batch_first=True)
@@ -169,28 +169,35 @@ class LastStates(nn.Module):
     def forward(self, states: Tensor, tokens: Tensor, pairs: SegmentPairs | None) -> Tensor:
         """Map states [B, L, H] to [B, pooled_size]; `tokens` int64 [B] are those of each row."""
         if pairs is None:
-            return torch.relu(self.dense(_ends(states, torch.zeros_like(tokens), tokens - 1)))
-        first = _ends(states, torch.ones_like(tokens), pairs.split - 1)
-        second = _ends(states, pairs.split, tokens - 1)
+            return torch.relu(self.dense(ends(states, torch.zeros_like(tokens), tokens - 1)))
+        first = ends(states, torch.ones_like(tokens), pairs.split - 1)
+        second = ends(states, pairs.split, tokens - 1)
         compared = [first, second, first * second, (first - second).abs()]
         return torch.relu(self.dense(torch.cat(compared, dim=1)))
 
 
-def _ends(states: Tensor, first: Tensor, last: Tensor) -> Tensor:
+def ends(states: Tensor, first: Tensor, last: Tensor) -> Tensor:
     """Both directions' last states [B, H] of texts in [B, L, H] from `first` [B] to `last` [B]."""
     rows, half = torch.arange(len(states), device=states.device), states.shape[2] // 2
     return torch.cat([states[rows, last, :half], states[rows, first, half:]], dim=1)
 
 
-def _lstm_flops(
+def lstm_flops(
     x: Sequence[int], inputs: Sequence[int], states: Sequence[int], *_: Any, **__: Any
 ) -> int:
     """FLOPs of one layer and direction on x [L, B, E], from the shapes of its two weights."""
     return 2 * math.prod(x[:2]) * (math.prod(inputs) + math.prod(states))
 
 
-def _lstm_backward_flops(*operands: Any, **keywords: Any) -> int:
-    return 2 * _lstm_flops(*operands, **keywords)
+def lstm_backward_flops(*operands: Any, **keywords: Any) -> int:
+    """FLOPs of the backward pass of such a layer."""
+    return 2 * lstm_flops(*operands, **keywords)
+
+
+KERNEL_FLOPS: Mapping[Any, Callable[..., int]] = {
+    torch.ops.aten.mkldnn_rnn_layer: lstm_flops,
+    torch.ops.aten.mkldnn_rnn_layer_backward: lstm_backward_flops,
+}
 
 
 @register(BiLSTMConfig)
@@ -200,10 +207,7 @@ class BiLSTM(Model):
     config: BiLSTMConfig
     pooler: LastStates
     head: MaskedLanguageModelHead | None
-    kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = {
-        torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
-        torch.ops.aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
-    }
+    kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = KERNEL_FLOPS
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__()
@@ -225,13 +229,13 @@ class BiLSTM(Model):
 
         So are those of a siamese model at [CLS]. It raises ModelError without segment ids.
         """
-        tokens = _tokens(input_ids, attention_mask)
+        tokens = token_counts(input_ids, attention_mask)
         pairs = self._pairs(segment_ids, tokens)
         x = self.embeddings(input_ids)
         if pairs is None:
-            found = self.encoder(x, _reversed(tokens, x), capture)
+            found = self.encoder(x, reversal(tokens, x), capture)
         else:
-            found = self.encoder(pairs.apart(x), _reversed(pairs.sizes, x), capture)
+            found = self.encoder(pairs.apart(x), reversal(pairs.sizes, x), capture)
             states = {number: pairs.joined(one) for number, one in found.hidden_states.items()}
             found = Encoded(pairs.joined(found.last_hidden_state), states, {})
         if rows is None:
@@ -254,7 +258,7 @@ class BiLSTM(Model):
     ) -> Tensor | None:
         if last is None:
             return None
-        tokens = _tokens(last[..., 0], attention_mask)
+        tokens = token_counts(last[..., 0], attention_mask)
         found: Tensor = self.pooler(last, tokens, self._pairs(segment_ids, tokens))
         return found
 
@@ -309,13 +313,13 @@ class BiLSTM(Model):
         return SegmentPairs.of(segment_ids, tokens)
 
 
-def _reversed(tokens: Tensor, x: Tensor) -> Tensor:
+def reversal(tokens: Tensor, x: Tensor) -> Tensor:
     """Places int64 [T, L] that reverse the first `tokens` [T] of the L places of x, in each row."""
     places, sizes = torch.arange(x.shape[1], device=x.device), tokens[:, None]
     return torch.where(places < sizes, sizes - 1 - places, places)
 
 
-def _tokens(of: Tensor, attention_mask: Tensor | None) -> Tensor:
+def token_counts(of: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The number of tokens in each row of `of` [B, L], int64 [B]; the mask as in `Model.encode`."""
     if attention_mask is None:
         return of.new_full((len(of),), of.shape[1], dtype=torch.int64)

@@ -18,7 +18,7 @@ from model.decoder import Decoder, KeysValues
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.flops import flops_per_token
-from model.heads import ProjectionParts
+from model.heads import OutputBias, ProjectionParts
 from model.initial_values import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
@@ -125,18 +125,6 @@ class Seq2SeqConfig(ModelConfig):
     def without_attention_dropout(self) -> Self:
         """The same without dropout, which all parts share."""
         return replace(self, dropout=0.0)
-
-
-class OutputBias(nn.Module):
-    """The bias of the vocabulary projection, whose input are the decoder's states themselves."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map the decoder's states [..., H] to the vocabulary projection's input, the same."""
-        return x
 
 
 @register(Seq2SeqConfig)

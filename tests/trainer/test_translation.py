@@ -53,8 +53,7 @@ teacher:
 students:
   small:
     model:
-      {{kind: seq2seq, hidden_size: 8, layers: 1, decoder_layers: 1, heads: 2, ffn_size: 16,
-      vocab_size: 600, max_positions: 20}}
+      {{kind: recurrent_seq2seq, hidden_size: 8, layers: 1, vocab_size: 600}}
     objective:
       translation: {{source_language: xx, target_language: yy, beams: 2, max_length: 8}}
       soft_kl: {{temperature: 2.0}}
@@ -272,7 +271,7 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
     [
         (
             "students.small.objective.soft_labels={}",
-            "soft_labels: a model of kind seq2seq cannot have heads for tasks",
+            "soft_labels: a model of kind recurrent_seq2seq cannot have heads for tasks",
         ),
         ("teacher.model.heads=3", "teacher.model.heads: 3 does not divide the width 16"),
         ("teacher.model.pad_token_id=600", "teacher.model.pad_token_id: 600 is outside"),
@@ -300,9 +299,9 @@ def test_what_does_not_fit_is_refused(folder, corpus, override, message) -> None
 
 def test_a_student_that_generates_nothing_is_refused(folder, corpus) -> None:
     text = JOB.format(folder=folder, corpus=corpus)
-    seq2seq = "{kind: seq2seq, hidden_size: 8, layers: 1, decoder_layers: 1,"
+    seq2seq = "{kind: recurrent_seq2seq, hidden_size: 8, layers: 1, vocab_size: 600}"
     assert seq2seq in text
-    text = text.replace(seq2seq, "{kind: encoder, hidden_size: 8, layers: 1,")
+    text = text.replace(seq2seq, "{kind: encoder, hidden_size: 8, heads: 2, layers: 1}")
     with pytest.raises(
         ConfigError, match=r"students.small.view: a model of kind encoder has no decoder"
     ):
