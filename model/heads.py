@@ -106,6 +106,8 @@ class TaskHead(nn.Module):
         """Map what the head reads, [B, size] or [B, L, size], to its output [..., outputs]."""
         if self.transform is not None:
             x = self.transform(x)
+        if self.head.activation:
+            x = ACTIVATIONS[self.head.activation](x)
         if self.linear is not None:
             x = self.linear(self.dropout(x))
         return F.normalize(x.float(), dim=-1) if self.head.normalise else x

@@ -66,6 +66,11 @@ class TaskHeadConfig(Section):
             "norm of the masked-LM transform; empty: as `transformers` does."
         ),
     ] = ""
+    activation: Annotated[
+        str,
+        OneOf("", "relu"),
+        Doc("Applied to what the output layer reads; relu: as in TinyBERT's code."),
+    ] = ""
     size: Annotated[
         int, Range(0, WIDEST), Doc("Width of a vector; 0: as what it reads, without a projection.")
     ] = 0
@@ -102,6 +107,8 @@ class TaskHeadConfig(Section):
             yield "pooling", f"a head of kind {self.kind} reads every token; remove it"
         if self.pooling == "pooler" and self.layers:
             yield "pooling", "must be first or mean where layers are chosen"
+        if self.activation and (self.branches or not self.outputs):
+            yield "activation", "is for a head of one output layer; remove it"
         if self.branches:
             yield from self._conflicts_of_branches()
 

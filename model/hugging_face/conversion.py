@@ -158,6 +158,8 @@ def _heads_of_a_fine_tuned(
     ((name, head),) = config.task_heads.items()
     if head.branches:
         raise Inexpressible("transformers has no class with a classifier after every layer")
+    if head.activation:
+        raise Inexpressible("transformers has no class with an activation before the output layer")
     form = family.heads.get(head.kind)
     vector = write_vector_head(name, head)
     if vector is not None:

@@ -140,6 +140,7 @@ def test_an_encoder_without_any_head_is_imported_and_exported(tmp_path: Path) ->
         ({"mlm_head": True}, {"moods": {"labels": LABELS}}, "pre-training heads"),
         ({}, {"moods": {"labels": LABELS}, "answer": {"kind": "span"}}, "one task head"),
         ({}, {"moods": {"kind": "other", "labels": LABELS}}, "of kind other"),
+        ({}, {"moods": {"labels": LABELS, "activation": "relu"}}, "activation before the output"),
         ({}, {"text": {"kind": "vector", "size": 5, "pooling": "mean"}}, "of kind vector"),
         ({}, {"ner": {"kind": "tagging", "labels": LABELS, "crf": True}}, "ner.crf"),
         ({}, {"ner": {"kind": "tagging", "labels": LABELS, "layers": [-2, -1]}}, "task_heads"),
@@ -193,6 +194,13 @@ def test_a_head_that_reads_the_first_token_needs_no_other_of_the_last_layer() ->
     assert ours.features(IDS).heads == {}
 
 
+def test_an_activation_comes_before_the_output_layer() -> None:
+    ours = equipped(labels=LABELS, activation="relu")
+    found = ours(IDS, None, MASK)
+    expected = ours.task_heads["task"].linear(found.pooled.relu())
+    torch.testing.assert_close(found.heads["task"], expected)
+
+
 def test_a_head_reads_chosen_layers_side_by_side() -> None:
     ours = equipped(kind="tagging", labels=LABELS, layers=[0, -2, -1])
     states = ours(IDS, None, MASK, output_hidden_states=True).hidden_states
@@ -226,6 +234,7 @@ def test_a_crf_hands_out_its_transitions_for_the_loss() -> None:
         ({"kind": "multi_label"}, "labels: must name at least one label"),
         ({"kind": "span", "labels": ["a", "b"]}, "labels: a head of kind span has none"),
         ({"labels": LABELS, "crf": True}, "crf: is for kind: tagging"),
+        ({"kind": "vector", "activation": "relu"}, "activation: is for a head of one output layer"),
         ({"kind": "choice", "size": 3}, "size: is for kind: vector"),
         (
             {"kind": "span", "transform": "none", "layers": [3]},

@@ -290,6 +290,20 @@ def test_fastbert_runs_as_shipped(finetuned) -> None:
     assert (exported / "task.json").exists()
 
 
+def test_fastbert_of_pairs_runs_as_shipped(finetuned, tmp_path) -> None:
+    model = finetuned.path.parent / "model"
+    rows = [f"{text}\t{line}" for line in lines(24, 0) for text in ("the of", "to was")]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["text_a\ttext_b\tlabel", *rows]) + "\n")
+    done = tandem(
+        "finetune", "fastbert_pair", "--model", model, f"data.train={tmp_path}/pairs.tsv",
+        f"output_dir={tmp_path}", "name=pairs", "epochs=null", "steps=8", "data.sequence_length=12",
+        "batch={size: 12, micro_batch: 12}", "log={every: 1, wandb: disabled}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = predicted(tmp_path / "pairs" / "exports" / "teacher", tmp_path / "pairs.tsv")
+    assert {row["label"] for row in told} <= {*LABELS}
+
+
 def test_branches_alone_learn_from_text_without_labels(finetuned, tmp_path) -> None:
     folder, before = finetuned.path.parent, finetuned.path / "exports" / "teacher"
     texts = [line.rpartition("\t")[0] for line in lines(24, 50)]

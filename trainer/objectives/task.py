@@ -149,7 +149,13 @@ class TaskConfig(TermConfig):
     reads: ClassVar[tuple[str, ...]] = ()
     may_read: ClassVar[tuple[str, ...]] = ()
     can_read_some: ClassVar[bool] = True
-    not_encoded: ClassVar[tuple[str, ...]] = ("weight", "metrics", "layers", "dropout")
+    not_encoded: ClassVar[tuple[str, ...]] = (
+        "weight",
+        "metrics",
+        "layers",
+        "dropout",
+        "activation",
+    )
     joins: ClassVar[bool] = True
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 

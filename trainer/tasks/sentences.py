@@ -59,6 +59,14 @@ class SentenceTask(TaskConfig):
         OneOf(CLASSES, NUMBER),
         Doc("What is predicted: one of the labels, or a number (squared error)."),
     ] = CLASSES
+    activation: Annotated[
+        str,
+        OneOf("", "relu"),
+        Doc(
+            "Of what the output layer reads; relu: as in TinyBERT's code. `transformers` has no "
+            "class for it, so that exports have Tandem's own format."
+        ),
+    ] = ""
     unlabelled: Annotated[
         bool,
         Doc(
@@ -99,8 +107,8 @@ class SentenceTask(TaskConfig):
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         kind = REGRESSION if self.target == NUMBER else CLASSIFICATION
-        labels = self.labels or UNKNOWN_LABELS
-        return self.with_head(model, TaskHeadConfig(kind, [] if kind == REGRESSION else labels))
+        labels = [] if kind == REGRESSION else self.labels or UNKNOWN_LABELS
+        return self.with_head(model, TaskHeadConfig(kind, labels, activation=self.activation))
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.target == NUMBER or self.labels:
