@@ -43,9 +43,20 @@ class _Row:
 @click.option(
     "--word", type=TEXT, help="The vectors of this word in each text: the mean of its pieces."
 )
+@click.option(
+    "--vectors",
+    "vectors_file",
+    type=PATH,
+    help="Static vectors from this file (GloVe's or word2vec's text form), not the model's own.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole vectors.")
 def embed(
-    folder: str, texts: tuple[str, ...], pooling: str, word: str | None, as_json: bool
+    folder: str,
+    texts: tuple[str, ...],
+    pooling: str,
+    word: str | None,
+    vectors_file: str | None,
+    as_json: bool,
 ) -> None:
     """The vectors that the model in DIR gives to each TEXT, and their cosine similarities."""
     if word is not None and not word.strip():
@@ -58,7 +69,8 @@ def embed(
 
     texts = tuple(map(without_surrogates, texts))  # those of a terminal with another encoding
     word = None if word is None else without_surrogates(word)
-    encoded = TextEncoder(Path(folder)).encode(texts, word or "")
+    vectors = Path(vectors_file) if vectors_file else None
+    encoded = TextEncoder(Path(folder), vectors).encode(texts, word or "")
     rows = _texts(encoded) if word is None else _occurrences(encoded, word, pooling)
     if as_json:
         click.echo(strict_json({"model": folder, "pooling": pooling, **_tree(rows, pooling)}))
@@ -69,8 +81,22 @@ def embed(
 
 def _texts(encoded: Sequence[TextVectors]) -> list[_Row]:
     return [
-        _Row(f"text {number}", one.text, one.vectors, {"tokens": one.tokens})
+        _Row(f"text {number}", one.text, one.vectors, {"tokens": one.tokens, "words": _words(one)})
         for number, one in enumerate(encoded, start=1)
+    ]
+
+
+def _words(text: TextVectors) -> list[dict[str, Any]]:
+    """The words of a text in context, and the cosine of [CLS] with each."""
+    from trainer.evaluation.text_vectors import CLS, MEAN, cosine
+
+    return [
+        {
+            "word": one.word,
+            "character": one.start + 1,
+            "cls_similarity": cosine(text.vectors[CLS], one.vectors[MEAN]),
+        }
+        for one in text.words
     ]
 
 
@@ -115,6 +141,9 @@ def _block(row: _Row, pooling: str) -> str:
     vector = row.vectors[pooling]
     numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN].tolist())
     lines = [f"{row.name}: {row.text}", f"  {pooling}: {numbers} ... ({len(vector)} numbers)"]
+    if pooling == "cls":
+        near = [f"{one['word']} {one['cls_similarity']:.3f}" for one in row.facts["words"]]
+        lines.append(f"  cosine of [CLS] with the words: {', '.join(near)}")
     if "neighbours" in row.facts:
         near = [
             f"{one['word']} {one['similarity']:.3f} (text {one['number']})"

@@ -125,6 +125,32 @@ def test_a_words_vector_is_the_mean_of_its_pieces_where_it_stands(family, word, 
         np.testing.assert_allclose(one["vector"], states[pieces].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
+def test_cls_is_compared_with_the_words_of_its_text(bert) -> None:
+    states, _, offsets = expected(bert, RIVER)
+    (one,) = found(bert, RIVER)["vectors"]
+    assert [word["word"] for word in one["words"]] == RIVER.removesuffix(".").split()
+    for word in one["words"]:
+        place = [start for start, _ in offsets[1:-1]].index(word["character"] - 1) + 1
+        right = cosines([states[0], states[place]])[0, 1]
+        assert word["cls_similarity"] == pytest.approx(right, abs=1e-5)
+    assert "cosine of [CLS] with the words: He " in embed(bert, RIVER, "--pooling", "cls").stdout
+
+
+def test_static_vectors_from_a_file(bert, tmp_path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("3 2\nbank 1 0\nriver 0 2\nloan 3 4\n")
+    got = found(bert, RIVER, LOAN, "--vectors", file, "--pooling", "static")
+    first, second = (one["vector"] for one in got["vectors"])
+    assert (first, second) == ([0.5, 1.0], pytest.approx([5 / 3, 4 / 3]))
+    assert np.allclose(got["similarities"]["static"], cosines([np.array(first), np.array(second)]))
+    got = found(bert, RIVER, LOAN, "--vectors", file, "--pooling", "static", "--word", "bank")
+    assert [one["vector"] for one in got["vectors"]] == [[1.0, 0.0]] * 3
+    refused = embed(bert, "she said no", "--vectors", file)
+    assert refused.exit_code == 1
+    assert "text 1: " in refused.stderr
+    assert "words.txt has no vector of any of its words" in refused.stderr
+
+
 def test_neighbours_are_the_closest_of_the_other_words(bert) -> None:
     got = found(bert, RIVER, LOAN, "--word", "bank")
     states, _, offsets = expected(bert, RIVER)

@@ -8,8 +8,8 @@ a word is the mean over its pieces, in the context of its text or without it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from data_pipeline import DataError
+from data_pipeline.augmentation.word_vectors import read_entries
 from data_pipeline.tokenization.tokenizer import load
 from model import encoder_from_pretrained
 
@@ -49,9 +50,12 @@ class TextVectors:
 class TextEncoder:
     """An exported model with its own tokenizer."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raise ModelError where there is no model, DataError where there is no tokenizer."""
-        self.folder = folder
+    def __init__(self, folder: Path, vectors: Path | None = None) -> None:
+        """`vectors` is a file of word vectors that are the static ones, instead of the model's.
+
+        Raise ModelError where there is no model, DataError where there is no tokenizer.
+        """
+        self.folder, self.vectors = folder, vectors
         self.model = encoder_from_pretrained(folder)
         self.tokenizer, self.vocabulary = load(folder)
 
@@ -61,7 +65,8 @@ class TextEncoder:
         A given `word` counts as one word even if it would be split ("New York", "U.S."). Raises
         DataError, naming the text, for one that has no tokens or is too long for the model.
         """
-        return [self._encode(text, number, word) for number, text in enumerate(texts)]
+        encoded = [self._encode(text, number, word) for number, text in enumerate(texts)]
+        return encoded if self.vectors is None else with_vectors(encoded, self.vectors)
 
     @torch.inference_mode()
     def _encode(self, text: str, number: int, word: str) -> TextVectors:
@@ -99,6 +104,37 @@ class TextEncoder:
                 f"{self.folder}: its tokenizer has more tokens than its model; "
                 "it belongs to another model"
             )
+
+
+def with_vectors(texts: Sequence[TextVectors], path: Path) -> list[TextVectors]:
+    """The texts with the static vectors that a file has of their words.
+
+    A word has the vector of its spelling or, without that, of one that differs in capitals only;
+    else zeros, which are in no mean. Raises DataError for a text of which no word has a vector.
+    """
+    words = {one.word.casefold() for text in texts for one in text.words}
+    beginnings = {word.partition(" ")[0] for word in words}
+    known: dict[str, Vector] = {}
+    for word, row in read_entries(path, beginnings):
+        known.setdefault(word, row)
+        known.setdefault(word.casefold(), row)
+    return [_with_static(text, number, known, path) for number, text in enumerate(texts, start=1)]
+
+
+def _with_static(
+    text: TextVectors, number: int, known: Mapping[str, Vector], path: Path
+) -> TextVectors:
+    rows = [known.get(one.word, known.get(one.word.casefold())) for one in text.words]
+    vectors = [row for row in rows if row is not None]
+    if not vectors:
+        raise DataError(f"text {number}: {path} has no vector of any of its words")
+    none = np.zeros_like(vectors[0])
+    words = [
+        replace(one, vectors={**one.vectors, STATIC: none if row is None else row})
+        for one, row in zip(text.words, rows, strict=True)
+    ]
+    mean = np.mean(vectors, axis=0, dtype=np.float32)
+    return replace(text, vectors={**text.vectors, STATIC: mean}, words=words)
 
 
 def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
