@@ -133,7 +133,7 @@ def _with_static(
         replace(one, vectors={**one.vectors, STATIC: none if row is None else row})
         for one, row in zip(text.words, rows, strict=True)
     ]
-    mean = np.mean(vectors, axis=0, dtype=np.float32)
+    mean = np.stack(vectors).mean(axis=0)
     return replace(text, vectors={**text.vectors, STATIC: mean}, words=words)
 
 
