@@ -59,6 +59,7 @@ def predict(
     retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
     Prints one JSON object per line. With --speed it names the layer at which the example left.
     """
+    from configs.strict_json import finite
     from data_pipeline.text.text_files import STDIN
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
@@ -84,7 +85,7 @@ def predict(
         )
         for answer in answers:
             as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
-            print(json.dumps(answer, ensure_ascii=not as_text), file=file)
+            print(json.dumps(finite(answer), ensure_ascii=not as_text), file=file)
 
 
 def _assignment(word: str) -> tuple[str, str]:
@@ -116,9 +117,9 @@ def _is_stream(path: Path) -> bool:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[TextIO]:
-    from data_pipeline.shards.writing import refuse_existing
+    from data_pipeline.shards.writing import part_of, refuse_existing
 
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = part_of(path)
     refuse_existing([path])
     try:  # from before the file is there, as a signal may come at any time
         with _begun(part, path) as file:

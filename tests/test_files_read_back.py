@@ -13,8 +13,10 @@ from tests.damage import edits, harmed
 from trainer.checkpoint import published
 from trainer.checkpoint.owner import Owner
 from trainer.control.requests import STOP, RequestBox, answer_to, ask
+from trainer.errors import TrainingError
 from trainer.report.table import student_table
 from trainer.run_folder.run_files import primary_of, read_evaluation
+from trainer.stored_logits.manifest import Manifest, ShardRecord, write_shard
 from trainer.suites.results import task_score
 from trainer.task_facts import TaskFacts, write_facts
 from trainer.tasks.span import Span
@@ -104,3 +106,40 @@ def test_edited_records_of_a_run_say_nothing(tmp_path: Path) -> None:
     for damage in edits(answer.read_bytes()):
         with harmed(answer, damage):
             assert (answer_to(requests, STOP, "a") or {"step": 3})["step"] in (3, -1)
+
+
+def test_an_edited_manifest_of_stored_logits_is_refused(tmp_path: Path) -> None:
+    digest = "0" * 64
+    shards = [ShardRecord(f"shard-00000000{n}.safetensors", n, 1, 3, 9, digest) for n in range(2)]
+    manifest = Manifest("name: x", {"data": "0f"}, digest, shards)
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path) == manifest
+    path = tmp_path / "manifest.json"
+    for damage in edits(path.read_bytes()):
+        with harmed(path, damage):
+            try:
+                read = Manifest.load(tmp_path)
+            except TrainingError as error:
+                assert "manifest.json: is damaged" in str(error)  # noqa: PT017
+                continue
+        assert read == manifest, damage.name
+
+
+def test_a_shard_of_other_content_is_missing(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, range(2), 3, b"content")
+    manifest = Manifest("name: x", {}, "").with_shard(record)
+    assert list(manifest.missing(tmp_path, 2)) == []
+    (tmp_path / record.file).write_bytes(b"c0ntent")
+    assert list(manifest.missing(tmp_path, 2)) == [range(2)]
+
+
+def test_edited_bounds_of_shards_are_refused_without_a_checksum(tmp_path: Path) -> None:
+    manifest = Manifest("name: x", {}, "", [write_shard(tmp_path, range(2), 3, b"content")])
+    manifest.save(tmp_path)
+    tree = json.loads((tmp_path / "manifest.json").read_text())
+    del tree["sha256"]
+    for key, value in {"steps": 0, "first": 1, "file": "../a", "bytes": -1}.items():
+        changed = {**tree, "shards": [{**tree["shards"][0], key: value}]}
+        (tmp_path / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(TrainingError, match="is damaged"):
+            Manifest.load(tmp_path)

@@ -258,6 +258,11 @@ class TeacherLogits:
                 logits, tokens = logits.topk(self.k)
                 ids.append(tokens.to(self.id_dtype).cpu())
             values.append(logits.to(self.value_dtype).cpu())
+            if not values[-1].isfinite().all():
+                raise TrainingError(
+                    "teacher.stored.precision: a logit does not fit, or the teacher predicts NaN; "
+                    "set bf16 or fp32"
+                )
         rows = len(batch.input_ids) // batch.sequences
         counts = is_masked.view(rows, -1).sum(1, dtype=torch.int32).cpu()
         return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)

@@ -30,7 +30,7 @@ from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.shards.writing import SplitWriter, disk_errors
+from data_pipeline.shards.writing import SplitWriter, disk_errors, part_of
 
 
 def target_file(split: str, target: str) -> str:
@@ -69,7 +69,7 @@ def store_examples(
     predictions for "val" are compared with, as JSON, or None. Raises DataError for examples of
     different layouts in a split, a split without examples, and a disk that is full.
     """
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = part_of(folder)
     try:
         names, layouts = [], {}
         for split in SPLITS:

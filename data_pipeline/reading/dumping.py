@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from data_pipeline.reading.batches import MASKED, PAIRS, Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_fractions
 from data_pipeline.reading.stream import BatchStream, open_splits
-from data_pipeline.shards.writing import disk_errors, refuse_existing
+from data_pipeline.shards.writing import disk_errors, part_of, refuse_existing
 from data_pipeline.tokenization import tokenizer as tokenization
 
 MASK_STYLE, RANDOM_STYLE, UNCHANGED_STYLE = "bold white on blue", "bold white on red", "bold green"
@@ -128,7 +127,7 @@ def refuse_other_files(path: Path) -> None:
 
 def write_dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file atomically."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = part_of(path)
     try:
         with disk_errors(path):
             with open(part, "xb") as file:

@@ -11,6 +11,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import place, read_lines, read_text, source_name
 from data_pipeline.task_files.tables import column_names, is_table, read_table
 
+MOST_DIGITS = 6  # of a judgement
 DOCUMENT_FIELDS = ("title", "text")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*(?:\s[^<>]*)?>")
 _LABEL = re.compile(r"^\s*(?:Number|Topic):", re.I)
@@ -84,6 +85,8 @@ def read_judgements(path: str) -> Iterator[Judgement]:
 def _judgement(where: str, cells: list[str]) -> Judgement:
     if len(cells) not in (3, 4) or not re.fullmatch(r"-?\d+", cells[-1]):
         raise DataError(f"{where}: must be a query, an iteration, a document and a whole number")
+    if len(cells[-1]) > MOST_DIGITS:  # pytrec_eval counts in 64 bits
+        raise DataError(f"{where}: a relevance has at most {MOST_DIGITS} digits: {cells[-1][:20]}")
     return Judgement(where, cells[0], cells[-2], int(cells[-1]))
 
 

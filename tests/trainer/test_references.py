@@ -126,3 +126,15 @@ def test_a_changed_test_file_is_scored_again(corpus, tmp_path) -> None:
     was, now = (tree["learners"]["teacher"] for tree in (before, after))
     assert was["test_single_sentence_accuracy"] != now["test_single_sentence_accuracy"]
     assert was["single_sentence_accuracy"] == now["single_sentence_accuracy"]
+
+
+def ranking_again(folder: Path, corpus: Path) -> JobConfig:
+    words = "{negatives: 1}", "data.validation=dev.tsv"
+    return test_ranking_tasks.load(folder, corpus, "retrieval", 1, *words)
+
+
+def test_a_judgement_that_no_scorer_takes_is_refused(corpus, tmp_path) -> None:
+    ranking(tmp_path, corpus, "retrieval", "data.validation=dev.tsv")
+    (tmp_path / "dev.tsv").write_text(f"q0\td2\t{10**20}\n")
+    with pytest.raises(DataError, match=r"dev.tsv:1: a relevance has at most 6 digits"):
+        ranking_again(tmp_path, corpus)

@@ -285,6 +285,11 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
             "teacher.objective.translation.target_language=xx",
             "translation.target_language: is that of the sources",
         ),
+        (
+            "teacher.objective.translation.target_language=../en",
+            "target_language: must be a part of a file's name",
+        ),
+        ("teacher.objective.translation.length_penalty=1000000", "length_penalty: must be 0 to 10"),
         ("teacher.objective.translation.layers=[1]", "translation.layers: the decoder's last"),
         (
             "teacher.objective.translation={beams: 1, length_penalty: 0.5}",

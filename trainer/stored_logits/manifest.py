@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from configs.strict_json import parse_json
+from configs import ConfigError
+from configs.rules import COUNT, INDEX, Matches
+from configs.section import Refusal, Section
+from configs.strict_json import from_json, read_json
+from data_pipeline.shards.manifest import FileRecord, fault
 from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
@@ -18,14 +23,14 @@ KEY = "teacher.stored.path"  # which begins every message about a folder
 
 
 @dataclass(frozen=True)
-class ShardRecord:
+class ShardRecord(Section):
     """One shard: the batches that it holds, and its content."""
 
-    file: str
-    first: int  # the number of its first batch
-    steps: int
-    positions: int  # masked ones
-    bytes: int
+    file: Annotated[str, Matches(r"shard-\d{9}\.safetensors", "the name of a shard")]
+    first: Annotated[int, INDEX]  # the number of its first batch
+    steps: Annotated[int, COUNT]
+    positions: Annotated[int, INDEX]  # masked ones
+    bytes: Annotated[int, COUNT]
     sha256: str
 
     @property
@@ -35,7 +40,7 @@ class ShardRecord:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Section):
     """What a folder holds.
 
     job: the config of the job that wrote it, as YAML; corpora: as in `data_pipeline.contents`;
@@ -45,29 +50,46 @@ class Manifest:
     job: str
     corpora: Mapping[str, str]
     teacher: str
-    shards: tuple[ShardRecord, ...] = ()
+    shards: Sequence[ShardRecord] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
         """Raises TrainingError where there is none, or it cannot be read."""
         try:
-            tree = parse_json((folder / NAME).read_bytes())
-            shards = tuple(ShardRecord(**one) for one in tree.pop("shards"))
-            return cls(**tree, shards=shards)
+            tree = read_json(folder / NAME)
+            digest = tree.pop("sha256", None) if isinstance(tree, dict) else None
+            found = from_json(tree, cls, folder / NAME)
+            if digest not in (None, found.digest):
+                raise ConfigError("its checksum differs")
+            return found
         except FileNotFoundError:
             raise TrainingError(
                 f"{KEY}: {folder}: no stored predictions there; write them with `tandem store`"
             ) from None
         except OSError as error:
             raise TrainingError(f"{KEY}: {folder / NAME}: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except ConfigError:
             raise TrainingError(
                 f"{KEY}: {folder / NAME}: is damaged; name another folder for `tandem store`"
             ) from None
 
     def save(self, folder: Path) -> None:
         """Replace the manifest in the folder. Raises OSError."""
-        atomic_write(folder / NAME, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        content = {**dataclasses.asdict(self), "sha256": self.digest}
+        atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of everything that it says; manifests of older versions have none."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def conflicts(self) -> Iterator[Refusal]:
+        end = 0
+        for number, shard in enumerate(self.shards):
+            if shard.first != end:
+                yield f"shards[{number}].first", f"must be {end}, not {shard.first}"
+            end = shard.end
 
     @property
     def steps(self) -> int:
@@ -87,10 +109,10 @@ class Manifest:
     def missing(self, folder: Path, batches: int) -> Iterator[range]:
         """Those of the first `batches` that are not in the folder, in runs.
 
-        Those of a shard whose file has gone, or has another size, are a run of their own.
+        Those of a shard whose file has gone, or has other content, are a run of their own.
         """
         for shard in self.shards:
-            if not _has_size(folder / shard.file, shard.bytes):
+            if fault(folder / shard.file, FileRecord(shard.bytes, shard.sha256)) is not None:
                 yield range(shard.first, shard.end)
         if self.steps < batches:
             yield range(self.steps, batches)
@@ -101,10 +123,3 @@ def write_shard(folder: Path, numbers: range, positions: int, data: bytes) -> Sh
     file, digest = f"shard-{numbers.start:09d}.safetensors", hashlib.sha256(data).hexdigest()
     atomic_write(folder / file, data)
     return ShardRecord(file, numbers.start, len(numbers), positions, len(data), digest)
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from configs.rules import COUNT, FRACTION, WEIGHT, Doc, OneOf, Unit
+from configs.rules import COUNT, FRACTION, Doc, Matches, OneOf, Range, Unit
 from configs.section import Refusal
 from data_pipeline import (
     DEFAULT_VIEW,
@@ -36,6 +36,7 @@ from trainer.scoring.translating import PAIR, BleuMetric, References, Search
 NAME = "translation"
 # The views of a model that reads source and target in one sequence (C-MLM).
 SOME_TOKENS, EVERY_TOKEN = "masked", "every_token"
+LANGUAGE = Matches(r"[^/.\s]*", "a part of a file's name, without a dot, slash or space")
 MASKED_FRACTION = 0.15  # of a target's tokens
 SEQUENCES = math.ceil(1 / MASKED_FRACTION)  # in which each token is masked once
 
@@ -52,10 +53,11 @@ class Translation(ScoredByReferences):
 
     source_language: Annotated[
         str,
+        LANGUAGE,
         Doc("The part of a parallel file's name that marks the sources: `de` in train.de."),
     ] = ""
     target_language: Annotated[
-        str, Doc("The part that marks the translations: `en` in train.en.")
+        str, LANGUAGE, Doc("The part that marks the translations: `en` in train.en.")
     ] = ""
     label_smoothing: Annotated[
         float, FRACTION, Doc("e: the label counts 1 - e, and e is shared by the whole vocabulary.")
@@ -63,7 +65,7 @@ class Translation(ScoredByReferences):
     beams: Annotated[int, COUNT, Doc("Width of the beam that searches; 1: greedy search.")] = 5
     length_penalty: Annotated[
         float,
-        WEIGHT,
+        Range(0, 10),
         Doc(
             "a: a beam's log probability is divided by its `length_divisor` ** a; 0 prefers short "
             "ones."
