@@ -201,7 +201,7 @@ def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
     Raises DataError where `out` is not the folder of a suite.
     """
     from trainer.durable import atomic_write
-    from trainer.job_data.examples import digest_of
+    from trainer.job_data.digests import digest_of
 
     record = out / MODELS
     known = _known_digests(out)

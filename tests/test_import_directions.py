@@ -67,7 +67,7 @@ ROOMS = {
         "checkpoint optimizers watch batches denominators losses teacher_outputs scoring "
         "objectives tasks schedules admission_config stored_config learner_config batch_config "
         "job_tree folder_models default_lead named_tasks roles config run_folder control "
-        "stored_logits job_data report task_facts learners teacher_passes step footprint "
+        "stored_logits job_data report learners teacher_passes step footprint task_facts "
         "evaluation record lifecycle job loop run storing prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
@@ -98,7 +98,7 @@ ROOMS = {
     "trainer/measure": "parts timing profiling startup machine",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
-    "trainer/job_data": "task_heads examples batch_plan fit prefetch staging counting feed",
+    "trainer/job_data": "digests task_heads examples batch_plan fit prefetch staging counting feed",
     "trainer/report": (
         "document words labels scale colours chart curves results savings table page refreshing"
     ),
@@ -117,8 +117,7 @@ ROOMS = {
     ),
     "trainer/augmentation": "masked_words input_vectors table_file augmenting replacing perturbing",
     "trainer/suites": "results comparison",
-    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table "
-    "example_maps page",
+    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table page",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/stored_logits": "shard manifest reading",
     "trainer/lifecycle": (

@@ -5,19 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from data_pipeline import Corpus, DataError
 from model import build
+from tests.damage import Damage, harmed
 from tests.distributed import run_distributed
 from tests.trainer import jobs, test_ranking_tasks, test_sentence_tasks, test_token_tasks
 from tests.trainer import test_translation as translation
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import ValidationSet
+from trainer.job_data import examples
 from trainer.job_data.examples import with_examples
 from trainer.learners.programs import score
 
@@ -101,13 +105,49 @@ def test_damaged_references_are_refused(corpus, tmp_path) -> None:
         scores(job)
 
 
-def finished(folder: Path, corpus: Path) -> str:
-    """Collective."""
+def moods(folder: Path, corpus: Path) -> JobConfig:
     text = test_sentence_tasks.JOB.format(folder=folder, corpus=corpus, runs=folder / "runs")
     path = folder / "job.yaml"
     path.write_text(text)
-    load = jobs.configs.load(str(path), JobConfig, "job", ["steps=1", "students=null"])
-    run = jobs.run(with_examples(load))
+    return jobs.configs.load(str(path), JobConfig, "job", ["steps=1", "students=null"])
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "held_out.tsv"])
+def test_a_file_that_is_edited_between_hash_and_read_and_put_back_is_refused(
+    name, corpus, tmp_path, monkeypatch
+) -> None:
+    for file in ("train.tsv", "held_out.tsv", "test.tsv"):
+        (tmp_path / file).write_text("text\tlabel\nhe was\tdull\nthe\tbright\n")
+    wrong = Damage("wrong labels", b"text\tlabel\nhe was\tbright\nthe\tdull\n")
+    edited, identify, store = ExitStack(), examples._identity, examples.store_examples
+
+    def identify_then_edit(*asked: Any) -> Any:
+        identity = identify(*asked)
+        edited.enter_context(harmed(tmp_path / name, wrong))
+        return identity
+
+    def put_back_after(rows: list[Any]) -> Iterator[Any]:
+        yield from rows
+        edited.close()
+
+    def store_edited(*asked: Any) -> None:
+        *folders, rows, references = asked
+        read = {split: put_back_after(list(rows[split])) for split in rows}
+        store(*folders, read, references)
+
+    job = moods(tmp_path, corpus)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(examples, "_identity", identify_then_edit)
+        meanwhile.setattr(examples, "store_examples", store_edited)
+        with pytest.raises(DataError, match=f"{name}: was changed while it was read; repeat"):
+            with_examples(job)
+    assert not list((tmp_path / "runs" / examples.FOLDER).glob("*/*"))
+    assert Path(with_examples(job).data.path).is_dir()
+
+
+def finished(folder: Path, corpus: Path) -> str:
+    """Collective."""
+    run = jobs.run(with_examples(moods(folder, corpus)))
     jobs.finish(run)
     return str(run.path)
 

@@ -11,7 +11,8 @@ import torch
 from data_pipeline import DataError
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
-from trainer.job_data.examples import digest_of, tasks_of
+from trainer.job_data.digests import digest_of, watch
+from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL
 
 PART = 64  # examples that are written at a time
@@ -27,6 +28,10 @@ class Copies(Protocol):
 
 class Method(Protocol):
     """A way to make copies, with its settings."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files and folders that `over` reads."""
 
     def identity(self) -> dict[str, Any]:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
@@ -59,12 +64,14 @@ def augment(
         )
     file = one.file("train")
     columns = file.columns_of(*task.fields)
+    require_unchanged = watch([*method.files, file.path])  # hashed here, read below
     identity = {**method.identity(), "examples": digest_of(file.path), "columns": columns}
     if file.most is not None:
         identity["first"] = file.most
     table = TableFile(out, columns, identity)
     rows = [row for _, row in file.first(task.rows(file, *task.fields))]
     copies = method.over(rows, task.texts, device)
+    require_unchanged()
     parts = range(0, len(rows), PART)
     for part, first in enumerate(parts):
         if not table.has(part):

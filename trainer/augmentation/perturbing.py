@@ -15,7 +15,7 @@ from data_pipeline.augmentation.tagger import Tagger
 from data_pipeline.task_files.conll import LAST
 from data_pipeline.task_files.contents import UTF_8
 from trainer.augmentation.augmenting import Row
-from trainer.job_data.examples import digest_of
+from trainer.job_data.digests import digest_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class Perturbing:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
         found = dataclasses.asdict(self.perturbation)
         return found if self.tagged is None else {**found, "tagged": self.tagged.identity()}
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files and folders that `over` reads."""
+        return [] if self.tagged is None else [self.tagged.path]
 
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
         """What makes the copies; learns to tag words, and counts those of all examples by tag."""

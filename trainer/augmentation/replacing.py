@@ -18,7 +18,7 @@ from model import ModelError, encoder_from_pretrained
 from trainer.augmentation.augmenting import Row
 from trainer.augmentation.input_vectors import InputVectors
 from trainer.augmentation.masked_words import MaskedWords
-from trainer.job_data.examples import digest_of
+from trainer.job_data.digests import digest_of
 from trainer.own_tokenizer import require_own_tokenizer
 
 
@@ -37,15 +37,22 @@ class Replacing:
 
     def identity(self) -> dict[str, Any]:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
-        files = {"model": self.folder}
-        if self.vectors is not None:
-            files["vectors"] = self.vectors
         return {
             **dataclasses.asdict(self.replacement),
             "candidates": self.candidates,
             "beside_original": self.beside_original,
-            **{name: digest_of(path) for name, path in files.items()},
+            **{name: digest_of(path) for name, path in self._files.items()},
         }
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files and folders that `over` reads."""
+        return list(self._files.values())
+
+    @property
+    def _files(self) -> dict[str, Path]:
+        vectors = {} if self.vectors is None else {"vectors": self.vectors}
+        return {"model": self.folder, **vectors}
 
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
         """What makes the copies; loads the model. Raises ModelError where it predicts no words."""

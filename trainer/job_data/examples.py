@@ -15,7 +15,6 @@ import logging
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,9 @@ from data_pipeline import (
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
-from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.job_data.digests import digest_of, watch
 from trainer.job_data.task_heads import require_labels_of_kind, require_same_labels
 from trainer.learner_config import LearnerConfig
 from trainer.objectives.task import Part, TaskConfig, TaskFile
@@ -268,8 +267,14 @@ def _encoded(
     It is the `path` of the section; empty: one beside the runs, named after its content. See
     `with_examples` for `renewable`.
     """
-    fingerprint = load_tokenizer(tokenizer)[1].fingerprint
-    identity = {"format": FORMAT, "tokenizer": fingerprint, **_identity(one, files)}
+    assert one.data.sequence_length is not None
+    encoder = TextEncoder(tokenizer, one.data.sequence_length)
+    require_unchanged = watch(_files_of(one, files))  # hashed in the next line, read below
+    identity = {
+        "format": FORMAT,
+        "tokenizer": encoder.vocabulary.fingerprint,
+        **_identity(one, files),
+    }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     own = Path(f"{job.output_dir}/{FOLDER}/{digest}/{one.name}")
     folder = Path(one.data.path or own)
@@ -277,13 +282,16 @@ def _encoded(
         folder = own
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        assert one.data.sequence_length is not None
-        encoder = TextEncoder(tokenizer, one.data.sequence_length)
         examples = {
             split: one.task.encode_part(file, encoder, part)
             for split, (file, part) in _parts(one, files).items()
         }
-        references = partial(one.task.references, *_parts(one, files)["val"])
+
+        def references() -> Any:  # the last that is read
+            compared = one.task.references(*_parts(one, files)["val"])
+            require_unchanged()
+            return compared
+
         store_examples(folder, encoder, tokenizer, identity, examples, references)
         if encoder.cut:
             where = f"{one.key}.sequence_length: {one.data.sequence_length}"
@@ -359,13 +367,7 @@ def _tokenizer_of(job: JobConfig) -> Path:
     return Path(folder)
 
 
-def digest_of(path: Path) -> str:
-    """The SHA-256 of a file, or of the names and contents in a folder; DataError if unreadable."""
-    try:
-        if not path.is_dir():
-            return manifest.sha256(path)
-        files = sorted(one for one in path.rglob("*") if one.is_file())
-        found = [(str(one.relative_to(path)), manifest.sha256(one)) for one in files]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+def _files_of(one: TaskOfJob, files: Mapping[str, Path]) -> list[Path]:
+    """The files with the examples of these splits, and the task's other files."""
+    examples = (path for split in files.values() for path in one.task.files_of(split))
+    return [*examples, *one.data.other_files.values()]
