@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,9 @@ from data_pipeline.task_files.tables import read_table
 from data_pipeline.tokenization.tokenizer import load
 from model import EncoderConfig, ModelError, build, save_pretrained
 from tests.conftest import tandem
+from tests.damage import damages
 from tests.failing import one_line
-from trainer.augmentation import augmenting
+from trainer.augmentation import augmenting, table_file
 from trainer.augmentation.augmenting import augment
 from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.replacing import Replacing
@@ -141,24 +143,81 @@ def test_an_interrupted_table_is_resumed_alike(folder, tmp_path, monkeypatch) ->
     done = []
     augment(job(folder), settings(folder), again, CPU, lambda *one: done.append(one))
     assert again.read_bytes() == whole.read_bytes()
+
+
+def test_a_finished_table_is_found_again_and_no_other_is_replaced(
+    folder, tmp_path, monkeypatch
+) -> None:
+    again = tmp_path / "again.tsv"
+    with monkeypatch.context() as context:  # killed in the clean-up
+        context.setattr(table_file.shutil, "rmtree", lambda *asked, **how: None)
+        context.setattr(table_file.Path, "unlink", lambda *asked, **how: None)
+        made = augment(job(folder), settings(folder), again, CPU)
+    assert (tmp_path / ".again.tsv.part" / "000000.tsv").exists()
+    assert augment(job(folder), settings(folder), again, CPU) == made
+    assert not (tmp_path / ".again.tsv.part").exists()
+    assert augment(job(folder), settings(folder), again, CPU) == made
+    with pytest.raises(DataError, match=r"again\.tsv: is there already"):
+        augment(job(folder), settings(folder, seed=2), again, CPU)
+    again.write_text(again.read_text() + "one\tmore\t1\n")
     with pytest.raises(DataError, match=r"again\.tsv: is there already"):
         augment(job(folder), settings(folder), again, CPU)
 
 
 def test_a_table_is_joined_without_holding_it(tmp_path) -> None:
-    table = TableFile(tmp_path / "more.tsv", {"text": "text", "label": "label"}, {})
+    columns = {"text": "text", "label": "label"}
     rows = [{"text": f"{number} a\tb" * 40, "label": "1"} for number in range(500)]
-    for part in range(30):
-        table.write(part, rows)
-    tracemalloc.start()
-    try:
-        assert table.finish(30) == 15_000
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with TableFile.opened(tmp_path / "more.tsv", columns, {}) as table:
+        for part in range(30):
+            table.write(part, rows)
+        tracemalloc.start()
+        try:
+            assert table.finish(30) == 15_000
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
     text = (tmp_path / "more.tsv").read_text()
     assert text == "text\tlabel\n" + "".join(f"{n} a b" * 40 + "\t1\n" for n in range(500)) * 30
     assert peak < len(text) / 4
+
+
+def test_damaged_parts_are_made_again(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(augmenting, "PART", 2)
+    whole, out = tmp_path / "whole.tsv", tmp_path / "more.tsv"
+    augment(job(folder), settings(folder), whole, CPU)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        augment(job(folder), settings(folder), out, CPU, stop)
+    part = tmp_path / ".more.tsv.part" / "000000.tsv"
+    interrupted, kept = part.read_bytes(), tmp_path / "kept"
+    part.parent.rename(kept)
+    for damage in damages(interrupted):
+        shutil.copytree(kept, part.parent)
+        damage.inflict(part)
+        if damage.is_folder:
+            with pytest.raises(OSError, match=r"000000\.tsv"):
+                augment(job(folder), settings(folder), out, CPU)
+            shutil.rmtree(part.parent)
+            continue
+        augment(job(folder), settings(folder), out, CPU)
+        assert out.read_bytes() == whole.read_bytes(), damage.name
+        out.unlink()
+
+
+def test_two_at_once_do_not_write_one_table(folder, tmp_path) -> None:
+    out, refusals = tmp_path / "more.tsv", []
+
+    def begin_another(done: int, total: int) -> None:
+        with pytest.raises(DataError, match=r"more\.tsv: another process is writing it") as refusal:
+            augment(job(folder), settings(folder), out, CPU)
+        refusals.append(refusal)
+
+    rows, _ = augment(job(folder), settings(folder), out, CPU, begin_another)
+    assert refusals
+    assert len(out.read_text().splitlines()) == rows + 1
 
 
 def test_what_a_finished_table_left_is_not_part_of_the_next_one(folder, tmp_path) -> None:

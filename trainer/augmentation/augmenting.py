@@ -68,14 +68,16 @@ def augment(
     identity = {**method.identity(), "examples": digest_of(file.path), "columns": columns}
     if file.most is not None:
         identity["first"] = file.most
-    table = TableFile(out, columns, identity)
-    rows = [row for _, row in file.first(task.rows(file, *task.fields))]
-    copies = method.over(rows, task.texts, device)
-    require_unchanged()
-    parts = range(0, len(rows), PART)
-    for part, first in enumerate(parts):
-        if not table.has(part):
-            some = rows[first : first + PART]
-            table.write(part, copies.of_examples(some, first))
-        on_progress(min(first + PART, len(rows)), len(rows))
-    return table.finish(len(parts)), len(rows)
+    with TableFile.opened(out, columns, identity) as table:
+        rows = [row for _, row in file.first(task.rows(file, *task.fields))]
+        if (made := table.finished_rows()) is not None:
+            return made, len(rows)
+        copies = method.over(rows, task.texts, device)
+        require_unchanged()
+        parts = range(0, len(rows), PART)
+        for part, first in enumerate(parts):
+            if not table.has(part):
+                some = rows[first : first + PART]
+                table.write(part, copies.of_examples(some, first))
+            on_progress(min(first + PART, len(rows)), len(rows))
+        return table.finish(len(parts)), len(rows)
