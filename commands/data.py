@@ -35,6 +35,11 @@ COPIES = click.option(
     show_default=True,
     help="Copies of each example; those that come out alike are written once.",
 )
+LEARNER = click.option(
+    "--learner",
+    type=TEXT,
+    help="Whose view to read: teacher, or a student's name; needed where their views differ.",
+)
 SEED = click.option(
     "--seed",
     type=click.IntRange(0),
@@ -208,16 +213,17 @@ def data_check(folder: str) -> None:
 @click.option(
     "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="How many to show."
 )
-def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
+@LEARNER
+def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: str | None) -> None:
     """Show the padding and a few samples of the job, task or data CONFIG."""
     from rich.console import Console
 
     from data_pipeline.examples.showing import show_examples
     from data_pipeline.reading.dumping import show
 
-    section, seed, sizes = data_section(config, overrides)
-    console = Console()
-    for text in (show_examples if section.has_examples else show)(section, seed, sizes, samples):
+    data, seed, sizes, views = data_section(config, overrides, learner)
+    console, asked = Console(), (data, seed, sizes, samples)
+    for text in show_examples(*asked, views) if data.has_examples else show(*asked):
         console.print(text)
 
 
@@ -243,15 +249,24 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int) -> None:
     help="The training or the held-out part.",
 )
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
-def data_dump(config: str, overrides: tuple[str, ...], steps: str, out: str, **share: Any) -> None:
+@LEARNER
+def data_dump(
+    config: str,
+    overrides: tuple[str, ...],
+    steps: str,
+    out: str,
+    learner: str | None,
+    **share: Any,
+) -> None:
     """Write exactly what a rank of the job or task CONFIG trains on."""
     from data_pipeline.examples.dumping import dump_examples
     from data_pipeline.reading.dumping import RankSteps, dump
 
     wanted = RankSteps(*parse_pair(steps, ":", "--steps"), **share)
-    section, seed, sizes = data_section(config, overrides)
-    rows = (dump_examples if section.has_examples else dump)(section, seed, sizes, wanted, out)
-    click.echo(f"{rows} {'examples' if section.has_examples else 'sequences'} are in {out}")
+    data, seed, sizes, views = data_section(config, overrides, learner, wanted.split)
+    asked = data, seed, sizes, wanted, out
+    rows = dump_examples(*asked, views) if data.has_examples else dump(*asked)
+    click.echo(f"{rows} {'examples' if data.has_examples else 'sequences'} are in {out}")
 
 
 @data.command("augment")

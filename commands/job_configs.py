@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
 if TYPE_CHECKING:
-    from data_pipeline import BatchSizes, DataConfig
+    from data_pipeline import BatchSizes, DataConfig, View
     from trainer.config import JobConfig
     from trainer.lifecycle.continuity import Change
 
@@ -86,17 +86,58 @@ def _kind(config: str, kinds: Sequence[str]) -> str:
     return files[near[0]] if near else kinds[0]
 
 
-def data_section(config: str, overrides: tuple[str, ...]) -> tuple[DataConfig, int, BatchSizes]:
-    """(data, seed, global batch sizes) of a job; a data config gets a job's defaults."""
+class DataSection(NamedTuple):
+    """What a job reads, its seed and its global batch sizes.
+
+    views: the forms in which a learner reads the examples of each corpus, by its name; empty where
+    it reads them whole.
+    """
+
+    data: DataConfig
+    seed: int
+    sizes: BatchSizes
+    views: Mapping[str, View]
+
+
+def data_section(
+    config: str, overrides: tuple[str, ...], learner: str | None, split: str = "train"
+) -> DataSection:
+    """What a learner of a job reads; a data config gets a job's defaults.
+
+    A name is that of a job where there is one, as for `tandem train`. Raises UsageError for a
+    learner that the job does not have, and without one where learners read different views.
+    """
     import configs
     from data_pipeline import BatchSizes, DataConfig
 
-    if not _is_job(config, "data"):
-        return configs.load(config, DataConfig, "data", overrides), 0, BatchSizes.constant(64)
+    if not configs.is_shipped(config, "job") and not _is_job(config, "data"):
+        if learner is not None:
+            raise click.UsageError(f"--learner: {config} has no learners; remove it")
+        data = configs.load(config, DataConfig, "data", overrides)
+        return DataSection(data, 0, BatchSizes.constant(64), {})
     from trainer.job_data.batch_plan import global_batches
 
     job = load_job(config, overrides)
-    return job.data, job.seed, global_batches(job)
+    return DataSection(job.data, job.seed, global_batches(job), _views(job, learner, split))
+
+
+def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:
+    """The view of each corpus that a learner reads; empty where it reads whole examples."""
+    from data_pipeline import DEFAULT_VIEW, open_corpora
+    from trainer.evaluation.held_out import SEED
+    from trainer.job_data.examples import views_of
+
+    views = {name.removeprefix("students/"): one.view for name, one in job.learners.items()}
+    if learner is None and len({*views.values()}) > 1:
+        choices = ", ".join(f"{name} ({view})" for name, view in views.items())
+        raise click.UsageError(f"--learner: must be set, as learners read other views: {choices}")
+    if learner is not None and learner not in views:
+        raise click.UsageError(f"--learner: {learner}: must be one of {', '.join(views)}")
+    view = views[learner] if learner is not None else next(iter(views.values()))
+    if view == DEFAULT_VIEW:
+        return {}
+    seed = job.seed if split == "train" else SEED  # held-out examples keep their masks
+    return {corpus: views_of(job, corpus, seed)[view] for corpus in open_corpora(job.data)}
 
 
 def models(config: str) -> list[tuple[str, Any, int | None]]:

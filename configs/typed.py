@@ -52,7 +52,12 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
         if key not in fields:
             raise ConfigError(f"{inside(path, key)}: unknown key{nearest(str(key), list(fields))}")
     hints = hints_of(typing.cast(Any, schema))
-    values = {key: convert(value, hints[key], inside(path, key)) for key, value in tree.items()}
+    values = {
+        key: ""  # null clears a text that is empty by default
+        if value is None and fields[key].default == ""
+        else convert(value, hints[key], inside(path, key))
+        for key, value in tree.items()
+    }
     for name, field in fields.items():
         if name not in values and _is_required(field):
             raise ConfigError(f"{inside(path, name)}: must be set")

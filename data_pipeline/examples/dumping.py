@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from data_pipeline.config import DataConfig
 from data_pipeline.examples.joint import JointStream, open_stream
 from data_pipeline.examples.reading import ExampleSplit
+from data_pipeline.examples.views import View
 from data_pipeline.order.slots import BatchSizes
+from data_pipeline.reading.batches import Batch
 from data_pipeline.reading.dumping import (
     RankSteps,
     label_column,
@@ -21,11 +24,17 @@ from data_pipeline.reading.stream import open_corpora
 
 
 def dump_examples(
-    config: DataConfig, seed: int, sizes: BatchSizes, wanted: RankSteps, out: str
+    config: DataConfig,
+    seed: int,
+    sizes: BatchSizes,
+    wanted: RankSteps,
+    out: str,
+    views: Mapping[str, View],
 ) -> int:
     """Write exactly which examples a rank trains on at the `wanted` steps to an .npz.
 
-    They are whole: a learner may read another view of them, such as one text of two.
+    `views` are the forms in which a learner reads each corpus, by its name; without, it reads them
+    whole.
 
     There is one row for each example: step, sample_ids (unique within an epoch of a task), epochs,
     input_ids, segment_ids, attention_mask, and labels_NAME for each target. They are padded to
@@ -37,9 +46,12 @@ def dump_examples(
     refuse_other_files(path := Path(out))
     corpora = open_corpora(config)
     skips = config.on_bad_shard == "skip"
-    splits = {name: ExampleSplit(corpus, wanted.split, skips) for name, corpus in corpora.items()}
+    splits = {
+        name: ExampleSplit(corpus, wanted.split, skips, {name: views[name]} if views else None)
+        for name, corpus in corpora.items()
+    }
     stream = open_stream(splits, seed, sizes, wanted.rank, wanted.world_size)
-    batches = [stream.batch(step) for step in wanted.steps]
+    batches = [as_read(stream.batch(step)) for step in wanted.steps]
     vocabulary = next(iter(corpora.values())).vocabulary
     arrays = sequence_columns(batches, wanted.steps, vocabulary.pad)
     if isinstance(stream, JointStream):
@@ -49,3 +61,8 @@ def dump_examples(
         arrays[f"labels_{target}"] = label_column(batches, target)
     write_dump(path, arrays)
     return len(arrays["step"])
+
+
+def as_read(batch: Batch) -> Batch:
+    """The batch's only view; the batch itself where it has none."""
+    return next(iter(batch.views.values()), batch)

@@ -2,56 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tokenizers
 from rich.text import Text
 
 from data_pipeline.config import DataConfig
+from data_pipeline.examples.dumping import as_read
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import ExampleStream
+from data_pipeline.examples.views import View
 from data_pipeline.order.slots import BatchSizes
-from data_pipeline.reading.batches import Batch
+from data_pipeline.reading.batches import MASKED, Batch
 from data_pipeline.reading.corpus import Corpus
 from data_pipeline.reading.stream import open_corpora
 from data_pipeline.tokenization import tokenizer as tokenization
 
 
-def show_examples(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
-    """How long each task's examples are, and the first `count` that the job reads of it."""
+def show_examples(
+    config: DataConfig, seed: int, sizes: BatchSizes, count: int, views: Mapping[str, View]
+) -> Iterator[Text]:
+    """How long each task's examples are, and the first `count` that the job reads of it.
+
+    They are shown in the form in which a learner reads each corpus: of `views`, or whole.
+    """
     for name, corpus in open_corpora(config).items():
         if config.tasks:
             yield Text(name, style="bold")
-        yield from _show_task(corpus, seed, sizes, count)
+        shown = {name: views[name]} if views else None
+        yield from _show_task(
+            ExampleSplit(corpus, "train", views=shown), corpus, seed, sizes, count
+        )
 
 
-def _show_task(corpus: Corpus, seed: int, sizes: BatchSizes, count: int) -> Iterator[Text]:
-    split = ExampleSplit(corpus, "train")
+def _show_task(
+    split: ExampleSplit, corpus: Corpus, seed: int, sizes: BatchSizes, count: int
+) -> Iterator[Text]:
     lengths = split.table.lengths(0, split.total)
     yield Text(
         f"{split.total:,} examples to train on, {ExampleSplit(corpus, 'val').total:,} to score on; "
         f"{lengths.mean():.0f} tokens in the mean, {lengths.max()} at most"
     )
     tokenizer, _ = tokenization.load(corpus.tokenizer_dir)
-    batch = ExampleStream(split, seed, sizes).batch(0)
+    batch = as_read(ExampleStream(split, seed, sizes).batch(0))
     for row in range(min(count, len(batch.sample_ids))):
         yield Text(f"example {batch.sample_ids[row]}", style="bold underline")
         mask = np.atleast_2d(batch.attention_mask[row]).astype(bool)
         for sequence, there in zip(np.atleast_2d(batch.input_ids[row]), mask, strict=True):
             yield Text(_words(sequence[there], tokenizer))
-        yield Text(", ".join(_targets(batch, row)), style="bold green")
+        yield Text(", ".join(_targets(batch, row, tokenizer)), style="bold green")
 
 
 def _words(ids: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:
     return " ".join(str(tokenizer.id_to_token(int(one))) for one in ids)
 
 
-def _targets(batch: Batch, row: int) -> Iterator[str]:
+def _targets(batch: Batch, row: int, tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
     for name, target in batch.targets.items():
         own, there = target.labels[row], target.is_labelled[row]
         if target.positions is None:
             yield f"{name}: {own}"
         else:
-            pairs = zip(target.positions[row][there], own[there], strict=True)
+            words = map(tokenizer.id_to_token, own[there]) if name == MASKED else own[there]
+            pairs = zip(target.positions[row][there], words, strict=True)
             yield f"{name}: " + " ".join(f"{column}:{label}" for column, label in pairs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import configs
 from commands.suites import _root
 from configs.yaml_text import Plain
+from trainer.config import JobConfig
 
 
 @given(st.text() | st.lists(st.none() | st.booleans() | st.text()))
@@ -26,3 +28,16 @@ def test_a_suites_root_is_found_however_it_is_written():
     assert _root([configs.assignment("data.root", "t\u00e2ches #1")]) == "t\u00e2ches #1"
     assert _root(["data.root=first", "data={root: second}"]) == "second"
     assert _root(["steps=3", "data.root=null"]) == ""
+
+
+@pytest.mark.parametrize("word", ["data.test=", "data.test=null", "data.test=''", "data={test: }"])
+def test_a_file_that_a_config_names_is_cleared(word):
+    given = ["data.train=a.tsv", "data.test=b.tsv", "teacher.init.pretrained=x", word]
+    job = configs.load("single_sentence", JobConfig, "task", given)
+    assert job.data.test == ""
+    assert configs.load_text(configs.dump(job), JobConfig, "task", [], "").data.test == ""
+
+
+def test_a_text_that_has_a_value_by_default_is_not_cleared():
+    with pytest.raises(configs.ConfigError, match=r"^.*teacher\.precision: must not be null"):
+        configs.load("bert", JobConfig, "job", ["teacher.precision="])

@@ -25,8 +25,11 @@ from data_pipeline.building.checking import check
 from data_pipeline.building.reporting import progress_bar, summary
 from tandem import main
 from tests.data_pipeline.conftest import make_documents
+from trainer.config import JobConfig
 
 SHIPPED = sorted(path.stem for path in (Path(configs.__file__).parent / "data").glob("*.yaml"))
+JOBS = {path.stem for path in (Path(configs.__file__).parent / "job").glob("*.yaml")}
+SMALL = ("batch.size=64", "batch.micro_batch=4")
 
 
 def tandem(*arguments: object, code: int = 0, **options) -> str:
@@ -72,9 +75,21 @@ def test_from_text_to_batches(tmp_path: Path) -> None:
         in_process(*build, "--out", tmp_path / "array", "--task", f"{task}/2")
     in_process("data", "merge", tmp_path / "array")
     assert "as it was built" in in_process("data", "check", tmp_path / "array")
-    dump = ("data", "dump", "roberta", "sequence_length=32", "--steps", "3:5", "--world-size", 4)
+    dump = (
+        "data",
+        "dump",
+        "roberta",
+        *SMALL,
+        "data.sequence_length=32",
+        "--steps",
+        "3:5",
+        "--world-size",
+        4,
+    )
     for name in ("corpus", "array"):
-        in_process(*dump, f"path={tmp_path / name}", "--rank", 2, "--out", tmp_path / f"{name}.npz")
+        in_process(
+            *dump, f"data.path={tmp_path / name}", "--rank", 2, "--out", tmp_path / f"{name}.npz"
+        )
     found = np.load(tmp_path / "corpus.npz")
     stream = BatchStream(
         Corpus.open(str(tmp_path / "corpus")).split("train"),
@@ -108,13 +123,15 @@ def test_every_shipped_config(
 ) -> None:
     monkeypatch.chdir(corpora)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    shown = in_process("data", "show", name, "sequence_length=64")
+    short = "data.sequence_length=64" if name in JOBS else "sequence_length=64"
+    small = SMALL if name in JOBS else ()
+    shown = in_process("data", "show", name, short, *small)
     assert shown.startswith("padding: ")
     assert shown.count("sample") == 4
     assert "[MASK]" in shown
     assert "\x1b[" in shown
     out = tmp_path / "out.npz"
-    in_process("data", "dump", name, "sequence_length=64", "--steps", "0:2", "--world-size", 2,
+    in_process("data", "dump", name, short, *small, "--steps", "0:2", "--world-size", 2,
                "--rank", 1, "--out", out)  # fmt: skip
     found = np.load(out)
     assert found["input_ids"].shape == (64, 64)
@@ -122,12 +139,21 @@ def test_every_shipped_config(
     assert len(set(zip(found["step"].tolist(), found["sample_ids"].tolist(), strict=True))) == 64
 
 
+def test_a_name_is_that_of_a_job_as_in_train(corpora: Path, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(corpora)
+    out = tmp_path / "out.npz"
+    in_process("data", "dump", "bert", *SMALL, "seed=5", "--steps", "0:1", "--out", out)
+    job = configs.load("bert", JobConfig, "job", [*SMALL, "seed=5"])
+    stream = BatchStream.open(job.data, "train", 5, 64, 0, 1)
+    assert np.array_equal(np.load(out)["input_ids"], stream.batch(0).input_ids)
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         (("data", "check", tmp_path / "none"), "no such corpus"),
         (("data", "merge", tmp_path), "holds no parts"),
-        (("data", "show", "roberta", f"path={tmp_path / 'none'}"), "no such corpus"),
-        (("data", "show", "roberta", "packing=tight"), "packing: must be one of"),
+        (("data", "show", "roberta", f"data.path={tmp_path / 'none'}"), "no such corpus"),
+        (("data", "show", "roberta", "data.packing=tight"), "data.packing: must be one of"),
         (("data", "dump", "nothing", "--steps", "0:1", "--out", "x"), "nothing"),
     ):
         out = in_process(*arguments, code=1)

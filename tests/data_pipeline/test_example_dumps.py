@@ -44,7 +44,7 @@ def folders(corpus, tmp_path_factory) -> Mapping[str, Path]:
 
 
 def dumped(data: DataConfig, out: Path, wanted: RankSteps) -> Mapping[str, np.ndarray]:
-    rows = dump_examples(data, SEED, BatchSizes.constant(SIZE), wanted, str(out))
+    rows = dump_examples(data, SEED, BatchSizes.constant(SIZE), wanted, str(out), {})
     found = np.load(out, allow_pickle=False)
     assert all(len(found[name]) == rows for name in found)
     return found

@@ -29,6 +29,7 @@ from data_pipeline import (
     open_corpora,
 )
 from model import EncoderConfig, build, save_pretrained
+from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.failing import fails
 from tests.trainer import jobs
@@ -209,6 +210,38 @@ def test_fine_tuning_masks_targets_alone_anew_in_every_epoch(folder, corpus) -> 
     assert not np.array_equal(first, batch(job, "masked", numbers, seed=2).view("masked").input_ids)
     alone = batch(job, "masked", [7]).view("masked").input_ids[0]
     assert np.array_equal(first[7, : len(alone)], alone)
+
+
+def test_data_commands_tell_what_a_learner_reads(folder, corpus, tmp_path) -> None:
+    """A file of the job: its only view, the one that a learner has, and a question otherwise."""
+    path, out = tmp_path / "job.yaml", tmp_path / "rows.npz"
+    seen = fine_tuning(folder)
+    path.write_text(configs.dump(seen))
+    shown = tandem("data", "show", path, "--samples", 1)
+    assert "[MASK]" in shown.stdout, shown.stderr
+    assert "masked: " in shown.stdout
+    done = tandem("data", "dump", path, "--steps", "4:6", "--out", out)
+    assert done.returncode == 0, done.stderr
+    rows, mask = np.load(out), TextEncoder(corpus / "tokenizer", 20).vocabulary.mask
+    for epoch, step in ((0, 4), (1, 5)):
+        ours = rows["step"] == step
+        assert set(rows["epochs"][ours]) == {epoch}
+        right = batch(seen, "masked", rows["sample_ids"][ours].tolist(), epoch).view("masked")
+        width = right.input_ids.shape[1]
+        assert np.array_equal(rows["input_ids"][ours][:, :width], right.input_ids)
+        assert np.array_equal(rows["labels_masked"][ours][:, :width], right.labels())
+        assert ((right.labels() >= 0) == (right.input_ids == mask)).all()
+    pretrained = student(folder, f"teacher.init.pretrained={folder}/bert")
+    path.write_text(configs.dump(pretrained))
+    failed = tandem("data", "dump", path, "--steps", "0:1", "--out", out)
+    assert failed.returncode == 2
+    assert "learners read other views: teacher (every_token), student (default)" in failed.stderr
+    for learner, sequences in (("teacher", (7,)), ("student", (2,))):
+        done = tandem("data", "dump", path, "--steps", "0:1", "--out", out, "--learner", learner)
+        assert done.returncode == 0, done.stderr
+        assert np.load(out)["input_ids"].shape[1:-1] == sequences
+    failed = tandem("data", "show", path, "--learner", "x")
+    assert "--learner: x: must be one of teacher, student" in failed.stderr
 
 
 def test_each_token_is_masked_with_the_probability_and_at_least_one() -> None:

@@ -187,6 +187,21 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert "Left out: 2 finished runs in " in output, errors
 
 
+def test_a_run_that_diverged_has_no_score_in_a_suite(folder: Path, tmp_path: Path) -> None:
+    """Every loss above the mean of the two before it counts as a spike here."""
+    guard = "{sigmas: 1.0e-6, window: 2, max_skipped_fraction: 0.1, max_consecutive_skips: 99}"
+    wild = [f"teacher.guard={guard}", "epochs=7", "batch.micro_batch=1", "batch.size=1"]
+    for _ in ("first", "again"):
+        words = ["--out", str(tmp_path), *wild, "teacher.optimizer.learning_rate=1e-9"]
+        code, output, errors = evaluate(folder, str(folder / "big"), *words)
+        assert code == 1
+        assert "of its 56 steps were skipped (loss spike: " in errors
+        assert "Traceback" not in errors
+        assert "big" not in output
+        assert not [*tmp_path.rglob("suite.json"), *tmp_path.rglob("evaluation.json")]
+        assert not [*tmp_path.glob("runs/*/exports/*")]
+
+
 def refusal(suite: Path, *words: str) -> str:
     """What `tandem evaluate --suite` says of what it refuses before it writes anything."""
     given = ["evaluate", "--suite", str(suite), *words, "--out", str(suite.parent / "out")]
