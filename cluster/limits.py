@@ -20,15 +20,19 @@ Partition = dict[str, str]  # as scontrol shows it: PartitionName, MaxTime, MaxN
 
 
 def refuse_never_granted(cluster: ClusterConfig) -> None:
-    """Raise LaunchError where the time or nodes exceed the limits of every requested partition."""
+    """Raise LaunchError where the time or nodes exceed the limits of every requested partition.
+
+    Also raises it where every partition gives less time than the ranks need to save.
+    """
     partitions = _asked_for(cluster, _partitions())
-    refusals = [_refusal(cluster, partition) for partition in partitions]
-    if refusals and all(refusals):
-        raise LaunchError(str(refusals[0]))
+    for refuse in (_refusal, _refusal_of_warning):
+        refusals = [refuse(cluster, partition) for partition in partitions or [{}]]
+        if all(refusals):
+            raise LaunchError(str(refusals[0]))
 
 
 def seconds(text: str) -> int | None:
-    """Parse a time as sbatch does ("30", "2:00:00", "1-12") into seconds; None for no limit.
+    """Parse a time as sbatch does ("30", "2:00:00", "1-12") into seconds; None for no limit ("0").
 
     Raises ValueError for any other text.
     """
@@ -42,7 +46,7 @@ def seconds(text: str) -> int | None:
         hours, minutes, secs = [0, *parts, 0][:3]
     else:
         hours, minutes, secs = parts
-    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + secs
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + secs or None
 
 
 def _partitions() -> list[Partition]:
@@ -63,6 +67,8 @@ def _asked_for(cluster: ClusterConfig, partitions: Sequence[Partition]) -> list[
 
 def _refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
     """Why the partition would never start this job; None where it may."""
+    if not partition:
+        return None
     name = partition["PartitionName"]
     least, most = cluster.node_counts[0], cluster.node_counts[-1]
     there = int(partition["TotalNodes"])
@@ -79,8 +85,30 @@ def _refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
     return _time_refusal(cluster, partition)
 
 
+def _time_asked(cluster: ClusterConfig) -> str | None:
+    return os.environ.get("SBATCH_TIMELIMIT") or cluster.sbatch.get("time")
+
+
+def _refusal_of_warning(cluster: ClusterConfig, partition: Partition) -> str | None:
+    """Why each start would be told to save before it has trained; None where it has time."""
+    asked = cluster.sbatch.get("time-min") or _time_asked(cluster)
+    default = partition.get("DefaultTime", "NONE")
+    limit = asked or (partition.get("MaxTime") if default == "NONE" else default) or "UNLIMITED"
+    try:
+        granted = seconds(limit)
+    except ValueError:
+        return None  # sbatch reports this better
+    if granted is None or granted > cluster.warning_seconds:
+        return None
+    source = "sbatch.time" if asked else f"partition {partition['PartitionName']}"
+    return (
+        f"warning_seconds: the ranks would save {cluster.warning_seconds} s before the time limit "
+        f"of {limit} ({source}), before they have trained; set it lower, or ask for more time"
+    )
+
+
 def _time_refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
-    asked = os.environ.get("SBATCH_TIMELIMIT") or cluster.sbatch.get("time")
+    asked = _time_asked(cluster)
     if asked is None or "time-min" in cluster.sbatch:
         return None
     try:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from commands.job_configs import load_job, warn_about
 from commands.options import MAX_DIGITS, PATH
 from configs.typed import shown
+
+if TYPE_CHECKING:
+    from trainer.config import JobConfig
 
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
@@ -37,13 +42,12 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
 )
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option(
-    "--check/--no-check", default=True, help="Whether to check corpora and weights first."
+    "--check/--no-check", default=True, help="Whether to check first that the run can start."
 )
 def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> None:
     """Submit the job CONFIG to SLURM, with any option of sbatch."""
     import configs
     from cluster.commands import submit as submit_job
-    from trainer.job_data.fit import require_inputs
     from trainer.run_folder.folder import RunFolder
 
     if config.startswith("-"):
@@ -53,12 +57,31 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = load_job(config, overrides)
     if check and not options["dry_run"]:
-        require_inputs(job)
+        _require_startable(job, options["seeds"])
     warn_about(job)
     run = RunFolder.of(job).path
     sizes = [job.batch.at(0).sequences, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
     submit_job(job.name, run, configs.dump(job), options=sbatch, batches=batches, **options)
+
+
+def _require_startable(job: JobConfig, seeds: Sequence[int]) -> None:
+    """Raise what would end each run of the job as it starts, if that can be known here.
+
+    Raises LaunchError where no run has anything left to do.
+    """
+    from cluster import LaunchError
+    from commands.training import final_results
+    from trainer.lifecycle.start import require_startable
+    from trainer.run_folder.folder import RunFolder
+
+    runs = [replace(job, name=f"{job.name}-seed{seed}", seed=seed) for seed in seeds] or [job]
+    unfinished = [run for run in runs if final_results(run) is None]
+    if not unfinished:
+        folders = ", ".join(str(RunFolder.of(run).path) for run in runs)
+        raise LaunchError(f"{folders}: finished; for another run, give the job another name")
+    for run in unfinished:
+        require_startable(run)
 
 
 def _is_override(word: str, before: str) -> bool:

@@ -130,7 +130,7 @@ ROOMS = {
     ),
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
-        "errors options output ending job_configs data submission runs models embedding training "
+        "errors options output ending job_configs data runs models embedding training submission "
         "storing finetuning suites results prediction analysis reference schema"
     ),
 }

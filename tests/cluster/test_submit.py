@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import re
 import sys
 from pathlib import Path
 
@@ -14,39 +12,12 @@ import configs
 import tandem
 from cluster import LaunchError, commands, slurm
 from cluster.config import ClusterConfig
-from cluster.limits import seconds
 from commands.job_configs import changes_since_run
+from tests.cluster.conftest import install
 from trainer.config import JobConfig
 from trainer.tasks import load_plugins
 
-START = (
-    "sbatch: Job 41 to start at 2026-05-01T12:00:00 using 2 processors on nodes n1 in partition x"
-)
-PROGRAMS = {
-    "sbatch": f"""
-        [ "$*" != --test-only ] || {{ echo '{START}' >&2; exit 0; }}
-        echo "$*" >>"$0.calls"; echo 41""",
-    "squeue": ":",
-    "scontrol": ":",
-}
-
-
-def install(tmp_path, **programs):
-    """Stand-ins for SLURM's commands, as shell scripts."""
-    for name, text in programs.items():
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-
-
-@pytest.fixture(autouse=True)
-def _slurm(tmp_path, monkeypatch):
-    """An sbatch that accepts every job, and an empty queue."""
-    install(tmp_path, **PROGRAMS)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "PAUSE_SECONDS", 0.0)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("slurm_programs")
 
 
 def test_dry_run_touches_nothing(tmp_path, capsys):
@@ -231,74 +202,6 @@ def test_two_submissions_at_once_do_not_harm_each_other(tmp_path):
     with pytest.raises(LaunchError, match="another submission took this number"):
         slurm.submit(job, ClusterConfig(), "steps: 4\n")
     assert (job.submission / "config.yaml").read_text() == "steps: 3\n"
-
-
-PARTITIONS = """cat <<END
-PartitionName=short Default=YES MaxNodes=2 MaxTime=1-00:00:00 MinNodes=0 TotalNodes=16
-PartitionName=wide Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=4 TotalNodes=16
-END"""
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--nodes 3", "nodes: 3 requested, but partition short allows at most 2"),
-        ("--nodes 3-4", "nodes: 3-4 requested, but partition short allows at most 2"),
-        ("--nodes 2-4", ""),
-        ("--nodes 3 --qos large", ""),
-        ("--nodes 17 --qos large", "nodes: 17 requested, but partition short has 16"),
-        ("--nodes 2 --partition wide", "partition wide requires at least 4"),
-        ("--nodes 4 --partition short,wide --time 7-0", ""),
-        (
-            "--time 1-00:00:01",
-            "sbatch.time: 1-00:00:01 requested, but partition short allows at most",
-        ),
-        ("--time 24:00:00", ""),
-        ("--time infinite", "sbatch.time: infinite requested, but partition short allows"),
-        ("--time 48:00:00 --time-min 12:00:00", ""),
-        ("--partition nowhere --nodes 99", ""),
-    ],
-)
-def test_what_a_partition_never_grants_is_said_at_once(tmp_path, options, words):
-    install(tmp_path, scontrol=PARTITIONS)
-    if not words:
-        commands.submit("demo", Path("runs/demo"), "", options=options.split())
-        return
-    with pytest.raises(LaunchError, match=re.escape(words)):
-        commands.submit("demo", Path("runs/demo"), "", options=options.split())
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("30", 1800),
-        ("30:15", 1815),
-        ("2:00:00", 7200),
-        ("1-12", 129600),
-        ("1-0:30", 88200),
-        ("1-2:03:04", 93784),
-        ("UNLIMITED", None),
-    ],
-)
-def test_times_of_sbatch(text, expected):
-    assert seconds(text) == expected
-
-
-def test_what_a_job_reads_is_looked_for_at_submission(tmp_path):
-    def submit(*words):
-        said = CliRunner().invoke(tandem.main, ["submit", "demo", *words])
-        assert (said.exit_code == 0) == (tmp_path / "runs").exists(), said.output
-        return said
-
-    for words, message in {
-        ("data.path=gone",): "gone: no such corpus",
-        ("data.path=https://h/c", "teacher.init.pretrained=nowhere"): "nowhere",
-    }.items():
-        said = submit(*words)
-        assert (said.exit_code, said.output.count("\n")) == (1, 1)
-        assert message in said.output
-    assert submit("data.path=gone", "--no-check").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,13 @@ leaves the previous checkpoint intact. At the start of a job::
                               resumed_from=checkpoint.step if checkpoint else None)
 """
 
-from trainer.checkpoint.attempts import Attempt, live_owner, owner_has_ended, published
+from trainer.checkpoint.attempts import (
+    Attempt,
+    live_owner,
+    owner_has_ended,
+    published,
+    require_no_owner,
+)
 from trainer.checkpoint.branching import branch
 from trainer.checkpoint.errors import CheckpointError, StaleAttempt
 from trainer.checkpoint.gather import full_state_dict
@@ -56,5 +62,6 @@ __all__ = [
     "newest_state",
     "owner_has_ended",
     "published",
+    "require_no_owner",
     "send_heartbeat",
 ]

@@ -101,6 +101,12 @@ def live_owner(run_folder: Path) -> Owner | None:
     return owner if owner and owner.is_alive(record) else None
 
 
+def require_no_owner(run_folder: Path) -> None:
+    """Raise CheckpointError where another job is running in the folder. May take 30 s."""
+    if owner := live_owner(run_folder):
+        raise _already_running(run_folder, owner)
+
+
 def owner_has_ended(run_folder: Path) -> bool:
     """Whether the newest attempt's owner has ended normally, by its own record; answers at once."""
     newest = max(_numbers(run_folder / _FOLDER), default=0)
@@ -127,6 +133,13 @@ def _is_stale(folder: Path, step: int, inherited: dict[int, set[int]]) -> bool:
     return isinstance(writer, int) and writer < max(not_found_by)
 
 
+def _already_running(run_folder: Path, owner: Owner) -> CheckpointError:
+    return CheckpointError(
+        f"{run_folder}: this run is already running ({owner}); wait for it, end it with "
+        f"`tandem stop {shlex.quote(str(run_folder))}`, or give this job another name"
+    )
+
+
 def _claim(run_folder: Path, owner: Owner) -> int:
     """Take the number after the newest attempt's, unless that attempt's owner is alive.
 
@@ -139,10 +152,7 @@ def _claim(run_folder: Path, owner: Owner) -> int:
         before = Attempt(run_folder, newest).record
         holder = Owner.of(before) if newest else None
         if holder and not owner.succeeds(holder) and holder.is_alive(before):
-            raise CheckpointError(
-                f"{run_folder}: this run is already running ({holder}); wait for it, end it with "
-                f"`tandem stop {shlex.quote(str(run_folder))}`, or give this job another name"
-            )
+            raise _already_running(run_folder, holder)
         try:
             with open(Attempt(run_folder, newest + 1).record, "x") as file:
                 json.dump(owner.record(), file)

@@ -12,13 +12,16 @@ from typing import Any
 
 import configs
 from configs.runs import REVISION
-from data_pipeline import Corpus, contents
-from trainer.checkpoint import Attempt, Owner, newest_state
+from data_pipeline import Corpus, contents, open_corpora
+from trainer.checkpoint import Attempt, Owner, newest_state, require_no_owner
 from trainer.config import JobConfig
 from trainer.control.requests import forget
 from trainer.durable import atomic_write
+from trainer.job_data.fit import require_inputs
 from trainer.lifecycle.continuity import accepted_changes
+from trainer.lifecycle.stored_teacher import require_same_order
 from trainer.run_folder.folder import RunFolder
+from trainer.stored_logits.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,22 @@ def start_run(config: JobConfig, owner: Owner) -> StartedRun:
     if owner.restart == 0:  # started by a person, which cancels earlier requests
         forget(folder.requests)
     return StartedRun(config, attempt)
+
+
+def require_startable(config: JobConfig) -> None:
+    """Raise what would end the run as it starts, if it can be known on this machine.
+
+    Where corpora are behind URLs, which only the nodes may reach, nothing is compared with them.
+    Raises DataError, TrainingError or CheckpointError. May take 30 s.
+    """
+    require_no_owner(RunFolder.of(config).path)
+    corpora = open_corpora(config.data, urls=False)
+    if len(corpora) == max(1, len(config.data.mixture) + len(config.data.tasks)):
+        changes_since_checkpoint(config, corpora)
+        require_same_order(config, corpora)
+    elif config.teacher.stored is not None:
+        Manifest.load(Path(config.teacher.stored.path))
+    require_inputs(config)
 
 
 def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -> list[str]:
