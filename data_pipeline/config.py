@@ -12,6 +12,7 @@ from configs.rules import (
     COUNT,
     FRACTION,
     NOT_EMPTY,
+    TEXT_ENCODING,
     Ascending,
     Doc,
     Matches,
@@ -84,15 +85,18 @@ class TaskFilesConfig(Section):
         Doc("Score only this many from the start of the validation and test files; null: all."),
     ] = None
     root: Annotated[
-        str, Doc("The folder of these files; a name may leave out .gz, .xz or .zst.")
+        str, Doc("The folder of these files; a name may leave out .gz, .xz, .zst or .zip.")
     ] = ""
     columns: Annotated[
         dict[str, str],
         Doc(
-            "Which column holds each field of a task: its name, or, in a file without a header, "
-            "its number from 1."
+            "Which column holds each field of a task: its name (of nested records: doc.text), or, "
+            "in a file without a header, its number from 1."
         ),
     ] = field(default_factory=dict)
+    encoding: Annotated[str, TEXT_ENCODING, Doc("The character encoding of a task's files.")] = (
+        "utf-8"
+    )
     files: Annotated[
         dict[str, str],
         Doc("Other files that a task reads, by the names that it gives them, in the same folder."),
@@ -106,7 +110,7 @@ class TaskFilesConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         if not self.train:
             for key in self.changed(
-                "validation", "test", "columns", "files", "validation_fraction"
+                *("validation", "test", "columns", "encoding", "files", "validation_fraction")
             ):
                 yield key, "is for a task's examples; set train too, or remove it"
         if not self.validation:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from configs import ConfigError
-from configs.rules import COUNT
+from configs.rules import COUNT, TEXT_ENCODING
 from configs.section import Section
 from configs.strict_json import from_json, read_json
 from configs.typed import nearest_of_all
@@ -27,13 +27,15 @@ class TaskFacts(Section):
     """What a task's examples look like; the defaults are those of any model of single texts.
 
     fields: the texts of an example in a table. columns: where the fields stand, by name, unless
-    under their own. sequence_length: the longest that was trained on. settings: the task's own.
-    scores: the model's on the validation file, such as the threshold for no answer.
+    under their own. sequence_length: the longest that was trained on. encoding: that of
+    its files. settings: the task's own. scores: the model's on the
+    validation file, such as the threshold for no answer.
     """
 
     fields: Sequence[str] = ("text",)
     columns: Mapping[str, str] = field(default_factory=dict)
     sequence_length: Annotated[int, COUNT] = 512
+    encoding: Annotated[str, TEXT_ENCODING] = "utf-8"
     settings: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
 

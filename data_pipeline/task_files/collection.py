@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
-from data_pipeline.task_files.contents import source_name
+from data_pipeline.task_files.contents import UTF_8, source_name
 from data_pipeline.task_files.rankings import RankedDocument, read_ranking
 from data_pipeline.task_files.retrieval import (
     Judgement,
@@ -42,25 +42,39 @@ class Collection:
     queries: Sequence[RetrievalText]
     names: tuple[str, str]
     ids: str = ""
+    encoding: str = UTF_8
 
     @classmethod
-    def read(cls, documents: str, queries: str, numbered_by_order: bool = False) -> Collection:
+    def read(
+        cls,
+        documents: str,
+        queries: str,
+        numbered_by_order: bool = False,
+        encoding: str = UTF_8,
+    ) -> Collection:
         """Both files of a task; the last argument as in `read_queries`. Raises DataError."""
         ids = COUNTED if numbered_by_order else _AS_NAMED
-        return cls.of(documents, read_queries(queries, numbered_by_order), queries, ids)
+        texts = read_queries(queries, numbered_by_order, encoding)
+        return cls.of(documents, texts, queries, ids, encoding)
 
     @classmethod
     def of(
-        cls, documents: str, queries: Iterable[RetrievalText], source: str, ids: str = ""
+        cls,
+        documents: str,
+        queries: Iterable[RetrievalText],
+        source: str,
+        ids: str = "",
+        encoding: str = UTF_8,
     ) -> Collection:
         """The documents of a file, and queries of a `source`. Raises DataError."""
         names = documents, source_name(source)
-        return cls([*read_retrieval_documents(documents)], [*queries], names, ids)
+        texts = [*read_retrieval_documents(documents, encoding)]
+        return cls(texts, [*queries], names, ids, encoding)
 
     def relevance(self, path: str) -> Relevance:
         """The judgements of a file. Raises DataError, with the line, for an unknown id."""
         found: dict[int, dict[int, int]] = {}
-        for one in read_judgements(path):
+        for one in read_judgements(path, self.encoding):
             query, document = self._pair(one)
             known = found.setdefault(query, {}).setdefault(document, one.relevance)
             if known != one.relevance:
@@ -76,7 +90,7 @@ class Collection:
         Raises DataError, with the line, for an unknown id, and for a second score of a document.
         """
         found: dict[int, dict[int, float]] = {}
-        for one in read_ranking(path):
+        for one in read_ranking(path, self.encoding):
             query, document = self._pair(one)
             known = found.setdefault(query, {}).setdefault(document, one.score)
             if known != one.score:

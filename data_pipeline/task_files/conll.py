@@ -50,10 +50,14 @@ def read_conll(
 
 
 def read_tagged_records(
-    path: str, word: str | None = None, tag: str | None = None, labelled: bool = True
+    path: str,
+    word: str | None = None,
+    tag: str | None = None,
+    labelled: bool = True,
+    encoding: str = UTF_8,
 ) -> Iterator[TaggedSentence]:
     """The sentences of JSON lines, JSON or Parquet; `word` and `tag` name the lists, if given."""
-    for where, record in read_records(path):
+    for where, record in read_records(path, encoding):
         words = texts_in(record, _key(record, word, WORDS), where)
         tags: tuple[str, ...] = ()
         if labelled:

@@ -48,9 +48,9 @@ def read_text(path: str, encoding: str = UTF_8) -> str:
     return "\n".join(line for _, line in read_lines(path, encoding))
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str, encoding: str = UTF_8) -> Any:
     """The value in a JSON file. Raises DataError, with the line where it is not valid."""
-    text = read_text(path)
+    text = read_text(path, encoding)
     if not text.strip():
         raise DataError(f"{source_name(path)}: is empty")
     return parse_json(text, path, 1)

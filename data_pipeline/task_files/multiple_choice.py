@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
+from data_pipeline.task_files.contents import UTF_8, parse_json, place, read_lines, source_name
 from data_pipeline.task_files.json_records import text_in, texts_in, value_in
 from data_pipeline.text.text_files import files_in
 
@@ -33,7 +33,9 @@ class ChoiceQuestion:
         return f"{self.question} {choice}"
 
 
-def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQuestion]:
+def read_multiple_choice(
+    path: str, labelled: bool = True, encoding: str = UTF_8
+) -> Iterator[ChoiceQuestion]:
     """The questions of a file, or of all files in a folder and its folders, by name.
 
     Files and folders whose names begin with a dot are left out.
@@ -43,7 +45,7 @@ def read_multiple_choice(path: str, labelled: bool = True) -> Iterator[ChoiceQue
     """
     empty = True
     for file in _files(path):
-        for where, record in _records(file):
+        for where, record in _records(file, encoding):
             for question in _questions(where, record, labelled):
                 empty = False
                 yield question
@@ -55,9 +57,9 @@ def _files(path: str) -> list[str]:
     return [*map(str, files_in(path))] if Path(path).is_dir() else [path]
 
 
-def _records(path: str) -> Iterator[tuple[str, Any]]:
+def _records(path: str, encoding: str) -> Iterator[tuple[str, Any]]:
     """(where, record) of each dialogue or passage."""
-    every = list(read_lines(path))
+    every = list(read_lines(path, encoding))
     lines = [(number, line) for number, line in every if line.strip()]
     if not lines:
         raise DataError(f"{source_name(path)}: is empty")

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import place, read_lines
+from data_pipeline.task_files.contents import UTF_8, place, read_lines
 from data_pipeline.task_files.tables import TABLES, Columns, is_table, read_table
 from data_pipeline.text.text_files import STDIN
 
@@ -50,18 +50,20 @@ class Languages:
         return path, str(Path(path).with_name(other))
 
 
-def read_pairs(path: str, columns: Columns, languages: Languages) -> Iterator[TextPair]:
+def read_pairs(
+    path: str, columns: Columns, languages: Languages, encoding: str = UTF_8
+) -> Iterator[TextPair]:
     """The pairs at `path`, a table with `SOURCE` and `TARGET` or one of two parallel files.
 
     Raises DataError where there are none, or where one of two files has more lines.
     """
     files = languages.files(path)
     if len(files) == 1:
-        for where, row in read_table(path, columns):
+        for where, row in read_table(path, columns, encoding=encoding):
             yield TextPair(where, row[SOURCE], row[TARGET])
         return
-    number = 0
-    for number, (one, other) in enumerate(zip_longest(*map(read_lines, files)), 1):
+    number, texts = 0, (read_lines(file, encoding) for file in files)
+    for number, (one, other) in enumerate(zip_longest(*texts), 1):
         if one is None or other is None:
             short, long = files if one is None else files[::-1]
             why = f"ends after {number - 1} lines, and {long} does not"
@@ -71,11 +73,12 @@ def read_pairs(path: str, columns: Columns, languages: Languages) -> Iterator[Te
         raise DataError(f"{path}: holds no lines")
 
 
-def read_sources(path: str, columns: Columns) -> Iterator[tuple[str, str]]:
+def read_sources(path: str, columns: Columns, encoding: str = UTF_8) -> Iterator[tuple[str, str]]:
     """(where, text) of what is to be translated: a table's column `SOURCE`, or each line."""
     if path != STDIN and is_table(path):
-        for where, row in read_table(path, {SOURCE: columns[SOURCE]}, keep_blank=True):
+        column = {SOURCE: columns[SOURCE]}
+        for where, row in read_table(path, column, keep_blank=True, encoding=encoding):
             yield where, row.get(SOURCE, "")
         return
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, encoding):
         yield place(path, number), line.strip()

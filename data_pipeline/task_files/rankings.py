@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, source_name
+from data_pipeline.task_files.contents import UTF_8, parse_json, place, read_lines, source_name
 from data_pipeline.task_files.tables import as_number
 from data_pipeline.text.text_files import suffix_of
 
@@ -24,23 +24,23 @@ class RankedDocument:
     score: float
 
 
-def read_ranking(path: str) -> Iterator[RankedDocument]:
+def read_ranking(path: str, encoding: str = UTF_8) -> Iterator[RankedDocument]:
     """What a run found, in the order of the file.
 
     TREC's lines (query, Q0, document, rank, score, tag), of which the rank is not read; or JSON
     lines ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``. Raises DataError.
     """
-    lines = _json_lines(path) if suffix_of(path) in JSON_LINES else _trec_lines(path)
+    read = _json_lines if suffix_of(path) in JSON_LINES else _trec_lines
     empty = True
-    for ranked in lines:
+    for ranked in read(path, encoding):
         empty = False
         yield ranked
     if empty:
         raise DataError(f"{source_name(path)}: holds no ranked documents")
 
 
-def _trec_lines(path: str) -> Iterator[RankedDocument]:
-    for number, line in read_lines(path):
+def _trec_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
+    for number, line in read_lines(path, encoding):
         cells, where = line.split(), place(path, number)
         if not cells:
             continue
@@ -49,8 +49,8 @@ def _trec_lines(path: str) -> Iterator[RankedDocument]:
         yield RankedDocument(where, cells[0], cells[2], as_number(where, "score", cells[4]))
 
 
-def _json_lines(path: str) -> Iterator[RankedDocument]:
-    for number, line in read_lines(path):
+def _json_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
+    for number, line in read_lines(path, encoding):
         if line.strip():
             where = place(path, number)
             yield from _of_record(where, parse_json(line, path, number))

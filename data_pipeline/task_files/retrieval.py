@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import place, read_lines, read_text, source_name
+from data_pipeline.task_files.contents import UTF_8, place, read_lines, read_text, source_name
 from data_pipeline.task_files.tables import column_names, is_table, read_table
 
 MOST_DIGITS = 6  # of a judgement
@@ -36,7 +36,7 @@ class Judgement:
     relevance: int
 
 
-def read_retrieval_documents(path: str) -> Iterator[RetrievalText]:
+def read_retrieval_documents(path: str, encoding: str = UTF_8) -> Iterator[RetrievalText]:
     """The documents of a file, in order, each with its title and text joined.
 
     TREC's ``<doc>`` with ``<docno>``, whatever the case of the tags; tables (.tsv, .csv, .jsonl,
@@ -44,35 +44,37 @@ def read_retrieval_documents(path: str) -> Iterator[RetrievalText]:
     DataError.
     """
     if is_table(path):
-        return _unique(path, _rows(path, DOCUMENT_FIELDS))
-    return _unique(path, _tagged(path, "doc", "docno", DOCUMENT_FIELDS))
+        return _unique(path, _rows(path, DOCUMENT_FIELDS, encoding))
+    return _unique(path, _tagged(path, "doc", "docno", DOCUMENT_FIELDS, encoding))
 
 
-def read_queries(path: str, numbered_by_order: bool = False) -> Iterator[RetrievalText]:
+def read_queries(
+    path: str, numbered_by_order: bool = False, encoding: str = UTF_8
+) -> Iterator[RetrievalText]:
     """The queries of a file, in order: TREC's ``<top>`` with ``<num>`` and ``<title>``, or a table.
 
     A table has the columns ``_id`` or ``id``, and ``text``. With `numbered_by_order` the ids are 1,
     2, 3, ... whatever the file says, as Cranfield's judgements count them. Raises DataError.
     """
-    queries = _queries(path)
+    queries = _queries(path, encoding)
     if numbered_by_order:
         queries = (replace(one, id=str(number)) for number, one in enumerate(queries, start=1))
     return _unique(path, queries)
 
 
-def _queries(path: str) -> Iterator[RetrievalText]:
+def _queries(path: str, encoding: str) -> Iterator[RetrievalText]:
     if is_table(path):
-        return _rows(path, ("text",))
-    return _tagged(path, "top", "num", ("title",))
+        return _rows(path, ("text",), encoding)
+    return _tagged(path, "top", "num", ("title",), encoding)
 
 
-def read_judgements(path: str) -> Iterator[Judgement]:
+def read_judgements(path: str, encoding: str = UTF_8) -> Iterator[Judgement]:
     """The judgements of a file: query, iteration, document and relevance, or without iteration.
 
     A header, as BEIR's files have one, is left out. Raises DataError.
     """
     empty = True
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, encoding):
         cells = line.split()
         if not cells or (number == 1 and cells[-1].isalpha()):
             continue
@@ -90,12 +92,13 @@ def _judgement(where: str, cells: list[str]) -> Judgement:
     return Judgement(where, cells[0], cells[-2], int(cells[-1]))
 
 
-def _rows(path: str, fields: Sequence[str]) -> Iterator[RetrievalText]:
+def _rows(path: str, fields: Sequence[str], encoding: str) -> Iterator[RetrievalText]:
     """The rows of a table; a field without a column is left out, unless it is the text."""
-    names = column_names(path)
+    names = column_names(path, encoding)
     there = [field for field in fields if field in names or field == "text"]
     id_column = "id" if "id" in names and "_id" not in names else "_id"
-    for where, row in read_table(path, {"id": id_column, **{field: field for field in there}}):
+    columns = {"id": id_column, **{field: field for field in there}}
+    for where, row in read_table(path, columns, encoding=encoding):
         yield RetrievalText(where, row["id"], _joined(row[field] for field in there))
 
 
@@ -114,9 +117,11 @@ def _unique(path: str, texts: Iterator[RetrievalText]) -> Iterator[RetrievalText
         raise DataError(f"{source_name(path)}: holds no documents or queries")
 
 
-def _tagged(path: str, element: str, name: str, fields: Sequence[str]) -> Iterator[RetrievalText]:
+def _tagged(
+    path: str, element: str, name: str, fields: Sequence[str], encoding: str
+) -> Iterator[RetrievalText]:
     """Elements of a TREC file. Such files are no XML: tags may stay open, ``&`` stands alone."""
-    text = read_text(path)
+    text = read_text(path, encoding)
     opening = re.compile(rf"<{element}>(.*?)(?:</{element}>|(?=<{element}>)|\Z)", re.I | re.S)
     line, counted = 1, 0
     for match in opening.finditer(text):

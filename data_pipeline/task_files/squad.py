@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import read_json, source_name
+from data_pipeline.task_files.contents import UTF_8, read_json, source_name
 from data_pipeline.task_files.json_records import text_in, texts_in, value_in
 from data_pipeline.task_files.tables import read_records
 from data_pipeline.text.text_files import suffix_of
@@ -52,14 +52,14 @@ class SpanQuestion:
         return ""
 
 
-def read_squad(path: str, labelled: bool = True) -> Iterator[SpanQuestion]:
+def read_squad(path: str, labelled: bool = True, encoding: str = UTF_8) -> Iterator[SpanQuestion]:
     """The questions of a file, in order; with `labelled` False, answers are not read.
 
     Raises DataError for a file without questions, an id that comes twice, and a question without
     answers in SQuAD's own form that is not marked ``is_impossible``.
     """
     seen: set[str] = set()
-    for question in _questions(path, labelled):
+    for question in _questions(path, labelled, encoding):
         if question.id in seen:
             raise DataError(f"{question.where}: this id comes twice")
         seen.add(question.id)
@@ -68,12 +68,13 @@ def read_squad(path: str, labelled: bool = True) -> Iterator[SpanQuestion]:
         raise DataError(f"{source_name(path)}: holds no questions")
 
 
-def _questions(path: str, labelled: bool) -> Iterator[SpanQuestion]:
+def _questions(path: str, labelled: bool, encoding: str) -> Iterator[SpanQuestion]:
     name = source_name(path)
     if suffix_of(path) in (".jsonl", ".ndjson", ".parquet"):
-        yield from (_flat(record, where, labelled) for where, record in read_records(path))
+        records = read_records(path, encoding)
+        yield from (_flat(record, where, labelled) for where, record in records)
         return
-    document = read_json(path)
+    document = read_json(path, encoding)
     articles = document if isinstance(document, list) else value_in(document, "data", list, name)
     for number, article in enumerate(articles, 1):
         if isinstance(article, dict) and "context" in article:

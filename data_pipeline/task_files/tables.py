@@ -5,14 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from configs.typed import nearest_of_all
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import parse_json, place, read_lines, read_text, source_name
+from data_pipeline.task_files.contents import (
+    UTF_8,
+    parse_json,
+    place,
+    read_lines,
+    read_text,
+    source_name,
+)
 from data_pipeline.text.text_files import decompressing, is_plain, open_text, suffix_of
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
@@ -24,6 +31,7 @@ OnMalformed: TypeAlias = Callable[[DataError], None]  # told of a row that is le
 EXACT = 1 << 53  # whole numbers below it are exact in float64
 LARGEST = float(np.finfo(np.float32).max)  # as which numbers are stored
 TSV, CSV, JSONL, PARQUET = "tsv", "csv", "jsonl", "parquet"
+LIST = "a list"
 SEPARATED = "its columns are separated by tabs"
 QUOTED = "a field that holds a comma must be quoted"
 LAYOUTS = {
@@ -45,14 +53,18 @@ def read_table(
     layout: str | None = None,
     on_malformed: OnMalformed | None = None,
     keep_blank: bool = False,
+    lists: Collection[str] = (),
+    encoding: str = UTF_8,
 ) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
 
     Rows without anything but white space are left out, or, with `keep_blank`, come without fields.
 
-    `columns` says in which column each field stands. Numbers are for tab-separated and CSV files
-    without a header. Tab-separated files have no quoting. `layout` is told from the suffix unless
-    given. Raises DataError for a table without rows and for whatever cannot be read as asked. With
+    `columns` says in which column each field stands; in JSON and Parquet, ``doc.text`` is one in a
+    nested object. The fields in `lists` may hold lists, which come as JSON. Numbers are for
+    tab-separated and CSV files without a header. Tab-separated files have no quoting. `layout` is
+    told from the suffix unless given. Raises DataError for a table without rows and for whatever
+    cannot be read as asked. With
     `on_malformed`, rows of another number of columns than the header's are left out.
     """
     layout = layout or LAYOUTS.get(suffix_of(path))
@@ -66,8 +78,17 @@ def read_table(
             raise DataError(f"{path}: {field}: columns are numbered from 1, and {column} is none")
     if layout in (JSONL, PARQUET) and numbered == {True}:
         raise DataError(f"{path}: columns: have names in this file, and no numbers")
+    rows: Iterator[Row]
+    if layout == TSV:
+        rows = _cell_rows(path, columns, _tab_separated(path, encoding), SEPARATED, on_malformed)
+    elif layout == CSV:
+        rows = _cell_rows(path, columns, _comma_separated(path, encoding), QUOTED, on_malformed)
+    elif layout == JSONL:
+        rows = _record_rows(columns, _json_records(path, True, encoding), lists)
+    else:
+        rows = _record_rows(columns, _parquet_records(path, columns), lists)
     empty = True
-    for row in _ROWS[layout](path, columns, on_malformed):
+    for row in rows:
         empty = empty and not row[1]
         if row[1] or keep_blank:
             yield row
@@ -85,14 +106,14 @@ def holds_records(path: str) -> bool:
     return LAYOUTS.get(suffix_of(path)) in (JSONL, PARQUET)
 
 
-def read_plain_lines(path: str, fields: Sequence[str]) -> Iterator[Row]:
+def read_plain_lines(path: str, fields: Sequence[str], encoding: str = UTF_8) -> Iterator[Row]:
     """A row for each line of a file without a header: its fields in order, with tabs between them.
 
     No line is left out, so that whoever answers each row answers each line. Raises DataError for a
     line with another number of fields, and for a file without lines.
     """
     where = None
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, encoding):
         where = place(path, number)
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != len(fields):
@@ -103,20 +124,20 @@ def read_plain_lines(path: str, fields: Sequence[str]) -> Iterator[Row]:
         raise DataError(f"{source_name(path)}: holds no lines")
 
 
-def column_names(path: str) -> list[str]:
+def column_names(path: str, encoding: str = UTF_8) -> list[str]:
     """The columns that the first row of a table names, by its suffix. Raises DataError."""
     layout = LAYOUTS.get(suffix_of(path))
     if layout in (TSV, CSV):
-        lines = _tab_separated(path) if layout == TSV else _comma_separated(path)
+        lines = (_tab_separated if layout == TSV else _comma_separated)(path, encoding)
         rows = ([cell.strip() for cell in cells] for _, cells in lines)
         return next(filter(any, rows), [])
-    records = _json_records(path) if layout == JSONL else _parquet_records(path, {})
+    records = read_records(path, encoding)
     return [*next(records, ("", {}))[1]]
 
 
-def header_of(path: str) -> list[str]:
+def header_of(path: str, encoding: str = UTF_8) -> list[str]:
     """The names that the first line of a tab-separated file may hold; none of a line of text."""
-    cells = [cell.strip() for cell in next(read_lines(path), (1, ""))[1].split("\t")]
+    cells = [cell.strip() for cell in next(read_lines(path, encoding), (1, ""))[1].split("\t")]
     return cells if len(cells) > 1 else []
 
 
@@ -181,13 +202,13 @@ def _wrong_width(cells: list[str], header: list[str] | None, places: Mapping[str
     return f"has {len(cells)} columns, where {asked} {needed}"
 
 
-def _tab_separated(path: str) -> Iterator[tuple[str, list[str]]]:
-    for number, line in read_lines(path):
+def _tab_separated(path: str, encoding: str) -> Iterator[tuple[str, list[str]]]:
+    for number, line in read_lines(path, encoding):
         yield place(path, number), line.split("\t")
 
 
-def _comma_separated(path: str) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader((f"{line}\n" for _, line in read_lines(path)), strict=True)
+def _comma_separated(path: str, encoding: str) -> Iterator[tuple[str, list[str]]]:
+    reader = csv.reader((f"{line}\n" for _, line in read_lines(path, encoding)), strict=True)
     first = 1
     try:
         for cells in reader:
@@ -197,14 +218,16 @@ def _comma_separated(path: str) -> Iterator[tuple[str, list[str]]]:
         raise DataError(f"{place(path, first)}: not valid CSV: {error}; check its quotes") from None
 
 
-def read_records(path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def read_records(path: str, encoding: str = UTF_8) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(where, record) of each record of JSON lines, of a JSON array or of Parquet."""
     is_parquet = LAYOUTS.get(suffix_of(path)) == PARQUET
-    return _parquet_records(path, {}) if is_parquet else _json_records(path)
+    return _parquet_records(path, {}) if is_parquet else _json_records(path, False, encoding)
 
 
-def _json_records(path: str, keep_blank: bool = False) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for where, record in _json_values(path):
+def _json_records(
+    path: str, keep_blank: bool, encoding: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for where, record in _json_values(path, encoding):
         if record is None:
             if keep_blank:
                 yield where, {}
@@ -214,15 +237,15 @@ def _json_records(path: str, keep_blank: bool = False) -> Iterator[tuple[str, Ma
         yield where, record
 
 
-def _json_values(path: str) -> Iterator[tuple[str, Any]]:
+def _json_values(path: str, encoding: str) -> Iterator[tuple[str, Any]]:
     """The values of a file of lines, None for a blank one, or of the array in a .json file."""
     if suffix_of(path) == ".json":
-        text = read_text(path)
+        text = read_text(path, encoding)
         if text.lstrip().startswith("["):
             for number, value in enumerate(parse_json(text, path, 1), 1):
                 yield f"{source_name(path)}: record {number}", value
             return
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, encoding):
         yield place(path, number), parse_json(line, path, number) if line.strip() else None
 
 
@@ -235,7 +258,8 @@ def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping
     try:
         file = pyarrow.parquet.ParquetFile(_parquet_source(path))
         names = file.schema_arrow.names
-        wanted = [names[_position(path, f, str(c), names)] for f, c in columns.items()] or names
+        tops = {f: _top_level(str(c), names) for f, c in columns.items()}
+        wanted = [names[_position(path, f, top, names)] for f, top in tops.items()] or names
         number = 0
         for batch in file.iter_batches(columns=sorted({*wanted})):
             for record in batch.to_pylist():
@@ -257,7 +281,9 @@ def _parquet_source(path: str) -> Any:
 
 
 def _record_rows(
-    columns: Columns, records: Iterator[tuple[str, Mapping[str, Any]]]
+    columns: Columns,
+    records: Iterator[tuple[str, Mapping[str, Any]]],
+    lists: Collection[str] = (),
 ) -> Iterator[Row]:
     """Records as rows. A column is all text or all numbers: a label 1 is not a label "1"."""
     kinds: dict[str, tuple[str, str]] = {}  # by field: what its first value is, and where
@@ -267,10 +293,10 @@ def _record_rows(
             yield where, row
             continue
         for field, column in columns.items():
-            if column not in record:
-                _position(where, field, str(column), list(record))
-            value = record[str(column)]
-            kind = _kind(where, field, value)
+            value = _value(where, field, str(column), record)
+            kind = (
+                LIST if field in lists and isinstance(value, list) else _kind(where, field, value)
+            )
             first, there = kinds.setdefault(field, (kind, where))
             if kind != first:
                 raise DataError(
@@ -278,6 +304,22 @@ def _record_rows(
                 )
             row[field] = value.strip() if isinstance(value, str) else _number_text(value)
         yield where, row
+
+
+def _top_level(column: str, names: Collection[str]) -> str:
+    """The column that holds a field, which may stand in a nested object: doc of doc.text."""
+    return column if column in names else column.partition(".")[0]
+
+
+def _value(where: str, field: str, column: str, record: Mapping[str, Any]) -> Any:
+    top = _top_level(column, record)
+    _position(where, field, top if top in record else column, list(record))
+    value = record[top]
+    for key in column.removeprefix(top).split(".")[1:]:
+        if not isinstance(value, Mapping) or key not in value:
+            raise DataError(f"{where}: columns.{field}: no column {column!r}: {key} is not there")
+        value = value[key]
+    return value
 
 
 def _number_text(value: Any) -> str:
@@ -307,15 +349,3 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
         raise DataError(f"{where}: columns.{field}: there are several columns {column!r}")
     there = nearest_of_all(column, names)
     raise DataError(f"{where}: columns.{field}: no column {column!r}{there}")
-
-
-_ROWS: dict[str, Callable[[str, Columns, OnMalformed | None], Iterator[Row]]] = {
-    TSV: lambda path, columns, on_malformed: _cell_rows(
-        path, columns, _tab_separated(path), SEPARATED, on_malformed
-    ),
-    CSV: lambda path, columns, on_malformed: _cell_rows(
-        path, columns, _comma_separated(path), QUOTED, on_malformed
-    ),
-    JSONL: lambda path, columns, _: _record_rows(columns, _json_records(path, True)),
-    PARQUET: lambda path, columns, _: _record_rows(columns, _parquet_records(path, columns)),
-}

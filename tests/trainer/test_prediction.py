@@ -311,7 +311,8 @@ def test_options_that_would_have_no_effect(options, message) -> None:
 
 def test_candidates_of_queries_that_standard_input_lacks(monkeypatch, tmp_path) -> None:
     """Its queries have numbers whatever the model was trained on."""
-    facts = SimpleNamespace(section=lambda _: SimpleNamespace(numbered_by_order=False))
+    task = SimpleNamespace(numbered_by_order=False)
+    facts = SimpleNamespace(section=lambda _: task, encoding="utf-8")
     reranker = SimpleNamespace(head=SimpleNamespace(kind=REGRESSION), facts=facts)
     monkeypatch.setattr(rankings.FineTuned, "open", lambda *_: reranker)
     (documents := tmp_path / "d.jsonl").write_text('{"_id": "d0", "text": "no"}\n')

@@ -112,7 +112,8 @@ class TaskOfJob:
         """
         _require_fields(self)
         most = self.data.max_scored if is_scored else self.data.max_trained
-        return TaskFile(path, self.data.columns, self.data.other_files, most)
+        data = self.data
+        return TaskFile(path, data.columns, data.other_files, most, data.encoding)
 
 
 def tasks_of(job: JobConfig) -> list[TaskOfJob]:
@@ -318,11 +319,11 @@ def _identity(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, Any]:
     A plugin has no `FORMAT`: its file stands for it.
     """
     data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
-    first = {} if data.max_trained is None else {"max_trained": data.max_trained}
+    changed = {key: getattr(data, key) for key in data.changed("max_trained", "encoding")}
     own = type(task).__module__.startswith(SHIPPED)
     code = {} if own else {"code": digest_of(Path(inspect.getfile(type(task))))}
     return {
-        **first,
+        **changed,
         **code,
         "settings": {key: settings[key] for key in settings if key not in task.not_encoded},
         "files": {SPLITS[split]: _digest(task, path) for split, path in files.items()},

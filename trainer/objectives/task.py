@@ -26,6 +26,7 @@ from configs.section import Refusal
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
 from data_pipeline.examples.storing import read_references
+from data_pipeline.task_files.contents import UTF_8
 from data_pipeline.task_files.tables import Columns, OnMalformed, Row, read_table
 from model import (
     HEAD_NAMES,
@@ -61,6 +62,7 @@ class TaskFile:
     columns: Mapping[str, str]
     others: Mapping[str, Path] = field(default_factory=dict)
     most: int | None = None
+    encoding: str = UTF_8
 
     def first(self, records: Iterator[Record]) -> Iterator[Record]:
         """The records that are read."""
@@ -206,6 +208,11 @@ class TaskConfig(TermConfig):
         return self.fields
 
     @property
+    def lists(self) -> tuple[str, ...]:
+        """The fields that hold lists."""
+        return ()
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The fields that hold what a learner reads: all but ``label``, which is predicted."""
         return tuple(name for name in self.fields if name != LABEL)
@@ -234,8 +241,15 @@ class TaskConfig(TermConfig):
         on_blank: Callable[[str], None] = lambda place: None,
     ) -> Iterator[Row]:
         """The rows of a table with these fields, without blank ones. DataError as `read_table`."""
-        columns = file.columns_of(*fields)
-        for place, row in read_table(str(file.path), columns, None, on_malformed, keep_blank=True):
+        rows = read_table(
+            str(file.path),
+            file.columns_of(*fields),
+            on_malformed=on_malformed,
+            keep_blank=True,
+            lists=self.lists,
+            encoding=file.encoding,
+        )
+        for place, row in rows:
             if row:
                 yield place, row
             else:

@@ -16,7 +16,7 @@ class ChoicePredictor(Predictor):
     """Answers each question with ``{"id", "choice", "answer", "probabilities"}``."""
 
     def queries(self, path: str) -> Iterator[Query]:
-        for one in read_multiple_choice(path, labelled=False):
+        for one in read_multiple_choice(path, False, self.facts.encoding):
             texts = [[one.passage, one.with_choice(choice)] for choice in one.choices]
             yield Query([self.encoder.sequence(pair, one.where) for pair in texts], one)
 

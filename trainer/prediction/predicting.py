@@ -74,7 +74,7 @@ def predictions(
     is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
     names = {name: facts.columns.get(name, name) for name in facts.fields}
     if (
-        is_plain and path != STDIN and {*names.values()} <= {*header_of(path)}
+        is_plain and path != STDIN and {*names.values()} <= {*header_of(path, facts.encoding)}
     ):  # a table, as in training
         facts = replace(facts, columns=names)
     elif path == STDIN or is_plain:  # it has no header, even if the training file had one

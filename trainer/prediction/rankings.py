@@ -52,13 +52,14 @@ def rankings(
 
 def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterator[dict[str, Any]]:
     task, encoder = tuned.facts.section(Retrieval), tuned.encoder
-    known = [one for one in read_retrieval_documents(documents) if one.text]
+    encoding = tuned.facts.encoding
+    known = [one for one in read_retrieval_documents(documents, encoding) if one.text]
     if not known:
         raise DataError(f"{documents}: no document has a title or a text")
     sequences = (task.document_sequence(one, encoder) for one in known)
     passes = (tuned.outputs(some) for some in sorted_together(sequences))
     vectors = torch.stack([one for some in passes for one in some])
-    for some in sorted_together(queries_in(queries, task.numbered_by_order)):
+    for some in sorted_together(queries_in(queries, task.numbered_by_order, encoding)):
         read = torch.stack(tuned.outputs([task.query_sequence(one, encoder) for one in some]))
         for query, scores, rows in zip(some, *nearest_documents(read, vectors, count), strict=True):
             ids = (known[row].id for row in rows.tolist())
@@ -70,7 +71,9 @@ def _reranked(
 ) -> Iterator[dict[str, Any]]:
     by_order = tuned.facts.section(Reranking).numbered_by_order
     counted = COUNTED if by_order or queries == STDIN else ""
-    collection = Collection.of(documents, queries_in(queries, by_order), queries, counted)
+    encoding = tuned.facts.encoding
+    texts = queries_in(queries, by_order, encoding)
+    collection = Collection.of(documents, texts, queries, counted, encoding)
     listed = collection.ranking(candidates)
     for number in range(len(collection.queries)):
         ranked = listed.get(number, {})

@@ -31,7 +31,7 @@ class SpanPredictor(Predictor):
     """
 
     def queries(self, path: str) -> Iterator[Query]:
-        for question in read_squad(path, labelled=False):
+        for question in read_squad(path, False, self.facts.encoding):
             read = self._task.read(question, self.encoder)
             asked = self.encoder.array(read.asked)
             windows = [self.encoder.array(read.ids[window]) for window in read.windows()]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
-from data_pipeline.task_files.contents import UTF_8
 from data_pipeline.task_files.tables import holds_records
 from model import decode
 from trainer.prediction.predictor import Predictor, Query
@@ -43,10 +42,9 @@ class TagPredictor(Predictor):
         word = self.facts.columns.get("word")
         if holds_records(path):
             key = None if word is None or word.isdecimal() else word
-            return read_tagged_records(path, key, labelled=False)
+            return read_tagged_records(path, key, labelled=False, encoding=self.facts.encoding)
         number = int(word) if word and word.isdecimal() else 1
-        encoding = str(self.facts.settings.get("encoding", UTF_8))
-        return read_untagged(path, number, self.head.labels, encoding)
+        return read_untagged(path, number, self.head.labels, self.facts.encoding)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         read = query.source

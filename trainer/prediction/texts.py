@@ -69,9 +69,10 @@ class TextPredictor(Predictor):
         """The texts of each example, in the training file's columns; a plain file has no others."""
         is_plain = suffix_of(path) in PLAIN
         if is_plain and not self.facts.columns:
-            return read_plain_lines(path, self.facts.fields)
+            return read_plain_lines(path, self.facts.fields, self.facts.encoding)
         columns = TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)
-        return read_table(path, columns, TSV if is_plain else None, keep_blank=True)
+        layout, encoding = TSV if is_plain else None, self.facts.encoding
+        return read_table(path, columns, layout, keep_blank=True, encoding=encoding)
 
 
 class SimilarityPredictor(TextPredictor):

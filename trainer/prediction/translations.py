@@ -33,7 +33,7 @@ def translations(
     task = facts.section(Translation)
     encoder = open_encoder(folder, model.config, facts.sequence_length)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
-    texts, unanswered = read_sources(path, column), 0
+    texts, unanswered = read_sources(path, column, facts.encoding), 0
     for some in sorted_together(texts, AT_ONCE):
         sources = [_encoded(encoder, text, where) for where, text in some]
         unanswered += sources.count([])

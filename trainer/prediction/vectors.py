@@ -19,7 +19,7 @@ class VectorPredictor(Predictor):
     """``{"query": ..., "vector": [...]}`` of each query."""
 
     def queries(self, path: str) -> Iterator[Query]:
-        for query in queries_in(path, self._task.numbered_by_order):
+        for query in queries_in(path, self._task.numbered_by_order, self.facts.encoding):
             yield Query([self._task.query_sequence(query, self.encoder)], query)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -31,10 +31,10 @@ class VectorPredictor(Predictor):
         return self.facts.section(Retrieval)
 
 
-def queries_in(path: str, numbered_by_order: bool) -> Iterator[RetrievalText]:
+def queries_in(path: str, numbered_by_order: bool, encoding: str) -> Iterator[RetrievalText]:
     """The queries of a file; of standard input, which has one a line, they are 1, 2, 3, ..."""
     if path != STDIN:
-        yield from read_queries(path, numbered_by_order)
+        yield from read_queries(path, numbered_by_order, encoding)
         return
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, encoding):
         yield RetrievalText(place(path, number), str(number), line.strip())

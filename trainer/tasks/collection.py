@@ -90,7 +90,7 @@ class CollectionTask(ScoredByReferences):
     def collection(self, file: TaskFile) -> Collection:
         """The documents and queries."""
         documents, queries = str(file.others["documents"]), str(file.others["queries"])
-        return Collection.read(documents, queries, self.numbered_by_order)
+        return Collection.read(documents, queries, self.numbered_by_order, file.encoding)
 
     def _candidates(self, collection: Collection, file: TaskFile) -> Ranking:
         """The first of each query's candidates; none where there is no file of them."""

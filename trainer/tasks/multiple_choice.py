@@ -56,7 +56,8 @@ class MultipleChoice(TaskConfig):
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         choices = 0
-        for one in file.first(read_multiple_choice(str(file.path))):
+        questions = read_multiple_choice(str(file.path), encoding=file.encoding)
+        for one in file.first(questions):
             choices = choices or len(one.choices)
             if len(one.choices) != choices:
                 why = f"has {len(one.choices)} choices where the first question has {choices}"

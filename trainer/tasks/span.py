@@ -109,7 +109,7 @@ class Span(ScoredByReferences):
 
     def references(self, file: TaskFile, part: Part) -> Any:
         """Of each question: its id, its passage, and the right answers."""
-        questions = file.first(read_squad(str(file.path)))
+        questions = file.first(read_squad(str(file.path), encoding=file.encoding))
         return [(one.id, one.context, [answer.text for answer in one.answers]) for one in questions]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
@@ -120,7 +120,8 @@ class Span(ScoredByReferences):
     ) -> Iterator[EncodedExample]:
         """The windows of each question; one with a misplaced answer is scored, and not learnt."""
         misplaced = []
-        for number, question in enumerate(file.first(read_squad(str(file.path)))):
+        questions = read_squad(str(file.path), encoding=file.encoding)
+        for number, question in enumerate(file.first(questions)):
             if not question.answers and not self.unanswerable:
                 why = "has no answer; set unanswerable: true for SQuAD 2.0"
                 raise DataError(f"{question.where}: {why}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import TEXT_ENCODING, Doc, OneOf
+from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, read_tagged_records
@@ -46,7 +46,6 @@ class Tagging(TaskConfig):
     metrics: Annotated[
         list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary one first; empty: entity_f1.")
     ] = field(default_factory=list)
-    encoding: Annotated[str, TEXT_ENCODING, Doc("The character encoding of the files.")] = "utf-8"
 
     name: ClassVar[str] = NAME
 
@@ -83,10 +82,13 @@ class Tagging(TaskConfig):
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
         if holds_records(str(file.path)):
             return read_tagged_records(
-                str(file.path), file.columns.get(WORD), file.columns.get(TAG)
+                str(file.path),
+                file.columns.get(WORD),
+                file.columns.get(TAG),
+                encoding=file.encoding,
             )
         word, tag = (file.column_number(name) for name in (WORD, TAG))
-        return read_conll(str(file.path), word or 1, tag or LAST, self.encoding)
+        return read_conll(str(file.path), word or 1, tag or LAST, file.encoding)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         numbers = {label: number for number, label in enumerate(self.labels)}

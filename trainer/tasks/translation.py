@@ -158,7 +158,8 @@ class Translation(ScoredByReferences):
 
     def pairs(self, file: TaskFile) -> Iterator[TextPair]:
         """The pairs of a file. Raises DataError."""
-        return read_pairs(str(file.path), file.columns_of(SOURCE, TARGET), self.languages)
+        columns = file.columns_of(SOURCE, TARGET)
+        return read_pairs(str(file.path), columns, self.languages, file.encoding)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("words are compared by terms over the vocabulary")
