@@ -26,6 +26,7 @@ from trainer.device import fix_order_of_sums
 from trainer.errors import TrainingError
 from trainer.job import step_shape
 from trainer.job_data.counting import count_sequences
+from trainer.job_data.examples import predicts_by_example
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.engine import join_process_group
@@ -33,7 +34,12 @@ from trainer.learners.learner import Learner, MicroStep
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.learners.uncompiled import leave_compiler_out
-from trainer.lifecycle.stored_teacher import fingerprint, require_written_by, require_written_for
+from trainer.lifecycle.stored_teacher import (
+    batches_to_store,
+    fingerprint,
+    require_written_by,
+    require_written_for,
+)
 from trainer.loop import Outcome
 from trainer.losses.vocabulary_projection import Projection, chunks
 from trainer.process_group import background_group, limit_waiting
@@ -42,7 +48,6 @@ from trainer.stored_logits.manifest import KEY, NAME, Manifest, write_shard
 from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
 from trainer.teacher_outputs import OutputProjection
 from trainer.watch.first_failure import explained, on_rank_0
-from trainer.watch.rollback import batches_covered
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
 
@@ -104,7 +109,7 @@ def _store_missing(
     learner = Learners(running, shape, state, None, tokenizer_dir).teacher
     checksum = fingerprint(learner)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
-    batches = batches_covered(config.steps, config.rollback)
+    batches = batches_to_store(config, corpora)
     missing = on_rank_0(lambda: list(manifest.missing(folder, batches)))
     writer = _ShardWriter(folder, manifest, say)
     teacher_logits = TeacherLogits(learner, config.teacher.stored)
@@ -127,7 +132,11 @@ def _store_batches(
     """Store these batches; returns whether a rank was asked to stop before the last. Collective."""
     batches = feed.start(numbers.start)
     for number in numbers:
-        step = teacher_logits.of_batch(batches.take(), feed.masker)
+        batch = batches.take()
+        step = teacher_logits.of_batch(batch, feed.masker)
+        if writer.manifest.by_example:
+            examples = torch.from_numpy(batch.sample_ids)
+            step = step.of_examples(examples, torch.from_numpy(batch.epochs == 0))
         parts, is_last = _gathered(step, stop_requested()), number == numbers[-1]
         stop = on_rank_0(partial(writer.add, number, parts, is_last))
         if stop and not is_last:
@@ -150,6 +159,7 @@ def _manifest(
             job=configs.dump(config),
             corpora=contents(config.data, corpora),
             teacher=checksum,
+            by_example=predicts_by_example(config),
         )
     found = Manifest.load(folder)
     require_written_for(found, config, corpora)
@@ -275,7 +285,8 @@ def _what_is_kept(manifest: Manifest, batches: int, folder: Path) -> str:
 
 def _summary(manifest: Manifest, k: int, folder: Path) -> str:
     size = sum(shard.bytes for shard in manifest.shards)
+    once = ", of each example once," if manifest.by_example else ""
     return (
-        f"The {k:,} largest logits of {manifest.steps:,} batches are in {folder}: "
+        f"The {k:,} largest logits of {manifest.steps:,} batches{once} are in {folder}: "
         f"{len(manifest.shards):,} shards, {size / 1e9:,.3g} GB"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from data_pipeline.reading.batches import MASKED, Batch, Target
 
 class Masks(Protocol):
     """Which tokens of a text are masked, and in which of an example's sequences."""
+
+    is_redrawn: ClassVar[bool]  # whether an example has other masks in another epoch
 
     def __call__(self, tokens: int, epoch: int, number: int) -> NDArray[np.int64]:
         """The sequence in which each of an example's `tokens` is masked, from 0; -1: in none.
@@ -34,6 +36,8 @@ class SomeTokens:
     fraction: float
     seed: int
 
+    is_redrawn: ClassVar[bool] = True
+
     def __call__(self, tokens: int, epoch: int, number: int) -> NDArray[np.int64]:
         key = np.array([scalar_key(self.seed, MaskChoice.VIEW, epoch, number)], np.uint64)
         draws = random_uint32(key, np.arange(tokens))[0]
@@ -46,6 +50,8 @@ class EveryToken:
     """Each token once: token j in sequence j mod C, of C `sequences`."""
 
     sequences: int
+
+    is_redrawn: ClassVar[bool] = False
 
     def __call__(self, tokens: int, epoch: int, number: int) -> NDArray[np.int64]:
         return np.arange(tokens) % self.sequences

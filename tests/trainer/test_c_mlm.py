@@ -38,14 +38,19 @@ from trainer import storing
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
-from trainer.job_data.examples import views_of, with_examples
-from trainer.lifecycle.stored_teacher import require_same_order
+from trainer.job_data.examples import predicts_by_example, views_of, with_examples
+from trainer.lifecycle.stored_teacher import (
+    batches_to_store,
+    require_same_order,
+    require_written_for,
+)
+from trainer.loop import Outcome
 from trainer.losses.rows import soft_cross_entropy_rows
 from trainer.losses.vocabulary import project_and_sum
 from trainer.losses.vocabulary_projection import Distribution, Projection
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.manifest import Manifest
-from trainer.stored_logits.shard import Shard
+from trainer.stored_logits.shard import Shard, StepLogits, decode
 
 PAIRS, STEPS, TOP_K, VOCABULARY = 40, 4, 3, 600
 TASK = """{source_language: xx, target_language: yy, beams: 1, max_length: 8,
@@ -63,6 +68,8 @@ STUDENT = (
     "students.student.objective.translation.weight=0.5",
 )
 TERM = "students.student.objective.soft_cross_entropy"
+EXAMPLES = 38  # so that the fifth batch of 8 straddles two epochs
+EPOCHS = (f"data.max_trained={EXAMPLES}", "steps=12")
 FP32 = "teacher.stored.precision=fp32"
 ALL = ("teacher.stored.top_k=null", f"{TERM}.top_k=null", FP32)
 SOME = (f"teacher.stored.top_k={TOP_K}", f"{TERM}.top_k=null", FP32)
@@ -108,6 +115,19 @@ def on_two_ranks(folder: Path) -> None:
     jobs.finish(jobs.run(student(folder, *of_largest("null"), "name=running")))
     jobs.run(every, stop_after=2)
     jobs.run(every)
+    storing.SHARD_BYTES = 100_000  # so that the writer can be stopped between shards
+    once = several_epochs(folder, "once", "name=reads_epochs")
+    asked = iter(range(1, 99))
+    assert storing.store_job(once, lambda: next(asked) == 2) is Outcome.STOPPED
+    assert storing.store_job(once, lambda: False) is Outcome.FINISHED
+    jobs.run(once, stop_after=7)
+    jobs.run(once)
+    running = of_largest("null")
+    jobs.run(student(folder, *running, *EPOCHS, "name=running_epochs"))
+
+
+def several_epochs(folder: Path, name: str, *overrides: str) -> JobConfig:
+    return student(folder, *stored_in(folder, name, *ALL), *EPOCHS, *overrides)
 
 
 def of_largest(top_k: object) -> list[str]:
@@ -121,6 +141,16 @@ def on_one_rank(folder: Path) -> None:
     storing.store_job(some, lambda: False)
     jobs.run(some)
     jobs.run(student(folder, *of_largest(TOP_K), "name=of_some"))
+
+
+def store_on_one_rank(folder: Path) -> list[str]:
+    storing.SHARD_BYTES = 100_000
+    said: list[str] = []
+    storing.store_job(several_epochs(folder, "once_alone"), lambda: False, said.append)
+    more = several_epochs(folder, "once", "steps=30", "name=more")
+    storing.store_job(more, lambda: False, said.append)
+    jobs.run(more, stop_after=25)
+    return said
 
 
 def in_one_job(folder: Path) -> None:
@@ -272,6 +302,42 @@ def test_all_stored_logits_teach_as_the_running_teacher_does_also_resumed(runs) 
     running, reads = (curve(runs, name) for name in ("running", "reads"))
     assert any(key.endswith("student/soft_cross_entropy") for _, key in running)
     assert reads == running
+
+
+def everything(folder: Path) -> StepLogits:
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 1
+    return StepLogits.joined([decode(path.read_bytes()) for path in files])
+
+
+def test_each_example_is_stored_once_for_any_number_of_epochs(runs) -> None:
+    """Exactly as running in the first epoch; later, kernels round by the rows of a batch."""
+    running, reads = (curve(runs, f"{name}_epochs") for name in ("running", "reads"))
+    assert running.keys() == reads.keys()
+    for key, value in running.items():
+        if key[1].endswith(("loss", "soft_cross_entropy")):
+            assert reads[key] == (value if key[0] < 5 else pytest.approx(value, rel=1e-5)), key
+    said = run_distributed(store_on_one_rank, 1, runs)[0]
+    assert said[-1].startswith("The 600 largest logits of 5 batches, of each example once, are in")
+    assert sum("batches 0 to" in line for line in said) == 1, "the longer job runs no teacher"
+    two, alone = (everything(runs / name) for name in ("once", "once_alone"))
+    assert sorted(two.examples.tolist()) == list(range(EXAMPLES))
+    assert torch.equal(two.examples, alone.examples)
+    assert torch.equal(two.counts, alone.counts)
+    torch.testing.assert_close(two.values, alone.values, rtol=1e-5, atol=1e-6)
+    assert max(step for step, _ in curve(runs, "more")) == 25
+
+
+def test_masks_of_every_epoch_are_stored_batch_by_batch(runs) -> None:
+    masked = [f"{TERM}=null", "teacher.view=masked"]
+    job = student(runs, *stored_in(runs, "none", *SOME), *EPOCHS, *masked)
+    assert not predicts_by_example(job)
+    assert batches_to_store(job, open_corpora(job.data)) == 12
+    once = several_epochs(runs, "once")
+    assert batches_to_store(once, open_corpora(once.data)) == 5
+    older = dataclasses.replace(Manifest.load(runs / "once"), by_example=False)
+    with pytest.raises(TrainingError, match=r"of every batch -> of each example once; .* `tandem"):
+        require_written_for(older, once, open_corpora(once.data))
 
 
 def test_the_largest_stored_logits_teach_as_those_of_the_running_teacher(runs) -> None:

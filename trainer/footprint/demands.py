@@ -13,7 +13,7 @@ from data_pipeline.shards.sources import is_url
 from trainer.config import JobConfig
 from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
 from trainer.job_data.batch_plan import usual_rows
-from trainer.job_data.examples import tasks_of
+from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher
 from trainer.learners.engine import bucket_size
@@ -153,8 +153,17 @@ def _stored(job: JobConfig) -> StoredFacts | None:
         top_k=stored.size(vocabulary),
         precision=stored.precision,
         position_bytes=each,
-        bytes=each * _predicted(job) * usual_rows(job) * job.steps,
+        bytes=each * _predicted(job) * _stored_rows(job),
     )
+
+
+def _stored_rows(job: JobConfig) -> float:
+    """The rows whose predictions are stored: each example once where it is always read alike."""
+    read = usual_rows(job) * job.steps
+    if not predicts_by_example(job):
+        return read
+    totals = (ExampleSplit(Corpus.open(path), "train").total for path in job.data.paths())
+    return min(read, sum(totals))
 
 
 def _predicted(job: JobConfig) -> float:

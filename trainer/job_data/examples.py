@@ -218,6 +218,15 @@ def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:
     return {name: task.view(name, seed) for name in sorted(names)}
 
 
+def predicts_by_example(job: JobConfig) -> bool:
+    """Whether the teacher reads an example alike in every epoch, so that it predicts the same."""
+    if not job.data.has_examples:
+        return False
+    read = (views_of(job, corpus, job.seed) for corpus in job.data.tasks or [""])
+    masks = [views[job.teacher.view].masks for views in read if job.teacher.view in views]
+    return not any(mask.is_redrawn for mask in masks if mask is not None)
+
+
 def aligns(job: JobConfig, view: str, other: str) -> bool:
     """Whether learners of these views have the same labels, in the same order."""
     return all(one.task.aligns(view, other) for one in tasks_of(job))

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import configs
-from data_pipeline import Corpus, contents
+from data_pipeline import Corpus, ExampleSplit, contents
 from trainer.checkpoint import full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.job_data.batch_plan import global_batches
+from trainer.job_data.examples import predicts_by_example
 from trainer.learners.learner import Learner
 from trainer.lifecycle.continuity import ORDER, Change, changes
 from trainer.stored_logits.manifest import KEY, Manifest
@@ -34,12 +36,22 @@ def require_same_order(config: JobConfig, corpora: Mapping[str, Corpus]) -> None
     folder = Path(config.teacher.stored.path)
     manifest = Manifest.load(folder)
     require_written_for(manifest, config, corpora)
-    needed = batches_covered(config.steps, config.rollback)
+    needed = batches_to_store(config, corpora)
     if manifest.steps < needed:
         raise TrainingError(
             f"{KEY}: {folder}: has {manifest.steps:,} of the {needed:,} batches that the job "
             "reads; `tandem store` with this config writes the others"
         )
+
+
+def batches_to_store(config: JobConfig, corpora: Mapping[str, Corpus]) -> int:
+    """How many batches are stored, from the first on; the first epoch's have every example."""
+    covered = batches_covered(config.steps, config.rollback)
+    if not predicts_by_example(config):
+        return covered
+    (corpus,) = corpora.values()
+    last = global_batches(config).step_of(ExampleSplit(corpus, "train").total - 1)
+    return min(covered, last + 1)
 
 
 def require_written_for(
@@ -87,6 +99,9 @@ def _differences(manifest: Manifest, now: JobConfig, there: Mapping[str, str]) -
     read = manifest.corpora
     same = {key for key, content in read.items() if there.get(key) == content}
     yield from (str(one) for one in changes(before, now) if _matters(one) and one.key not in same)
+    if manifest.by_example != predicts_by_example(now):
+        kinds = ("of every batch", "of each example once")
+        yield f"predictions {kinds[manifest.by_example]} -> {kinds[not manifest.by_example]}"
     if [*read] != [*there]:  # rows are assigned in this order
         yield "data.mixture: its entries, or their order"
     yield from (f"{key}: the corpus there has other content" for key in read.keys() - same)

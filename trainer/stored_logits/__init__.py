@@ -11,6 +11,9 @@ running the teacher.
 - They are in the order of the batches, by the batch's number: which masks and sequences a step has
   is a pure function of the config and the corpora (`trainer.lifecycle.continuity` lists the keys).
   The manifest holds both, and a checksum of the teacher's weights.
+- Examples that the teacher reads alike in every epoch are stored once, in the batches of the first
+  epoch, and found by their numbers. There the bits are those of the running teacher; in later
+  epochs an example stands among others, which decides how a kernel rounds.
 - A row holds as many positions as it has labels, so that nothing of the masks is stored but their
   number. A reader compares it with the row's.
 - A shard is complete steps, up to `SHARD_BYTES`, as safetensors. Shards and manifest are written

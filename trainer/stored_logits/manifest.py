@@ -44,13 +44,15 @@ class Manifest(Section):
     """What a folder holds.
 
     job: the config of the job that wrote it, as YAML; corpora: as in `data_pipeline.contents`;
-    teacher: the checksum of its weights. Shards are in the order of their batches, without gaps.
+    teacher: the checksum of its weights; by_example: whether it holds each example once, in the
+    batches of the first epoch. Shards are in the order of their batches, without gaps.
     """
 
     job: str
     corpora: Mapping[str, str]
     teacher: str
     shards: Sequence[ShardRecord] = ()
+    by_example: bool = False
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

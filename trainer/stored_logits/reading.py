@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,29 @@ class StoredReader:
 
         Raises TrainingError where a shard is missing or damaged, or was written for other masks.
         """
-        record, shard = self._shard(number)
-        stored = shard.step(number - record.first, *self._share)
+        if self._manifest.by_example:
+            stored = self._of_examples(batch.sample_ids.tolist(), self._place(number))
+        else:
+            record, shard = self._shard(number)
+            stored = shard.step(number - record.first, *self._share)
         return _in_slots(stored, _labelled(batch), batch.readable, self._place(number))
+
+    def _of_examples(self, examples: Iterable[int], place: str) -> StepLogits:
+        try:
+            places = [self._rows[example] for example in examples]
+        except KeyError as error:
+            raise TrainingError(f"{place}: example {error} is not stored; store it") from None
+        return StepLogits.joined([shard.row(row) for shard, row in places])
+
+    @cached_property
+    def _rows(self) -> dict[int, tuple[Shard, int]]:
+        """Each example's shard, and its row there."""
+        shards = [self._checked(record) for record in self._manifest.shards]
+        return {
+            example: (shard, row)
+            for shard in shards
+            for row, example in enumerate(shard.examples())
+        }
 
     def _shard(self, number: int) -> tuple[ShardRecord, Shard]:
         if self._open is None or not self._open[0].first <= number < self._open[0].end:
