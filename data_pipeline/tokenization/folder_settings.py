@@ -36,14 +36,18 @@ LISTS = ("additional_special_tokens", "extra_special_tokens")
 def read_settings(folder: Path) -> dict[str, Any]:
     """The merged config files of a folder, with the tokens of roles as plain strings.
 
-    `family` is the model's name as its class or ``model_type`` has it, in small letters.
+    `reader` is the class or ``model_type`` by which `transformers` chooses how to read the folder;
+    `family` is its model's name in small letters.
     `added_tokens` are all tokens that the files declare, as `Added`. Raises DataError for a file
     that is damaged or says something impossible.
     """
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", CONFIG_FILE):
         settings |= _json_object(folder / name)
-    settings["family"] = _family(settings, folder)
+    model = _json_object(folder / "config.json")
+    readers = (settings.get("tokenizer_class"), *map(model.get, ("tokenizer_class", "model_type")))
+    settings["reader"] = str(next(filter(None, readers), ""))
+    settings["family"] = _family(settings["reader"])
     settings["added_tokens"] = [*_numbered(settings, folder), *_named(settings, folder)]
     for role in ROLES:
         token = settings.get(f"{role}_token")
@@ -52,9 +56,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _family(settings: Settings, folder: Path) -> str:
-    name = settings.get("tokenizer_class") or _json_object(folder / "config.json").get("model_type")
-    plain = str(name or "").lower().replace("-", "").replace("_", "")
+def _family(reader: str) -> str:
+    plain = reader.lower().replace("-", "").replace("_", "")
     return plain.removesuffix("fast").removesuffix("tokenizer")
 
 

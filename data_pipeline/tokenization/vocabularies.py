@@ -17,6 +17,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.folder_settings import CONFIG_FILE, ROLES, Settings
 from data_pipeline.tokenization.library_errors import as_data_errors
+from data_pipeline.tokenization.sentencepiece_models import ALBERT, FAIRSEQ
 
 Roles = dict[str, str]  # "pad" -> "[PAD]", ...
 BERT_SETTINGS = {  # -> the attribute of `tokenizers`
@@ -26,6 +27,17 @@ BERT_SETTINGS = {  # -> the attribute of `tokenizers`
 }
 GPT2_END = "<|endoftext|>"
 GENERIC = {"pretrained", "tokenizersbackend"}  # classes of `transformers` that are no model's
+# The families whose vocabulary `transformers` reads as this module does, by its kind. Others share
+# the files and number, split or normalize otherwise: DeBERTa, XLNet, mBART, T5, BERTweet.
+ALIKE = {
+    "vocab.txt": {
+        *("bert", "distilbert", "electra", "mobilebert", "convbert", "lxmert", "layoutlm"),
+        *("squeezebert", "dprquestionencoder", "dprcontextencoder"),
+    },
+    "byte-level BPE": {"roberta", "gpt2", "bart", "led", "longformer", "mvp"},
+    "SentencePiece": {ALBERT, *FAIRSEQ},
+}
+UNNAMED = {"", "tandem", "modernbert", *GENERIC}  # leave it to the vocabulary
 SENTENCEPIECE_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
@@ -71,6 +83,7 @@ def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer
 
     If the `settings` do not say whether it is cased, it is cased if any word has a capital.
     """
+    _require_alike("vocab.txt", path, settings)
     words = _lines(path)
     vocabulary = {word: number for number, word in enumerate(words)}
     unknown = next((one for one in names_of("unk", settings) if one in vocabulary), None)
@@ -159,6 +172,7 @@ def from_byte_level(
     vocabulary: Path, merges: Path, settings: Settings
 ) -> tuple[tokenizers.Tokenizer, Roles]:
     """A tokenizer from GPT-2's or RoBERTa's byte-level BPE."""
+    _require_alike("byte-level BPE", vocabulary, settings)
     with as_data_errors(f"{vocabulary}: not a BPE vocabulary"):
         model = models.BPE.from_file(str(vocabulary), str(merges))
     tokenizer = byte_level_tokenizer(model, bool(settings.get("add_prefix_space")))
@@ -174,8 +188,20 @@ def sentencepiece_file(folder: Path) -> Path | None:
 
 def from_sentencepiece(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Roles]:
     """A tokenizer with the pieces, ids and normalization of a SentencePiece ``.model``."""
+    _require_alike("SentencePiece", path, settings)
     tokenizer = sentencepiece_models.read(path.read_bytes(), str(path), settings)
     return complete(with_settings(tokenizer, settings, path), settings)
+
+
+def _require_alike(kind: str, path: Path, settings: Settings) -> None:
+    """Raise DataError where `transformers` would give other ids than this module."""
+    if settings.get("family", "") not in ALIKE[kind] | UNNAMED:
+        folder = path.parent
+        raise DataError(
+            f"{path}: transformers' {settings['reader']} reads it in its own way; write its "
+            f"tokenizer.json with `AutoTokenizer.from_pretrained({str(folder)!r})"
+            f".save_pretrained({str(folder)!r})`"
+        )
 
 
 def complete(

@@ -53,10 +53,14 @@ TOKENIZER_FILES = (
     "merges.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spm.model",
+    "tokenizer.model",
 )
 VOCABULARIES = {
-    "tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"
-}  # fmt: skip
+    *("tokenizer.json", "vocab.txt", "vocab.json"),
+    *(name for name in TOKENIZER_FILES if name.endswith(".model")),
+}
 MODEL_FILES = ("config.json", "model.safetensors", "README.md", "model.yaml", "model.onnx")
 
 

@@ -197,6 +197,45 @@ def test_ids_are_those_of_transformers(tmp_path, vocabularies, name) -> None:
     assert [installed(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == right
 
 
+@pytest.mark.parametrize(
+    ("file", "source", "reader"),
+    [
+        ("spm.model", "plain.model", "DebertaV2TokenizerFast"),
+        ("spiece.model", "plain.model", "XLNetTokenizer"),
+        ("sentencepiece.bpe.model", "plain.model", "MBartTokenizer"),
+        ("spiece.model", "plain.model", "t5"),
+        ("sentencepiece.bpe.model", "plain.model", "roberta"),
+        ("vocab.txt", "vocab.txt", "BertJapaneseTokenizer"),
+        ("vocab.txt", "vocab.txt", "mpnet"),
+        ("vocab.json", "vocab.json", "DebertaTokenizer"),
+    ],
+)
+def test_what_transformers_reads_otherwise_is_refused(
+    tmp_path, vocabularies, file, source, reader
+) -> None:
+    config = {"tokenizer_class": reader} if reader[0].isupper() else {"model_type": reader}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / file).write_bytes((vocabularies / source).read_bytes())
+    (tmp_path / "merges.txt").write_bytes((vocabularies / "merges.txt").read_bytes())
+    with pytest.raises(DataError, match=f"{file}: transformers' {reader} reads it") as caught:
+        load(tmp_path)
+    assert f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained" in str(caught.value)
+
+
+def test_what_transformers_saves_is_read_in_place_of_a_class_of_its_own(
+    tmp_path, vocabularies
+) -> None:
+    folder_of(
+        spm__model="plain.model", tokenizer_config__json={"tokenizer_class": "DebertaV2Tokenizer"}
+    )(vocabularies, tmp_path / "folder")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "folder")
+    theirs.save_pretrained(tmp_path / "folder")
+    ours, vocabulary = load(tmp_path / "folder")
+    right = [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    assert [ours.encode(text, add_special_tokens=False).ids for text in TEXTS] == right
+    assert vocabulary.mask == theirs.mask_token_id
+
+
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "PreTrainedTokenizerFast"}])
 def test_a_lone_tokenizer_json_has_its_roles_by_their_usual_names(
     tmp_path, vocabularies, config
