@@ -173,7 +173,10 @@ class _Build:
         # This checks every input before anything is written.
         inputs = find_inputs(options.inputs, options.reading)
         self.share = slice_of(inputs.spans, options.reading, options.task, options.tasks)
-        self.identity = _identity(options, self.vocabulary.fingerprint, self.share)
+        self.identity = {
+            **_identity(options, self.vocabulary.fingerprint, self.share),
+            "tokenizer": tokenization.digest(self.tokenizer),
+        }
         if options.tasks > 1:
             self.identity[TEXT] = _digest_of_sizes(inputs.spans)
         skipped = len(inputs.skipped), inputs.skipped[:PROBLEMS_SHOWN]
@@ -223,7 +226,9 @@ class _Build:
         if not (self.folder / MANIFEST).exists():
             return None
         tree = manifest.read(self.folder)
-        if tree.get("identity") != self.identity or self._has_other_text(tree["tally"]):
+        # Corpora that were built before the identity had a digest of the tokenizer count as equal.
+        identity = {"tokenizer": self.identity["tokenizer"], **tree.get("identity", {})}
+        if identity != self.identity or self._has_other_text(tree["tally"]):
             raise DataError(
                 f"{self.folder}: already holds another corpus; choose another --out or remove it"
             )

@@ -123,6 +123,15 @@ def install(path: Path, out: Path) -> list[str]:
     return save(*_read(path), out)
 
 
+def digest(tokenizer: tokenizers.Tokenizer) -> str:
+    """SHA-256 of all that decides what a text becomes: normalizer, splitting, vocabulary.
+
+    The fingerprint of a vocabulary does not tell tokenizers apart that differ in accents, case or
+    the first space. A newer `tokenizers` may write another digest of the same.
+    """
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
 def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """[vocab_size] True for tokens that begin a word.
 

@@ -33,6 +33,7 @@ from data_pipeline import (
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
+from data_pipeline.tokenization.tokenizer import digest as tokenizer_digest
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job_data.digests import digest_of, watch
@@ -282,7 +283,7 @@ def _encoded(
     require_unchanged = watch(_files_of(one, files))  # hashed in the next line, read below
     identity = {
         "format": FORMAT,
-        "tokenizer": encoder.vocabulary.fingerprint,
+        "tokenizer": tokenizer_digest(encoder.tokenizer),
         **_identity(one, files),
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
