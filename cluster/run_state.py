@@ -25,7 +25,8 @@ FAILED_ENDS = {
     "BOOT_FAIL": "a node did not boot",
     "TIMEOUT": "it reached the time limit before it had saved",
     "DEADLINE": "its deadline passed",
-    "FAILED": "its script failed",
+    "FAILED": "its script ended and could not record why: its folder may be full, over quota or "
+    "read-only; see its log",
 }
 STOPPED_ENDS = {"CANCELLED": "cancelled", "PREEMPTED": "preempted"}
 
@@ -188,7 +189,8 @@ def _departure(known: Evidence) -> str:
 
 def _never_started(known: Evidence) -> tuple[str, str]:
     if known.end in FAILED_ENDS:
-        return "failed", f"before its script began, {FAILED_ENDS[known.end]}"
+        before = "" if known.end == "FAILED" else "before its script began, "
+        return "failed", f"{before}{FAILED_ENDS[known.end]}"
     return "stopped", f"{_departure(known)} before it started"
 
 

@@ -65,6 +65,12 @@ _NAMES = """
     use-min-nodes verbose wait wait-all-nodes wckey wrap
 """
 SBATCH = frozenset(_NAMES.split())
+_ONLY_SRUN = """
+    accel-bind bcast bcast-exclude compress cpu-bind disable-status epilog exact external-launcher
+    immediate interactive kill-on-bad-exit label max-exit-timeout mpi msg-timeout multi-prog
+    no-allocate overlap pty prolog preserve-env quit-on-interrupt relative send-libs slurmd-debug
+    task-epilog task-prolog threads treewidth unbuffered whole
+"""
 _WITHOUT_VALUE = """
     contiguous exclusive get-user-env hold ignore-pbs kill-on-invalid-dep nice no-kill no-requeue
     oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue spread-job
@@ -107,6 +113,7 @@ def gpus_in_gres(gres: str) -> int:
 def refuse_unknown(names: Iterable[str]) -> None:
     """Raise LaunchError for a name that is not an option of this site's sbatch.
 
+    Of an option that only srun has, the message says where to write it.
     A site's plugins add options, which ``sbatch --help`` lists on its login nodes. Where there is
     no sbatch, a name is refused only if it resembles a known one.
     """
@@ -116,6 +123,11 @@ def refuse_unknown(names: Iterable[str]) -> None:
         here = _listed_by_sbatch()
         if name in here:
             continue
+        if name in _ONLY_SRUN.split():
+            place = OWN_SRUN.get(
+                name, f"write it under srun in the cluster's file: srun: {{{name}: ...}}"
+            )
+            raise LaunchError(f"sbatch.{name}: is an option of srun; {place}")
         longer = sorted(known for known in SBATCH if known.startswith(name))
         likely = longer or difflib.get_close_matches(name, SBATCH, 1, cutoff=0.7)
         if likely or here:

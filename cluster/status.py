@@ -165,7 +165,7 @@ def read_run(
         checkpoint=checkpoint,
         checkpoint_age=age,
         attempts=len(list(run.glob("attempts/*.json"))),
-        restarts=_restarts(known.events),
+        restarts=_restarts(known.events, waits=state in ("queued", "running", "stalled")),
         job=job.id if job else None,
         log=newest_log(run),
         slow_ranks=slow_ranks(run) if state == "running" else [],
@@ -247,15 +247,29 @@ def _budget(run: Path) -> tuple[int | None, float | None]:
     return config["steps"], float(hours) if isinstance(hours, int | float) else None
 
 
-def _restarts(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Why each attempt but the last ended; without an event of its own, its node was lost."""
+def _restarts(events: Sequence[dict[str, Any]], waits: bool) -> list[str]:
+    """Why each attempt that another one followed ended; `waits`: whether the last one's will."""
     reasons = [
-        "its node failed, or SLURM requeued it" if before["event"] == "start" else before["reason"]
+        _reason_before(before, after)
         for before, after in itertools.pairwise(events)
         if after["event"] == "start"
     ]
-    waits = events[-1:] and events[-1]["event"] in ("requeue", "left")
-    return [str(reason) for reason in [*reasons, *([events[-1]["reason"]] if waits else [])]]
+    follows = waits and events[-1:] and events[-1]["event"] in ("requeue", "left")
+    return [*reasons, *([str(events[-1]["reason"])] if follows else [])]
+
+
+def _reason_before(event: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """Why the attempt with this last event ended before the next one's start.
+
+    What it recorded when SLURM ended it is less than what the next start shows: that of the same
+    job was SLURM's doing, and the job was not cancelled.
+    """
+    same_job = event.get("job") == start.get("job")
+    if same_job and event["event"] in ("start", "ended"):
+        return "preempted, or its node failed: SLURM requeued it"
+    if event["event"] == "start":
+        return "its job ended without a record, and the run was submitted again"
+    return str(event["reason"])
 
 
 def _newest(rows: Sequence[Row], key: str) -> float | None:

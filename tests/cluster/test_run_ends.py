@@ -104,12 +104,16 @@ def test_a_requeued_run_is_queued_when_slurm_does_not_answer(run):
     assert read_run(run.path, None).state == "queued"
 
 
+FULL = "its folder may be full, over quota or read-only"
+
+
 @pytest.mark.parametrize(
     ("end", "state", "reason"),
     [
         ("CANCELLED", "stopped", "job 7 was cancelled before it started"),
         ("", "stopped", "job 7 left SLURM's queue before it started"),
         ("NODE_FAIL", "failed", "before its script began, a node failed"),
+        ("FAILED", "failed", f"its script ended and could not record why: {FULL}; see its log"),
     ],
 )
 def test_a_job_that_never_started(run, end, state, reason):
@@ -192,3 +196,32 @@ def test_every_restart_is_counted(run, capsys):
     commands.status("demo", False, run.path.parent)
     said = " ".join(capsys.readouterr().out.split())
     assert "demo was restarted: the time limit (8 times); preempted" in said
+
+
+def test_why_it_was_restarted(run):
+    """A node that failed left no reason; a job that SLURM started again was not cancelled."""
+    for event in ("start", "requeue", "start", "start", "ended"):
+        run.event(event, reason={"requeue": "the time limit", "ended": "cancelled"}.get(event, ""))
+    slurm = "preempted, or its node failed: SLURM requeued it"
+    assert read_run(run.path, []).restarts == ["the time limit", slurm]
+    run.event("start")
+    assert read_run(run.path, []).restarts[2:] == [slurm]
+    run.event("start", job="8")  # submitted by a person
+    submitted = "its job ended without a record, and the run was submitted again"
+    assert read_run(run.path, []).restarts[3:] == [submitted]
+    run.event("ended", reason="cancelled", job="8")
+    run.event("start", job="9")
+    assert read_run(run.path, []).restarts[4:] == ["cancelled"]
+
+
+def test_what_no_start_has_followed_is_no_restart(run):
+    """Unless the job waits for it: the last job of a chain, and one that was cancelled, do not."""
+    run.submit("7")
+    run.event("start")
+    run.event("requeue", reason="preempted")
+    pending = QueuedJob("7", "7", "PENDING", "BeginTime")
+    assert read_run(run.path, [pending]).restarts == ["preempted"]
+    assert read_run(run.path, []).restarts == []
+    run.event("start")
+    run.event("left", reason="the time limit")
+    assert read_run(run.path, []).restarts == ["preempted"]

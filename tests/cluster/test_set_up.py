@@ -8,6 +8,12 @@ import pytest
 from tests.cluster.batch_script import Run, wait_for
 from tests.waiting import SECONDS
 
+MODULES_3 = """module() {
+    [ $2 = gcc/9 ] ||
+        echo "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for '$2'" >&2
+    true
+}"""
+
 
 def test_commands_around_the_ranks(tmp_path):
     run = Run(tmp_path, before=["echo before"], after=["false || exec 3<nowhere", "echo after"])
@@ -37,6 +43,25 @@ def test_a_set_up_that_fails_starts_no_ranks(tmp_path, cluster, line):
     assert run.end("touch started", **found) == ("final", 1, f"{line} failed on n1")
     assert not (tmp_path / "run/started").exists()
     assert run.requeued == 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "line"),
+    [
+        ({"modules": ["gcc/9", "gone/1"]}, "module load gone/1"),
+        (
+            {"before": ["set -eu -o pipefail", "module load gone/1 && true"]},
+            "module load gone/1 && true",
+        ),
+        ({"before": ["module load gone/1 || true", "module load gcc/9"]}, ""),
+    ],
+)
+def test_a_missing_module_is_one_where_the_answer_is_0(tmp_path, cluster, line):
+    """As Environment Modules 3.2 answers, which says so on its standard error only."""
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init/bash").write_text(MODULES_3)
+    ended = Run(tmp_path, **cluster).end("finish", MODULESHOME=str(tmp_path))
+    assert ended == (("final", 1, f"{line} failed on n1") if line else ("done", 0, "finished"))
 
 
 def test_a_set_up_line_may_allow_its_own_failure(tmp_path):

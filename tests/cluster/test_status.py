@@ -156,17 +156,6 @@ def test_queued_and_running_in_slurm(run):
     assert (status.state, status.restarts) == ("running", ["the time limit"])
 
 
-def test_why_it_was_restarted(run):
-    """A node that failed left no reason; and the last end is not a restart."""
-    for event in ("start", "requeue", "start", "start", "ended"):
-        run.event(event, reason="the time limit" if event == "requeue" else "")
-    lost = "its node failed, or SLURM requeued it"
-    assert read_run(run.path, []).restarts == ["the time limit", lost]
-    run.event("start")
-    run.event("requeue", reason="preempted")
-    assert read_run(run.path, []).restarts[2:] == ["", "preempted"]
-
-
 def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
     """The submitted name has a row as long as some of the array has not begun."""
     array = tmp_path / "runs/sweep/submissions/001"

@@ -210,6 +210,9 @@ def test_two_submissions_at_once_do_not_harm_each_other(tmp_path):
         (["--partitionn", "p"], "sbatch.partitionn: .* no such option; did you mean partition?"),
         (["--part", "p"], "did you mean partition?"),
         (["--gpus-per-nod", "2"], "did you mean gpus-per-node?"),
+        (["--unbuffered"], r"unbuffered: is an option of srun; .* srun: \{unbuffered: \.\.\.\}$"),
+        (["--cpu-bind", "cores"], r"srun: \{cpu-bind: \.\.\.\}$"),
+        (["--pty"], "pty: is an option of srun; a job has no terminal"),
         (["--account", "a", "--exclude-nodes", "n1"], "sbatch.exclude-nodes: "),
     ],
 )
