@@ -35,9 +35,9 @@ class TaskFacts(Section):
     fields: Sequence[str] = ("text",)
     columns: Mapping[str, str] = field(default_factory=dict)
     sequence_length: Annotated[int, COUNT] = 512
-    encoding: Annotated[str, TEXT_ENCODING] = "utf-8"
     settings: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
+    encoding: Annotated[str, TEXT_ENCODING] = "utf-8"
 
     @classmethod
     def read(cls, folder: Path, head: str) -> TaskFacts:

@@ -87,7 +87,7 @@ def _task_facts(one: TaskOfJob, view: str, scores: Mapping[str, float]) -> TaskF
     settings = {"task": task.name, **dataclasses.asdict(task)}
     own = {kind: value for kind, value in scores.items() if kind.startswith(f"{task.head}_")}
     assert data.sequence_length is not None
-    return TaskFacts(fields, dict(data.columns), data.sequence_length, data.encoding, settings, own)
+    return TaskFacts(fields, dict(data.columns), data.sequence_length, settings, own, data.encoding)
 
 
 def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
