@@ -7,7 +7,7 @@ sums those in use over the ranks, along with the step's other counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from data_pipeline import DEFAULT_VIEW, MASKED, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
-Count = Callable[[Batch], int]
-Totals = Mapping[str, Tensor]  # denominator -> its count over all ranks, at least 1, float32
+Count = Callable[[Batch], float]
+Totals = Mapping[str, Tensor]  # denominator -> its count over all ranks, 1 where it is 0, float32
 Key = TypeVar("Key", bound=Hashable)
 
 
-def labelled(target: str) -> Count:
+def labelled(target: str) -> Callable[[Batch], int]:
     """The number of labels of a target; 0 for a batch without it."""
     return lambda batch: (
         int(batch.targets[target].is_labelled.sum()) if target in batch.targets else 0
@@ -60,8 +60,38 @@ def register(name: str, count: Count) -> None:
     _COUNTS[name] = count
 
 
-def count(name: str, batch: Batch) -> int:
+class WeightedLabels(str):
+    """The denominator of labels with weights: the sum of the weights of a target's labels.
+
+    Its name tells target and weights. The labels are classes; several of an example are right (1)
+    or wrong (0), each with its own weight.
+    """
+
+    target: str
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, target: str, weights: Sequence[float]) -> WeightedLabels:
+        """Of the weights of a target's classes."""
+        name = cls(f"{target}{[*weights]}")
+        name.target, name.weights = target, np.array(weights)
+        return name
+
+    def total(self, batch: Batch) -> float:
+        """The sum over a batch; 0 for one without the target."""
+        target = batch.targets.get(self.target)
+        if target is None:
+            return 0.0
+        there = target.is_labelled
+        if target.positions is None and target.labels.ndim == 2:
+            return float((there * self.weights).sum())
+        return float(self.weights[target.labels[there]].sum())
+
+
+def count(name: str, batch: Batch) -> float:
     """A denominator's count of these rows."""
+    if isinstance(name, WeightedLabels):
+        return name.total(batch)
     return _COUNTS.get(name, labelled(name))(batch)
 
 
@@ -102,13 +132,18 @@ class StepSums:
         sums = sum_over_ranks(values, device)
         totals: dict[str, dict[str, Tensor]] = {view: {} for view, _ in in_use}
         for view, name in in_use:
-            totals[view][name] = sums[view, name].clamp(min=1).float()
+            totals[view][name] = _at_least_one(sums[view, name]).float()
         tokens = {view: sums["tokens", view] for view in views}
         return cls(totals, tokens, sums["positions"], sums["unreadable"], sums["seconds"])
 
     def stacked(self) -> Tensor:
         """Positions, unreadable sequences, seconds, then the tokens of each view: float64."""
         return torch.stack([self.positions, self.unreadable, self.seconds, *self.tokens.values()])
+
+
+def _at_least_one(total: Tensor) -> Tensor:
+    """What divides a loss: 1 where there is nothing; the weights of labels may sum to less."""
+    return torch.where(total > 0, total, 1.0)
 
 
 def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:

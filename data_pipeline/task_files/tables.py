@@ -156,6 +156,19 @@ def as_number(where: str, field: str, text: str) -> float:
     return number
 
 
+def list_in(text: str, where: str, field: str) -> list[str]:
+    """The texts and numbers of the list in a field, as texts. Raises DataError."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, list):
+        raise DataError(f'{where}: {field}: {text!r} is no list, such as ["a", "b"]')
+    for value in values:
+        _kind(where, field, value)
+    return [value.strip() if isinstance(value, str) else _number_text(value) for value in values]
+
+
 def _cell_rows(
     path: str,
     columns: Columns,

@@ -19,16 +19,38 @@ from torch.nn import functional as F
 from data_pipeline import NO_LABEL
 
 
-def label_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def label_cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of one class per row.
 
     For classifiers, next-sentence prediction (BERT, arXiv 1810.04805; label 0: the segment follows)
     and sentence-order prediction (ALBERT, arXiv 1909.11942; label 0: the right order).
 
-    logits: [B, classes]; labels: [B] int64, -100 where a row has none. Count: labelled rows.
+    logits: [B, classes]; labels: [B] int64, -100 where a row has none; weights: of each class.
+    Count: labelled rows, or the sum of their weights, as torch's CrossEntropyLoss has it.
     """
-    loss = F.cross_entropy(logits.float(), labels, ignore_index=NO_LABEL, reduction="sum")
-    return loss, (labels != NO_LABEL).sum()
+    if weights is not None:
+        weights = weights.float()
+    loss = F.cross_entropy(logits.float(), labels, weights, ignore_index=NO_LABEL, reduction="sum")
+    there = labels != NO_LABEL
+    return loss, there.sum() if weights is None else (weights[labels.clamp(min=0)] * there).sum()
+
+
+def binary_cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of labels that are right (1) or wrong (0), each by itself.
+
+    logits: [B, K]; labels: [B, K] int64, -100 where a row has none; weights: of each label.
+    Count: decisions, as torch's BCEWithLogitsLoss has it, or the sum of their weights.
+    """
+    there = (labels != NO_LABEL).expand(logits.shape).float()
+    if weights is not None:
+        there = there * weights.float()
+    right = labels.clamp(min=0).expand(logits.shape).float()
+    loss = F.binary_cross_entropy_with_logits(logits.float(), right, there, reduction="sum")
+    return loss, there.sum()
 
 
 def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -157,6 +157,7 @@ class TaskConfig(TermConfig):
         "layers",
         "dropout",
         "activation",
+        "class_weights",
     )
     joins: ClassVar[bool] = True
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)

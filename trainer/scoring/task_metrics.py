@@ -19,6 +19,7 @@ from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
     MARGIN_SCORES,
+    MULTI_LABEL_SCORES,
     NUMBER_SCORES,
     TREC_NAMES,
     Score,
@@ -78,6 +79,28 @@ class ClassMetric(TaskMetric):
         labels = outputs.batch.row_labels(self.head)
         logits = outputs.features.heads[self.head].view(len(labels), -1)
         return _labelled(logits.argmax(dim=-1), labels, labels != NO_LABEL)
+
+
+class MultiLabelMetric(TaskMetric):
+    """`MULTI_LABEL_SCORES` of a head whose labels are right or not, each by itself."""
+
+    functions = MULTI_LABEL_SCORES
+    width = 3
+
+    def labelled(self, outputs: ScoreInputs) -> Tensor:
+        """[examples * labels, 3]: whether it is predicted, whether right, and the label."""
+        logits, labels = outputs.features.heads[self.head], outputs.batch.row_labels(self.head)
+        there = (labels != NO_LABEL).expand(logits.shape)
+        numbers = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape)
+        rows = torch.stack([(logits > 0).long(), labels.expand(logits.shape), numbers], dim=-1)
+        return rows[there].double()
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        if not len(total):
+            return {}
+        count = int(total[:, 2].max()) + 1
+        predicted, right = total[:, :2].cpu().numpy().T.reshape(2, -1, count)
+        return self.scores(predicted, right)
 
 
 class MarginMetric(TaskMetric):

@@ -24,6 +24,7 @@ Tags = Sequence[Sequence[str]]
 PACKAGES = {  # score -> the package that it needs
     "f1": "sklearn",
     "macro_f1": "sklearn",
+    "micro_f1": "sklearn",
     "average_precision": "sklearn",
     "matthews": "sklearn",
     "pearson": "scipy",
@@ -76,6 +77,18 @@ def macro_f1(predictions: Array, labels: Array) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels, predictions, average="macro", zero_division=0.0))
+
+
+def micro_f1(predictions: Array, labels: Array) -> float:
+    """F1 over all decisions about labels [N, K], 1 where a label is right."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, average="micro", zero_division=0.0))
+
+
+def exact_match(predictions: Array, labels: Array) -> float:
+    """The fraction of examples with all labels [N, K] as they should be."""
+    return float((predictions == labels).all(axis=1).mean())
 
 
 def average_precision(margins: Array, labels: Array) -> float:
@@ -191,6 +204,12 @@ CLASS_SCORES: dict[str, Score] = {
     "f1": f1,
     "macro_f1": macro_f1,
     "matthews": matthews,
+}
+MULTI_LABEL_SCORES: dict[str, Score] = {  # of decisions [N, K]; accuracy: of each of them
+    "micro_f1": micro_f1,
+    "macro_f1": macro_f1,
+    "accuracy": accuracy,
+    "exact_match": exact_match,
 }
 MARGIN_SCORES = {"average_precision": average_precision}
 TWO_LABELS = {"f1", *MARGIN_SCORES, *TREC_NAMES}  # the scores of the second of two

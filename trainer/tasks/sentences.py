@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from configs.rules import Doc, OneOf
+from configs.rules import WEIGHT, Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.tables import OnMalformed, Row, as_number
+from data_pipeline.task_files.tables import OnMalformed, Row, as_number, list_in
 from model import (
     CLASSIFICATION,
+    MULTI_LABEL,
     REGRESSION,
     ModelConfig,
     ModelShape,
     TaskHeadConfig,
 )
 from trainer.batches import MicroBatch
-from trainer.losses.labels import label_cross_entropy, squared_error
+from trainer.denominators import WeightedLabels
+from trainer.losses.labels import binary_cross_entropy, label_cross_entropy, squared_error
 from trainer.objectives.task import (
     LABEL,
     UNKNOWN_LABELS,
@@ -34,16 +37,28 @@ from trainer.objectives.task import (
 )
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
-from trainer.scoring.task_metrics import METRICS, GroupRanking, MetricOf, NumberMetric
+from trainer.scoring.task_metrics import (
+    METRICS,
+    GroupRanking,
+    MetricOf,
+    MultiLabelMetric,
+    NumberMetric,
+)
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
     MARGIN_SCORES,
+    MULTI_LABEL_SCORES,
     NUMBER_SCORES,
     TREC_NAMES,
     TWO_LABELS,
 )
 
-CLASSES, NUMBER = "classes", "number"
+CLASSES, LABELS, NUMBER = "classes", "labels", "number"
+
+
+SCORES = dict.fromkeys(
+    (*CLASS_SCORES, *MULTI_LABEL_SCORES, *MARGIN_SCORES, *TREC_NAMES, *NUMBER_SCORES)
+)
 
 
 @dataclass
@@ -56,8 +71,11 @@ class SentenceTask(TaskConfig):
     ] = field(default_factory=list)
     target: Annotated[
         str,
-        OneOf(CLASSES, NUMBER),
-        Doc("What is predicted: one of the labels, or a number (squared error)."),
+        OneOf(CLASSES, LABELS, NUMBER),
+        Doc(
+            "What is predicted: one of the labels (cross-entropy); any of them, of lists in JSON, "
+            "each by itself (binary cross-entropy); or a number (squared error)."
+        ),
     ] = CLASSES
     activation: Annotated[
         str,
@@ -67,6 +85,13 @@ class SentenceTask(TaskConfig):
             "class for it, so that exports have Tandem's own format."
         ),
     ] = ""
+    class_weights: Annotated[
+        dict[str, Annotated[float, WEIGHT]],
+        Doc(
+            "Weights of labels in the loss, 1 unless named; it is divided by their sum over "
+            "the examples' labels, as torch's CrossEntropyLoss does."
+        ),
+    ] = field(default_factory=dict)
     unlabelled: Annotated[
         bool,
         Doc(
@@ -83,11 +108,11 @@ class SentenceTask(TaskConfig):
     ] = False
     metrics: Annotated[
         list[str],
-        OneOf(*CLASS_SCORES, *MARGIN_SCORES, *TREC_NAMES, *NUMBER_SCORES),
+        OneOf(*SCORES),
         Doc(
-            "The scores, the primary one first; empty: accuracy for classes, pearson and spearman "
-            "for a number. map, mrr and the like rank the pairs that have the same text_a by their "
-            "second label."
+            "The scores, the primary one first; empty: accuracy for classes; micro_f1, macro_f1 "
+            "and accuracy (of every decision) for labels; pearson and spearman for a number. map, "
+            "mrr and the like rank the pairs that have the same text_a by their second label."
         ),
     ] = field(default_factory=list)
 
@@ -97,29 +122,60 @@ class SentenceTask(TaskConfig):
         yield from super().conflicts()
         if self.target == NUMBER and self.labels:
             yield "labels", "target: number has no labels; remove them, or set target: classes"
-        fit = NUMBER_SCORES if self.target == NUMBER else self.class_scores
+        fit: Collection[str] = self.class_scores
+        if self.target != CLASSES:
+            fit = NUMBER_SCORES if self.target == NUMBER else MULTI_LABEL_SCORES
         if not set(self.metrics) <= set(fit):
             yield "metrics", f"with target: {self.target}, choose from {', '.join(fit)}"
         if binary := self._unfit_for(self.labels):
             yield "metrics", f"{binary} needs two labels, and there are {len(self.labels)}"
+        if self.target == LABELS and self.unlabelled:
+            yield "unlabelled", "an empty list says that no label is right; remove it"
+        if self.target == NUMBER and self.class_weights:
+            yield "class_weights", "target: number has no labels; remove them"
+        if self.labels and (unknown := self._unknown_weights(self.labels)):
+            yield "class_weights", unknown
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must name at least two labels, each once"
 
     def equip(self, model: ModelConfig) -> ModelConfig:
-        kind = REGRESSION if self.target == NUMBER else CLASSIFICATION
+        kind = {NUMBER: REGRESSION, LABELS: MULTI_LABEL}.get(self.target, CLASSIFICATION)
         labels = [] if kind == REGRESSION else self.labels or UNKNOWN_LABELS
         return self.with_head(model, TaskHeadConfig(kind, labels, activation=self.activation))
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.target == NUMBER or self.labels:
             return self
-        rows = self.rows(file, LABEL)
-        labels = ((place, row[LABEL]) for place, row in rows)
+        labels = (
+            (place, label)
+            for place, row in self.rows(file, LABEL)
+            for label in self._told(row, place)
+        )
         found = labels_among(file, (one for one in labels if one[1] or not self.unlabelled))
         if binary := self._unfit_for(found):
             why = f"{binary} needs two labels, and there are {', '.join(found)}"
             raise DataError(f"{file.path}: metrics: {why}")
+        if unknown := self._unknown_weights(found):
+            raise DataError(f"{file.path}: class_weights: {unknown}")
         return dataclasses.replace(self, labels=found)
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return (LABEL,) if self.target == LABELS else ()
+
+    def _told(self, row: Mapping[str, str], place: str) -> list[str]:
+        """The label of a row, or all of them."""
+        return list_in(row[LABEL], place, LABEL) if self.target == LABELS else [row[LABEL]]
+
+    def _unknown_weights(self, labels: Sequence[str]) -> str:
+        """What is wrong with weights of labels other than these, if there are any."""
+        unknown = ", ".join(sorted(self.class_weights.keys() - set(labels)))
+        return f"{unknown} is none of the labels: {', '.join(labels)}" if unknown else ""
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each label; none where all are 1."""
+        return [self.class_weights.get(label, 1.0) for label in self.labels if self.class_weights]
 
     def rows(
         self,
@@ -143,7 +199,7 @@ class SentenceTask(TaskConfig):
         rows = self.rows(file, *self.fields, on_malformed=tell[0], on_blank=tell[1])
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
-            targets = {self.head: self._value(row[LABEL], place)}
+            targets = self._targets(row, place)
             if self.ranks:
                 group = groups.setdefault(row[self.texts[0]], len(groups))
                 targets[GroupRanking.group(self.head)] = group
@@ -161,6 +217,12 @@ class SentenceTask(TaskConfig):
         assert isinstance(group, int)
         return group
 
+    def _targets(self, row: Mapping[str, str], place: str) -> dict[str, Any]:
+        if self.target != LABELS:
+            return {self.head: self._value(row[LABEL], place)}
+        right = {self._value(label, place) for label in self._told(row, place)}
+        return {self.head: tuple(int(number in right) for number in range(len(self.labels)))}
+
     def _value(self, text: str, place: str) -> float:
         if self.unlabelled and not text:
             return math.nan if self.target == NUMBER else NO_LABEL
@@ -173,12 +235,17 @@ class SentenceTask(TaskConfig):
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         labels = batch.row_labels(self.head)
+        if self.target == LABELS:  # as many choices between right and wrong
+            decisions = torch.stack([torch.zeros_like(logits), logits], dim=-1).flatten(0, 1)
+            return decisions, (labels != NO_LABEL).expand(logits.shape).flatten().float()
         there = ~labels.isnan() if labels.is_floating_point() else labels != NO_LABEL
         return logits, there.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:
             return (NumberMetric(self.head, self.metrics or ["pearson", "spearman"]),)
+        if self.target == LABELS:
+            return (MultiLabelMetric(self.head, self.metrics or [*MULTI_LABEL_SCORES][:3]),)
         names_by_metric: dict[MetricOf, list[str]] = {}
         for name in self.metrics or ["accuracy"]:
             names_by_metric.setdefault(METRICS[name], []).append(name)
@@ -209,6 +276,7 @@ class SentencePair(SentenceTask):
     not_encoded: ClassVar[tuple[str, ...]] = (
         "weight",
         "layers",
+        "class_weights",
     )  # pairs that are ranked have groups
 
 
@@ -217,7 +285,13 @@ class SentenceTerm(TaskTerm):
 
     def __init__(self, config: SentenceTask) -> None:
         super().__init__(config)
-        self.loss = squared_error if config.target == NUMBER else label_cross_entropy
+        self.target, self.weights = config.target, config.weights
+        if self.weights:
+            self.denominator = WeightedLabels.of(self.head, self.weights)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        return self.loss(inputs.features.heads[self.head], inputs.batch.row_labels(self.head))
+        outputs, labels = inputs.features.heads[self.head], inputs.batch.row_labels(self.head)
+        if self.target == NUMBER:
+            return squared_error(outputs, labels)
+        loss = binary_cross_entropy if self.target == LABELS else label_cross_entropy
+        return loss(outputs, labels, outputs.new_tensor(self.weights) if self.weights else None)
