@@ -218,7 +218,7 @@ class _Launcher:
                 self.interrupted |= number == signal.SIGINT
                 continue
             if number == signal.SIGINT:
-                print("stopping after a checkpoint; Ctrl-C again ends it at once", file=sys.stderr)
+                print("stopping where it can resume; Ctrl-C again ends it at once", file=sys.stderr)
             self.forwarded.add(number)
             for child in self.running:
                 _signal(child, number)

@@ -69,6 +69,7 @@ def analyze(
     _refuse_misuse(named, overrides, length, way, prune)
     source = Path(folder)
     target = Path(out or f"runs/analysis/{source.resolve().name}-{Path(named).stem}")
+    from data_pipeline.shards.locking import unfinished
     from model import require_free
     from model.attention_heads import UNIFORM, ZERO
     from trainer.analysis.analysis import analyze, with_attention, with_pruned
@@ -76,7 +77,7 @@ def analyze(
     from trainer.device import own_device
 
     _refuse_other_files(target, folder, named)
-    if prune:
+    if prune and not _has_pruned(target / NUMBERS):
         require_free(target / PRUNED)
     model = with_attention(source, own_device(), prune or 0)
     sentences = read_sentences(model, source, parsed, limit) if parsed else []
@@ -85,9 +86,16 @@ def analyze(
     if parsed:
         attention = linguistic_attention(model, sentences, parsed)
         found = dataclasses.replace(found, linguistic=attention)
-    if prune:
-        found = with_pruned(found, model, examples, prune, target / PRUNED)
-    click.echo(_written(found, target, as_json))
+    target.mkdir(parents=True, exist_ok=True)
+    if not prune:
+        click.echo(_written(found, target, as_json))
+        return
+    with unfinished(target / PRUNED) as part:
+        found = with_pruned(found, model, examples, prune, part, target / PRUNED)
+        # The numbers first: by these a repeated command knows a pruned model that it may replace.
+        text = _written(found, target, as_json)
+        _replace_model(part, target / PRUNED)
+    click.echo(text)
 
 
 def _refuse_misuse(
@@ -143,6 +151,21 @@ def _analysis_in(path: Path) -> dict[str, Any] | None:
     return found if is_one else None
 
 
+def _has_pruned(path: Path) -> bool:
+    """Whether an analysis names a pruned model, which this command then wrote or was to write."""
+    found = _analysis_in(path)
+    return found is not None and found.get("pruned") is not None
+
+
+def _replace_model(part: Path, folder: Path) -> None:
+    """Move the files of a model into a folder; until all are there it has no weights."""
+    folder.mkdir(exist_ok=True)
+    weights = "model.safetensors"
+    (folder / weights).unlink(missing_ok=True)
+    for name in sorted((path.name for path in part.iterdir()), key=lambda name: name == weights):
+        (part / name).replace(folder / name)
+
+
 def _written(found: Analysis, target: Path, as_json: bool) -> str:
     """What is printed of an analysis, whose JSON and page are written to `target`."""
     from configs.strict_json import strict_json
@@ -150,11 +173,11 @@ def _written(found: Analysis, target: Path, as_json: bool) -> str:
     from trainer.analysis.analysis import to_json
     from trainer.analysis.page import render
     from trainer.analysis.table import analysis_table
+    from trainer.durable import atomic_write
 
-    target.mkdir(parents=True, exist_ok=True)
     text, page = strict_json(to_json(found)), target / PAGE
-    (target / NUMBERS).write_text(f"{text}\n", encoding="utf-8")
-    page.write_text(without_surrogates(render(found)), encoding="utf-8")
+    atomic_write(target / NUMBERS, f"{text}\n")
+    atomic_write(page, without_surrogates(render(found)))
     # A file's name may hold bytes that are no UTF-8.
     return text if as_json else without_surrogates(f"{analysis_table(found)}\n\nPage: {page}")
 

@@ -401,6 +401,8 @@ def data_perturb(
 
     if settings["mask"] + settings["replace"] > 1:
         raise click.UsageError("--mask and --replace: must not be more than 1 together")
+    if settings["mask_token"].split() != [settings["mask_token"]]:
+        raise click.UsageError("--mask-token: must be one word without white space, as [MASK]")
     if tagged is None and settings["replace"]:
         raise click.UsageError("--tagged: must name a file of parts of speech, or set --replace 0")
     if tagged is None and (tag_column or encoding != "utf-8"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-FAILED = 1
+FAILED, INTERRUPTED = 1, 130
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 USER_ERRORS = [
     ("configs", "ConfigError"),
@@ -27,6 +27,9 @@ class OneLineErrors(click.Group):
         """Run the command."""
         try:
             return super().invoke(context)
+        except KeyboardInterrupt:
+            click.echo("tandem: interrupted", err=True)
+            context.exit(INTERRUPTED)
         except EOFError as error:  # click would take it for the end of terminal input
             raise RuntimeError("a file ended early") from error
         except Exception as error:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -117,22 +117,11 @@ def _is_stream(path: Path) -> bool:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[TextIO]:
-    from data_pipeline.shards.writing import part_of, refuse_existing
+    from data_pipeline.shards.locking import unfinished
+    from data_pipeline.shards.writing import refuse_existing
 
-    part = part_of(path)
     refuse_existing([path])
-    try:  # from before the file is there, as a signal may come at any time
-        with _begun(part, path) as file:
+    with unfinished(path) as part:
+        with open(part / path.name, "x", encoding="utf-8") as file:
             yield file
-        os.replace(part, path)
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def _begun(part: Path, path: Path) -> TextIO:
-    """The new file `part`; an OSError is about `path`, which was named."""
-    try:
-        return part.open("x", encoding="utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        os.replace(part / path.name, path)

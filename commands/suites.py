@@ -219,15 +219,18 @@ def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
 def _known_digests(out: Path) -> dict[str, Any]:
     """What `out` says of the models that it has runs of; empty for a new folder.
 
-    Raises DataError where `out` has files of a suite's names that no suite wrote.
+    Raises DataError where `out` has files of a suite's names that no suite wrote, and ModelError
+    where it is the folder of a model.
     """
     from configs.strict_json import parse_json
     from data_pipeline import DataError
     from data_pipeline.shards.writing import refuse_existing
+    from model import require_free
 
     record = out / MODELS
     if not record.exists():
         refuse_existing([record, out / RESULTS, out / REPORT])
+        require_free(out)
         return {}
     try:
         known = parse_json(record.read_bytes())

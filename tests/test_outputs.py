@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import model
 import tandem
+from data_pipeline.shards.locking import unfinished
 from data_pipeline.text import system_prose as machine_text
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES
 from model.hugging_face.folder import MODEL_FILES
@@ -41,6 +42,23 @@ def refused(path: Path, *arguments: object) -> None:
     assert path.read_bytes() == MINE
     assert sorted(path.parent.iterdir()) == before
     path.unlink()
+
+
+def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    dead = [f".o.jsonl.a-host-{pid}-0a1b2c3d.part" for pid in (1, os.getpid())]
+    others = [".o.jsonl.part", ".o.jsonl.mine.part", ".x.jsonl.host-1-0a1b2c3d.part"]
+    for name in (*dead, *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows").write_bytes(MINE)
+        os.utime(tmp_path / name, (0, 0))
+    with unfinished(tmp_path / "o.jsonl") as first:
+        os.utime(first, (0, 0))
+        with unfinished(tmp_path / "o.jsonl") as second:  # as in a container of the same host name
+            assert first != second
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+                [first.name, second.name, *others]
+            )
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
 @pytest.mark.parametrize("name", TOKENIZER_FILES)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ from trainer.loop import Outcome
 from trainer.losses.vocabulary_projection import Projection, chunks
 from trainer.process_group import background_group, limit_waiting
 from trainer.stored_config import StoredConfig, id_bytes
-from trainer.stored_logits.manifest import KEY, NAME, Manifest, write_shard
+from trainer.stored_logits.manifest import KEY, NAME, SHARD_NAME, Manifest, write_shard
 from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
 from trainer.teacher_outputs import OutputProjection
 from trainer.watch.first_failure import explained, on_rank_0
@@ -90,8 +91,18 @@ def store_job(
 
 
 def _alone_in(folder: Path) -> AbstractContextManager[None]:
+    _refuse_other_files(folder)
     refusal = "another `tandem store` is writing there; wait until it ends, or name another folder"
     return exclusive(folder, f"{KEY}: {folder}: {refusal}")
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Raise TrainingError for a folder of something else, such as a run."""
+    if not folder.exists() or (folder / NAME).exists():
+        return
+    for path in sorted(folder.iterdir()):
+        if not re.fullmatch(rf"lock|({SHARD_NAME}|{re.escape(NAME)})(\.new)?", path.name):
+            raise TrainingError(f"{KEY}: {folder}: holds {path.name}; name a folder of its own")
 
 
 def _store_missing(

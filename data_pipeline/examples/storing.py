@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.shards.writing import SplitWriter, disk_errors, part_of
+from data_pipeline.shards.locking import unfinished
+from data_pipeline.shards.writing import SplitWriter, disk_errors
 
 
 def target_file(split: str, target: str) -> str:
@@ -69,8 +69,7 @@ def store_examples(
     predictions for "val" are compared with, as JSON, or None. Raises DataError for examples of
     different layouts in a split, a split without examples, and a disk that is full.
     """
-    part = part_of(folder)
-    try:
+    with unfinished(folder) as part:
         names, layouts = [], {}
         for split in SPLITS:
             writer = _SplitOfExamples(part, split, encoder)
@@ -91,8 +90,6 @@ def store_examples(
             names,
         )
         _publish(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _publish(part: Path, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from data_pipeline.reading.batches import MASKED, PAIRS, Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_fractions
 from data_pipeline.reading.stream import BatchStream, open_splits
-from data_pipeline.shards.writing import disk_errors, part_of, refuse_existing
+from data_pipeline.shards.locking import unfinished
+from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.tokenization import tokenizer as tokenization
 
 MASK_STYLE, RANDOM_STYLE, UNCHANGED_STYLE = "bold white on blue", "bold white on red", "bold green"
@@ -127,15 +127,10 @@ def refuse_other_files(path: Path) -> None:
 
 def write_dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an .npz file atomically."""
-    part = part_of(path)
-    try:
-        with disk_errors(path):
-            with open(part, "xb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            part.replace(path)
-    finally:
-        with suppress(OSError):  # its message would hide why the file cannot be written
-            part.unlink()
+    with disk_errors(path), unfinished(path) as part:
+        with open(part / path.name, "xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        (part / path.name).replace(path)
 
 
 def _is_dump(path: Path) -> bool:

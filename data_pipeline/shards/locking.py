@@ -1,15 +1,69 @@
-"""A lock on a folder, so that one process at a time writes it."""
+"""Locks on folders: one process at a time writes a folder, and what dead ones left is removed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shutil
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.writing import disk_errors
+
+YOUNG_S = 60.0  # an unfinished folder of this age may not have its lock yet
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A new hidden folder beside `path` for its unfinished content, removed when the block ends.
+
+    Its name is no other process's: containers that share a folder may have equal process ids, and
+    equal host names. Folders for the same path that dead processes left are removed, too. Raises
+    OSError, which names `path`, where it cannot be made.
+    """
+    _remove_left(path)
+    own = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+    part = path.with_name(f".{path.name}.{own}.part")
+    try:  # from before the folder is there, as a signal may come at any time
+        try:
+            part.mkdir()
+        except OSError as error:  # it is about `path`, which the user has named
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        with _locked(part):
+            yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove unfinished folders whose writer is dead: nobody holds their lock."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[^/]+-\d+-[0-9a-f]{{8}}\.part")
+    with suppress(OSError):
+        for part in [part for part in path.parent.iterdir() if name.fullmatch(part.name)]:
+            if part.is_dir() and time.time() - part.stat().st_mtime > YOUNG_S:
+                with _locked(part) as is_locked:
+                    if is_locked:
+                        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder for the block; False where another has it, or the file system has no locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        except OSError:
+            is_locked = False
+        yield is_locked
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -251,15 +250,6 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def part_of(path: Path) -> Path:
-    """A hidden name beside `path` for its unfinished content, which no other process has.
-
-    Containers that share a folder may have equal process ids, and equal host names.
-    """
-    own = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-    return path.with_name(f".{path.name}.{own}.part")
 
 
 def refuse_existing(paths: Iterable[Path]) -> None:

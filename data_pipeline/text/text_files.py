@@ -50,8 +50,15 @@ def is_plain(path: str) -> bool:
     return path != STDIN and Path(path).suffix.lower() not in COMPRESSED
 
 
+def refuse_pipe(path: str | Path) -> None:
+    """Raise DataError for a named pipe: it may have no writer, and is read only once."""
+    if Path(path).is_fifo():
+        raise DataError(f"{path}: is a pipe; write its content to a file, or give - to read stdin")
+
+
 def open_text(path: str) -> BinaryIO:
-    """The uncompressed bytes of a file."""
+    """The uncompressed bytes of a file. Raises DataError where it cannot be read, or is a pipe."""
+    refuse_pipe(path)
     suffix = Path(path).suffix.lower()
     try:
         if path == STDIN:

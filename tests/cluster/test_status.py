@@ -224,7 +224,7 @@ def test_a_folder_that_is_broken_or_no_run_does_not_hide_the_others(run, tmp_pat
         broken.parent.mkdir(parents=True, exist_ok=True)
         broken.write_text(text)
     (tmp_path / "runs/odd/config.yaml").mkdir(parents=True)
-    Folder(tmp_path / "runs", ".half.forking-1234")
+    Folder(tmp_path / "runs", ".half.host-1234-0a1b2c3d.part")
     rows = read_runs(tmp_path / "runs", [])
     assert len(rows) == len(cases) + 2  # with `odd` and `run`; one half-made is none yet
     states = [one.state for one in rows if one.name.startswith("broken")]

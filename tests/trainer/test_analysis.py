@@ -108,6 +108,32 @@ def test_an_analysis_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
     assert json.loads(again)["scores"] == pytest.approx(found["pruned"]["scores"])
 
 
+def test_pruning_can_be_repeated_wherever_it_was_killed(
+    masked: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    words = [masked, files / "prose.txt", "--length", 16, "--examples", 2, "--out", out]
+    expected = run(*words, "--prune", 2)
+    weights = (out / "pruned/model.safetensors").read_bytes()
+    assert run(*words, "--prune", 2) == expected
+    steps = ["trainer.analysis.analysis.save_pretrained", "trainer.analysis.analysis.write_config",
+             "trainer.durable.os.replace", "commands.analysis._replace_model"]  # fmt: skip
+    for is_first in (False, True):
+        for step in steps:
+            if is_first:
+                shutil.rmtree(out)
+            with monkeypatch.context() as full:
+                full.setattr(step, no_space)
+                assert "No space left on device" in refused(*words, "--prune", 1), step
+            assert not list(out.glob(".*")), step
+            assert run(*words, "--prune", 2) == expected, step
+            assert (out / "pruned/model.safetensors").read_bytes() == weights
+
+
+def no_space(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_an_analysis_of_something_else_is_not_overwritten(
     masked: Path, files: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
@@ -139,6 +140,22 @@ def test_labels_in_the_order_of_the_input(classifier, tmp_path, monkeypatch, tok
         np.testing.assert_allclose(list(one["probabilities"].values()), chances, atol=1e-5)
         assert one["label"] == ["bad", "good", "so so"][int(chances.argmax())]
     assert len({one["label"] for one in found}) > 1
+
+
+def test_a_number_that_is_not_finite_is_printed_as_null(exported) -> None:
+    folder = exported(TaskHeadConfig(REGRESSION), TaskFacts(sequence_length=64))
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.weight"].fill_(3e38)  # finite, but no sum of it
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    ended = CliRunner().invoke(tandem.main, ["predict", str(folder), "-"], input="good\n")
+    assert ended.exit_code == 0, ended.output
+    (line,) = ended.stdout.splitlines()
+    assert None in json.loads(line, parse_constant=pytest.fail).values()
+
+
+def test_a_pipe_is_refused(classifier, tmp_path) -> None:
+    os.mkfifo(pipe := tmp_path / "rows.txt")
+    assert f"{pipe}: is a pipe; write its content to a file" in refused(classifier, pipe)
 
 
 def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:

@@ -29,7 +29,7 @@ from trainer.lifecycle.stored_teacher import require_same_order
 from trainer.loop import Outcome
 from trainer.losses.rows import kl_divergence_rows
 from trainer.losses.vocabulary import project_and_sum
-from trainer.losses.vocabulary_projection import Distribution, TopLogits
+from trainer.losses.vocabulary_projection import Distribution, Projection, TopLogits
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.manifest import Manifest
 from trainer.stored_logits.reading import StoredReader
@@ -110,6 +110,15 @@ def on_one_rank(corpus, runs, finished):
     with exclusive(runs / "largest_alone", ""), pytest.raises(DataError, match="is writing there"):
         storing.store_job(some, lambda: False)
     storing.store_job(some, lambda: False)
+    with pytest.raises(TrainingError, match=r"stored\.path: .*tiny: holds attempts; name a folder"):
+        storing.store_job(largest(corpus, finished.parent, finished, finished.name), lambda: False)
+    logits = Projection.logits
+    for dtype, factor in (("fp16", 1e7), ("fp32", float("nan"))):
+        Projection.logits = lambda *asked, factor=factor: logits(*asked) * factor
+        beyond = largest(corpus, runs, finished, "beyond", f"teacher.stored.precision={dtype}")
+        with pytest.raises(TrainingError, match=r"stored\.precision: a logit does not fit"):
+            storing.store_job(beyond, lambda: False)
+    Projection.logits = logits
     run(job(corpus, runs, finished, "all", *ALL, "name=alone"))
     run(dataclasses.replace(some, name="of_largest"))
     wrong = largest(corpus, runs, finished, "all", *ALL, "name=wrong", "teacher.init.random=true")

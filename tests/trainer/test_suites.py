@@ -235,6 +235,17 @@ def test_no_two_models_of_a_suite_have_one_name(folder: Path, tmp_path: Path) ->
     assert message in refusal(tmp_path / "suite.yaml", *models)
 
 
+def test_the_folder_of_a_model_is_no_folder_of_a_suite(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    out = Path(shutil.copytree(folder / "small", tmp_path / "other"))
+    before = sorted(out.iterdir())
+    words = ["evaluate", "--suite", str(tmp_path / "suite.yaml"), str(folder / "big")]
+    ended = CliRunner().invoke(tandem.main, [*words, "--out", str(out)])
+    assert ended.exit_code == 1, ended.output
+    assert ended.stderr.startswith(f"tandem: {out / 'config.json'}: exists; move it away"), ended
+    assert sorted(out.iterdir()) == before
+
+
 def word_vectors(folder: Path) -> torch.Tensor:
     return from_pretrained(folder).embeddings.word.weight
 

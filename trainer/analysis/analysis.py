@@ -80,23 +80,23 @@ def analyze(model: Model, folder: Path, named: str, examples: Examples, way: str
 
 
 def with_pruned(
-    found: Analysis, model: Model, examples: Examples, count: int, out: Path
+    found: Analysis, model: Model, examples: Examples, count: int, part: Path, out: Path
 ) -> Analysis:
-    """The analysis with the `count` worst heads pruned: written to `out`, and scored from there.
+    """The analysis with the `count` worst heads pruned: written to `part`, and scored from there.
 
-    `model` loses the heads.
+    `model` loses the heads. The caller moves the files to `out`, which the analysis names.
     """
     heads, source = found.effects.worst(count), Path(found.folder)
     device = next(model.parameters()).device
     prune(model, heads)
     title = f"{source.resolve().name} without {count} attention heads"
     card = model_card(title, model.config)
-    with written_whole(out):
-        save_pretrained(model, out, source, card, special_ids_in(source))
-        write_config(model.config, out, title)
-    scores = examples.score(from_pretrained(out).to(device))
+    with written_whole(part):
+        save_pretrained(model, part, source, card, special_ids_in(source))
+        write_config(model.config, part, title)
+    scores = examples.score(from_pretrained(part).to(device))
     if (source / FILE).exists():
-        write_facts(out, {name: _facts(source, name, scores) for name in model.config.task_heads})
+        write_facts(part, {name: _facts(source, name, scores) for name in model.config.task_heads})
     return dataclasses.replace(found, pruned=Pruned(heads, out, scores))
 
 

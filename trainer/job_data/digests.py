@@ -9,10 +9,12 @@ from pathlib import Path
 
 from data_pipeline import DataError
 from data_pipeline.shards import manifest
+from data_pipeline.text.text_files import refuse_pipe
 
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file, or of the names and contents in a folder; DataError if unreadable."""
+    refuse_pipe(path)
     try:
         if not path.is_dir():
             return manifest.sha256(path)

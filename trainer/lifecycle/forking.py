@@ -19,6 +19,7 @@ from typing import Any
 import configs
 from configs.runs import REVISION
 from data_pipeline import contents
+from data_pipeline.shards.locking import unfinished
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
 from trainer.config import JobConfig
 from trainer.durable import atomic_write, sync_folder
@@ -70,10 +71,11 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     now = _with_own_examples(before, now, overrides)
     learners = _that_come_along(checkpoint, before, now)
     found = list(changes(before, now))
-    beside = new.path.with_name(f".{name}.forking-{secrets.token_hex(4)}")
+    new.path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
-        os.rename(beside, new.path)
+        with unfinished(new.path) as beside:
+            _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
+            os.rename(beside, new.path)
         sync_folder(new.path.parent)
     except FileNotFoundError as error:
         if not _is_below(error.filename, run.checkpoints):
@@ -81,8 +83,6 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         raise CheckpointError(
             f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
         ) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     begin_anew = [one for one in checkpoint.learners if one not in learners]
     return Fork(new, step, [str(change) for change in found], begin_anew)
 
@@ -145,7 +145,6 @@ def _fill(
     is_other = _reads_other_data(found, state.get("corpora", {}), there)
     if is_other:
         own |= _without_losses(counters)
-    new.path.mkdir(parents=True)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
     rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows

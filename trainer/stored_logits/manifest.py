@@ -19,6 +19,7 @@ from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
 NAME = "manifest.json"
+SHARD_NAME = r"shard-\d{9}\.safetensors"
 KEY = "teacher.stored.path"  # which begins every message about a folder
 
 
@@ -26,7 +27,7 @@ KEY = "teacher.stored.path"  # which begins every message about a folder
 class ShardRecord(Section):
     """One shard: the batches that it holds, and its content."""
 
-    file: Annotated[str, Matches(r"shard-\d{9}\.safetensors", "the name of a shard")]
+    file: Annotated[str, Matches(SHARD_NAME, "the name of a shard")]
     first: Annotated[int, INDEX]  # the number of its first batch
     steps: Annotated[int, COUNT]
     positions: Annotated[int, INDEX]  # masked ones
