@@ -67,7 +67,7 @@ ROOMS = {
         "checkpoint optimizers watch batches denominators losses teacher_outputs scoring "
         "objectives tasks schedules admission_config stored_config learner_config batch_config "
         "job_tree folder_models default_lead named_tasks roles config run_folder control "
-        "stored_logits job_data report learners teacher_passes step footprint task_facts "
+        "stored_logits job_data report task_facts learners teacher_passes step footprint "
         "evaluation record lifecycle job loop run storing prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (

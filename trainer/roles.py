@@ -14,6 +14,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
 from trainer.objectives.head_term import HeadTermConfig
 from trainer.objectives.task import TaskConfig
+from trainer.objectives.terms.vocabulary import unshared_vocabulary
 from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
 
@@ -302,4 +303,7 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
     elif not students[term.student].model.mlm_head:
         yield "student", f"students.{term.student}.model.mlm_head must be true, since it is read"
     elif students[term.student].model.vocab_size != teacher.model.vocab_size:
-        yield "", "student and teacher must share a vocabulary"
+        yield (
+            "",
+            unshared_vocabulary(students[term.student].model.vocab_size, teacher.model.vocab_size),
+        )

@@ -5,7 +5,12 @@ that `transformers` cannot express is saved in Tandem's own format (``model_type
 same files, with the keys of its `ModelConfig` and our tensor names.
 """
 
-from model.hugging_face.conversion import first_weights, with_head_alone, with_task_head
+from model.hugging_face.conversion import (
+    first_weights,
+    with_fitting_heads,
+    with_head_alone,
+    with_task_head,
+)
 from model.hugging_face.folder import (
     encoder_from_pretrained,
     from_pretrained,
@@ -26,6 +31,7 @@ __all__ = [
     "read_encoder_config",
     "require_free",
     "save_pretrained",
+    "with_fitting_heads",
     "with_head_alone",
     "with_task_head",
     "write_config",

@@ -22,6 +22,7 @@ from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.task_heads import (
     ENDINGS,
     in_form,
+    label_order,
     read_task_heads,
     write_task_head,
     write_vector_head,
@@ -34,6 +35,10 @@ from model.task_head_config import TaskHeadConfig
 Config = TypeVar("Config", bound=ModelConfig)
 _TRANSFORM = ".transform."
 FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
+_ALIASES = {"xlm-roberta": ROBERTA, "camembert": ROBERTA}  # the same model under other names
+_WRAPPER = "module."  # of torch's DataParallel and DistributedDataParallel
+# Keys that BERT's first checkpoints have, which say neither `model_type` nor `architectures`.
+_BERT_KEYS = {"hidden_act", "hidden_size", "num_hidden_layers", "type_vocab_size", "vocab_size"}
 
 
 def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
@@ -87,6 +92,39 @@ def first_weights(
     ]
     weights = {name: one for name, one in state.items() if not name.startswith(tuple(changed))}
     return _transforms(config, source, state) | weights
+
+
+def with_fitting_heads(
+    config: Config, source: Config, state: Mapping[str, Tensor]
+) -> tuple[Config, dict[str, Tensor]]:
+    """The `source` and its `state` with heads under the names of those heads of `config` they fit.
+
+    A model that `transformers` has fine-tuned does not name its task. Labels in another order are
+    put into that of `config`.
+    """
+    heads, tensors = dict(source.task_heads), dict(state)
+    for name, ours in config.task_heads.items():
+        for other in {name, *(heads.keys() - config.task_heads.keys())} & heads.keys():
+            order = label_order(heads[other], ours)
+            if heads.get(name) == ours or order is None:
+                continue
+            del heads[other]
+            heads[name] = ours
+            tensors = _renamed(tensors, f"task_heads.{other}.", f"task_heads.{name}.", order)
+    return replace(source, task_heads=heads), tensors
+
+
+def _renamed(
+    tensors: Mapping[str, Tensor], prefix: str, fresh: str, order: list[int]
+) -> dict[str, Tensor]:
+    """The tensors with `fresh` for `prefix`, and their output layer's rows in this order."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(f"{prefix}linear.") and order:
+            tensor = tensor[order]
+        is_of_head = name.startswith(prefix)
+        renamed[fresh + name.removeprefix(prefix) if is_of_head else name] = tensor
+    return renamed
 
 
 def _transforms(
@@ -192,13 +230,10 @@ def from_transformers(
 
     Raises ModelError, naming a key or a tensor, for what is no model of the families.
     """
-    known = {family.model_type: family for family in FAMILIES}
-    family = known.get(str(theirs.get("model_type")))
-    if family is None:
-        raise ModelError(
-            f"model_type: {theirs.get('model_type')!r} is not one of {', '.join(sorted(known))}"
-        )
+    if all(name.startswith(_WRAPPER) for name in weights):
+        weights = {name.removeprefix(_WRAPPER): tensor for name, tensor in weights.items()}
     modern = {_modern_name(name): tensor for name, tensor in weights.items()}
+    family = _family_of(theirs, modern)
     tensors = family.to_ours(_with_prefix(family, modern))
     config = _read(family, theirs, tensors)
     refuse_extra_weights(
@@ -211,6 +246,37 @@ def from_transformers(
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 
+def _family_of(theirs: Mapping[str, Any], names: Collection[str]) -> Family:
+    """The family that config.json names; without `model_type`, the one whose tensors are there."""
+    known = {family.model_type: family for family in FAMILIES} | _ALIASES
+    model_type = theirs.get("model_type")
+    if model_type is None:
+        for family in FAMILIES:
+            if _word_embedding(family) in names:
+                return family
+        is_bare = _word_embedding(BERT).removeprefix("bert.") in names
+        others = {"architectures", "embedding_size"} & theirs.keys()
+        if (
+            is_bare
+            and theirs.keys() >= _BERT_KEYS
+            and not others
+            and not theirs.get("pad_token_id")
+        ):
+            return BERT
+    if model_type not in known:
+        raise ModelError(
+            f"model_type: {model_type!r} is not one of {', '.join(sorted(known))}; import a "
+            "checkpoint of one of these, or describe its class (docs/architectures.md)"
+        )
+    return known[model_type]
+
+
+def _word_embedding(family: Family) -> str:
+    """The family's name of the word embedding."""
+    (name,) = family.their_names(EncoderConfig(), ["embeddings.word.weight"]).values()
+    return name
+
+
 def _modern_name(name: str) -> str:
     """Rename norm parameters: the oldest checkpoints have TensorFlow's names."""
     if name.endswith(".gamma"):
@@ -220,7 +286,7 @@ def _modern_name(name: str) -> str:
 
 def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add the prefix that `transformers` omits when it saves an encoder without heads."""
-    (word,) = family.their_names(EncoderConfig(), ["embeddings.word.weight"]).values()
+    word = _word_embedding(family)
     prefix, _, rest = word.partition(".")
     bare = rest in tensors and word not in tensors
     return {f"{prefix}.{name}" if bare else name: one for name, one in tensors.items()}

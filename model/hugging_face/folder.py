@@ -57,6 +57,8 @@ TOKENIZER_FILES = (
     "spm.model",
     "tokenizer.model",
 )
+# Of models that are written as RoBERTa, whose own tokenizer is another.
+_TOKENIZER_CLASSES = {"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
 VOCABULARIES = {
     *("tokenizer.json", "vocab.txt", "vocab.json"),
     *(name for name in TOKENIZER_FILES if name.endswith(".model")),
@@ -167,15 +169,16 @@ def save_pretrained(
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
         if files:
-            _fit_tokenizer(folder, config)
+            _fit_tokenizer(folder, config, files[0].with_name("config.json"))
     return reason
 
 
-def _fit_tokenizer(folder: Path, config: ModelConfig) -> None:
+def _fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
     """Let the copied tokenizer truncate to the model's longest sequence, and give what it reads.
 
-    Without `model_input_names` a class of `transformers` may give segment ids to a model that has
-    no vectors for them: ModernBERT refuses them, RoBERTa looks for a second row.
+    `source` is the config.json beside the tokenizer that was copied, if there is one. Without
+    `model_input_names` a class of `transformers` may give segment ids to a model that has no
+    vectors for them: ModernBERT refuses them, RoBERTa looks for a second row.
     """
     path = folder / _TOKENIZER_CONFIG
     theirs = _read_json(path) if path.is_file() else {}
@@ -184,6 +187,9 @@ def _fit_tokenizer(folder: Path, config: ModelConfig) -> None:
     longest = config.longest_sequence
     if longest is not None and (theirs.get("model_max_length") or math.inf) > longest:  # or null
         fitted["model_max_length"] = longest
+    of_source = _read_json(source).get("model_type") if source.is_file() else None
+    if of_source in _TOKENIZER_CLASSES:
+        fitted.setdefault("tokenizer_class", _TOKENIZER_CLASSES[of_source])
     path.write_text(json.dumps(fitted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

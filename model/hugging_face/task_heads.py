@@ -149,3 +149,17 @@ def in_form(head: TaskHeadConfig, form: HeadForm | None) -> TaskHeadConfig:
         pooling="" if head.per_token else head.pooling or pooling,
         transform=head.transform or transform,
     )
+
+
+def label_order(theirs: TaskHeadConfig, ours: TaskHeadConfig) -> list[int] | None:
+    """The row of their output for each of our labels; None where their head does not fit ours.
+
+    Labels that have no names in config.json (LABEL_0, LABEL_1, ...) are in our order.
+    """
+    labels = theirs.labels
+    if labels == [f"LABEL_{number}" for number in range(len(ours.labels))]:
+        labels = ours.labels
+    has_our_form = dataclasses.replace(theirs, labels=ours.labels) == ours
+    if not has_our_form or sorted(labels) != sorted(ours.labels):
+        return None
+    return [labels.index(label) for label in ours.labels]

@@ -19,8 +19,10 @@ from transformers import (
     AutoTokenizer,
     BertForMaskedLM,
     BertTokenizerFast,
+    CamembertForMaskedLM,
     MobileBertConfig,
     MobileBertForPreTraining,
+    XLMRobertaForMaskedLM,
 )
 
 import configs
@@ -218,6 +220,31 @@ def test_a_sharded_checkpoint_with_tensorflow_norm_names_is_read(tmp_path: Path)
 
     edit_weights(tmp_path, rename)
     assert torch.equal(model.from_pretrained(tmp_path)(ids).logits, expected(ids).logits)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_bert_without_model_type_and_with_wrapped_weights_is_read(
+    wrapped: bool, tmp_path: Path
+) -> None:
+    expected = model.from_pretrained(save(tmp_path))
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["model_type"], written["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    prefix = "module." if wrapped else ""
+    state = {f"{prefix}{name}": tensor for name, tensor in weights_of(tmp_path).items()}
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    ids = torch.randint(0, 50, (2, 7))
+    assert torch.equal(model.from_pretrained(tmp_path)(ids).logits, expected(ids).logits)
+
+
+@pytest.mark.parametrize("theirs", [XLMRobertaForMaskedLM, CamembertForMaskedLM])
+def test_another_name_of_roberta_is_read(theirs: type, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    other = theirs(theirs.config_class(**sizes, vocab_size=50, intermediate_size=24)).eval()
+    other.save_pretrained(tmp_path)
+    ids = torch.randint(5, 50, (2, 7))
+    got = model.from_pretrained(tmp_path)(ids).logits
+    torch.testing.assert_close(got, other(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_half_precision_weights_become_float32(tmp_path: Path) -> None:

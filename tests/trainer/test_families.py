@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 import configs
 import tandem
-from model import from_pretrained
+from model import ModelConfig, from_pretrained
 from tests.conftest import command_environment
 from tests.distributed import run_distributed
 from tests.trainer import jobs, told_by_transformers
@@ -26,6 +27,8 @@ from tests.trainer.test_token_tasks import conll, dream, squad
 from tests.trainer.told_by_transformers import CLASSES, TEXT, Told, told_by_export
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
+from trainer.learner_config import InitConfig
+from trainer.learners.first_weights import from_folder
 
 SIZES = "hidden_size: 16, layers: 3, heads: 2, ffn_size: 24, vocab_size: 600, max_positions: 66"
 FAMILIES = {
@@ -160,6 +163,87 @@ def require_equal(exported: Path, task: str, told: Told) -> None:
 def test_an_export_reads_what_its_own_tokenizer_gives(folder: Path, task: str, family: str) -> None:
     exported = export_of(folder, task, family)
     require_equal(exported, task, told_by_export(exported, task))
+
+
+def fine_tuned_by_transformers(exported: Path, out: Path, **changes: object) -> Path:
+    """The folder of an export, as if `transformers` had fine-tuned it, with changes of config.json.
+
+    It names no task, and has no task.json.
+    """
+    shutil.copytree(exported, out)
+    (out / "task.json").unlink()
+    written = json.loads((out / "config.json").read_text())
+    del written["finetuning_task"]
+    (out / "config.json").write_text(json.dumps(written | changes))
+    return out
+
+
+def begun(folder: Path, config: ModelConfig) -> Mapping[str, torch.Tensor]:
+    """The weights with which a model of `config` begins from a folder."""
+    return from_folder("teacher", InitConfig(pretrained=str(folder)), config)
+
+
+@pytest.fixture
+def rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+
+
+@pytest.mark.usefixtures("rank_zero")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("task", TASKS.keys() - {"retrieval"})
+def test_a_head_that_transformers_has_fine_tuned_is_kept_where_it_fits(
+    folder: Path, tmp_path: Path, caplog, task: str, family: str
+) -> None:
+    exported = export_of(folder, task, family)
+    ours = from_pretrained(exported)
+    head = f"task_heads.{task}.linear.weight"
+    kept = begun(fine_tuned_by_transformers(exported, tmp_path / "same"), ours.config)
+    assert all(torch.equal(kept[name], given) for name, given in ours.state_dict().items())
+    labels = ours.config.task_heads[task].labels
+    if not labels:
+        return
+    count = range(len(labels))
+    turned = {"id2label": {n: labels[-1 - n] for n in count}}
+    unnamed = {"id2label": {n: f"LABEL_{n}" for n in count}}
+    for number, (change, rows) in enumerate([(turned, ours.state_dict()[head].flip(0)),
+                                             (unnamed, ours.state_dict()[head])]):  # fmt: skip
+        given = fine_tuned_by_transformers(exported, tmp_path / str(number), **change)
+        assert torch.equal(begun(given, ours.config)[head], rows)
+    assert not caplog.records
+    other = fine_tuned_by_transformers(
+        exported, tmp_path / "o", id2label={n: f"x{n}" for n in count}
+    )
+    assert head not in begun(other, ours.config)
+    (said,) = caplog.messages
+    assert said.startswith(f"{other}: its head ({ours.config.task_heads[task].kind} of x0, x1")
+    assert said.endswith("which begins with a new one")
+
+
+def fine_tune(folder: Path, corpus: Path, pretrained: Path) -> None:
+    """Train on single sentences from a folder, at a rate that changes nothing. Collective."""
+    text = f"""
+base: single_sentence
+name: again
+epochs: null
+steps: 1
+data: {{root: {folder}, train: texts.tsv, validation: texts.tsv, sequence_length: 48}}
+teacher: {{init: {{pretrained: {pretrained}}}, optimizer: {{learning_rate: 1.0e-12}}}}
+output_dir: {folder}/runs
+log: {{wandb: disabled}}
+"""
+    job = configs.load_text(text, JobConfig, "task", [], "job.yaml")
+    jobs.finish(jobs.run(with_examples(job)))
+
+
+def test_fine_tuning_goes_on_from_the_head_of_transformers(
+    folder: Path, corpus: Path, tmp_path: Path
+) -> None:
+    exported = export_of(folder, "single_sentence", "bert")
+    given = fine_tuned_by_transformers(exported, tmp_path / "given")
+    run_distributed(fine_tune, 1, folder, corpus, given)
+    tuned = from_pretrained(folder / "runs" / "again" / "exports" / "teacher").state_dict()
+    for name, tensor in from_pretrained(exported).state_dict().items():
+        torch.testing.assert_close(tuned[name], tensor, rtol=0.0, atol=1e-9)
 
 
 def environment(folder: Path, requirement: str) -> Path:

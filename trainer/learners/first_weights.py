@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from data_pipeline import MASKED, PAIRS, DataError
@@ -14,31 +16,63 @@ from model import (
     Model,
     ModelConfig,
     ModelError,
+    TaskHeadConfig,
     first_weights,
     from_pretrained,
     select_layers,
+    with_fitting_heads,
 )
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig
 from trainer.learners.learner import Learner
+from trainer.task_facts import FILE
 
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
 _TASKS = "task_heads."
 WORD_EMBEDDING = "embeddings.word.weight"
+LABELS_SHOWN = 5
+_log = logging.getLogger(__name__)
 
 
 def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[str, Tensor]:
-    """The weights in the folder of `init` with which a model of `config` begins."""
+    """The weights in the folder of `init` with which a model of `config` begins.
+
+    A task's head that another program has trained is kept where it fits a task of `config`. A line
+    says where it does not, or where the labels of the task's own head have changed.
+    """
     assert init.weights is not None
-    source = from_pretrained(Path(init.weights))
-    state: Mapping[str, Tensor] = source.state_dict()
+    model = from_pretrained(Path(init.weights))
+    source, state = model.config, dict(model.state_dict())
     if init.layers is not None:
-        state = _selected(f"{section}.init.layers", state, init.layers, source.config)
+        state = dict(_selected(f"{section}.init.layers", state, init.layers, source))
     if init.heads == "new":
         state = {name: tensor for name, tensor in state.items() if not name.startswith(_TASKS)}
-    return first_weights(config, source.config, state)
+        return first_weights(config, source, state)
+    is_ours = (Path(init.weights) / FILE).exists()
+    if not is_ours:
+        source, state = with_fitting_heads(config, source, state)
+    if dist.get_rank() == 0:
+        for name, head in source.task_heads.items():
+            if config.task_heads.get(name) != head and (name in config.task_heads or not is_ours):
+                _say_new_head(init.weights, head, config)
+    return first_weights(config, source, state)
+
+
+def _say_new_head(folder: str, theirs: TaskHeadConfig, config: ModelConfig) -> None:
+    wanted = "; ".join(f"{name}: {_described(head)}" for name, head in config.task_heads.items())
+    if wanted:
+        _log.warning(
+            "%s: its head (%s) does not fit the task (%s), which begins with a new one",
+            *(folder, _described(theirs), wanted),
+        )
+
+
+def _described(head: TaskHeadConfig) -> str:
+    """The kind of a head and its first labels."""
+    shown = [*head.labels[:LABELS_SHOWN], *["..."] * (len(head.labels) > LABELS_SHOWN)]
+    return " ".join([head.kind, *([f"of {', '.join(shown)}"] if shown else [])])
 
 
 def from_word_vectors(file: str, tokenizer_dir: Path, model: Model) -> Mapping[str, Tensor]:

@@ -57,6 +57,14 @@ class VocabularyTermConfig(TermConfig):
         return not self.reads_masked
 
 
+def unshared_vocabulary(students: int, teachers: int) -> str:
+    """Why predictions over vocabularies of these sizes cannot be compared, and what to do."""
+    return (
+        f"the student's model.vocab_size is {students:,}, the teacher's {teachers:,}; set both "
+        f"alike, padding rows included: student and teacher must share a vocabulary"
+    )
+
+
 @dataclass
 class PredictionTermConfig(VocabularyTermConfig, TeacherTermConfig):
     """The YAML section of a term that compares with a teacher's predictions."""
@@ -69,7 +77,7 @@ class PredictionTermConfig(VocabularyTermConfig, TeacherTermConfig):
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         if student.vocab_size != teacher.vocab_size:
-            yield "", "student and teacher must share a vocabulary"
+            yield "", unshared_vocabulary(student.vocab_size, teacher.vocab_size)
         if not teacher.mlm_head:
             yield "", "the teacher has no masked-LM head"
         if self.top_k is not None and self.top_k > teacher.vocab_size:
