@@ -46,7 +46,12 @@ _CAPITALS_AND_DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 _SPACE_AFTER = _answer_table(b" ", b"\t.!?\"')]")  # YES if a sentence can begin after it
 _CAN_BEGIN = _answer_table(_CAPITALS_AND_DIGITS, b" \t\"'([-")
-_STOPS_TOO = [stop.encode() for stop in "\u2026" + OTHER_STOPS]
+# Written out, since compiled code is kept on disk for as long as this file stays as it is.
+_OTHER_STOPS = (
+    "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u1367\u104b\u17d4\u17d5"
+)
+assert _OTHER_STOPS == OTHER_STOPS
+_STOPS_TOO = [stop.encode() for stop in "\u2026" + _OTHER_STOPS]
 _MAY_END = _byte_set([*b"\n.!?", *(stop[0] for stop in _STOPS_TOO)])
 _IN_WORD = _byte_set(_CAPITALS_AND_DIGITS + _LETTERS)
 _IS_LOWER = _byte_set(_LETTERS)
