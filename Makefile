@@ -14,7 +14,7 @@ DEMO := runs/demo
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-all quick-tests all-tests lint format bench roofline slurm
+.PHONY: setup demo test test-all quick-tests all-tests lint format bench roofline slurm chromium
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -58,10 +58,10 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadf
     --no-loadscope-reorder
 
 # mypy needs a core for 20 s where it has no cache, so the tests begin beside it.
-test: $(READY) slurm
+test: $(READY) slurm chromium
 	@$(MAKE) --no-print-directory -j2 lint quick-tests
 
-test-all: $(READY) slurm
+test-all: $(READY) slurm chromium
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
 quick-tests:
@@ -80,6 +80,18 @@ slurm:
 	    echo "SLURM could not be installed: its tests will skip."; \
 	else \
 	    echo "SLURM is not here and cannot be installed without root: its tests will skip."; \
+	fi
+
+# The pages are looked at in a browser; without one, those tests skip.
+chromium:
+	@command -v chromium >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing Chromium for the tests of pages ..."; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	        --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
+	    echo "Chromium could not be installed: the tests of pages will skip."; \
+	else \
+	    echo "Chromium is not here and cannot be installed without root: its tests will skip."; \
 	fi
 
 SHELLCHECK = $(BIN)/shellcheck --shell=bash --severity=warning

@@ -117,7 +117,8 @@ ROOMS = {
     ),
     "trainer/augmentation": "masked_words input_vectors table_file augmenting replacing perturbing",
     "trainer/suites": "results comparison",
-    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table page",
+    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table "
+    "example_maps page",
     "trainer/record": "utilisation gauges display recorder syncing",
     "trainer/stored_logits": "shard manifest reading",
     "trainer/lifecycle": (

@@ -174,7 +174,10 @@ def test_an_analysis_on_a_task(classifier: Path, files: Path, tmp_path: Path) ->
     assert f"accuracy {score:.1%}" in printed.splitlines()[0]
     page = (tmp_path / "out/analysis.html").read_text()
     assert page.count('class="mix"') == LAYERS * HEADS
-    assert page.count('class="change"') == LAYERS * (HEADS + 1)
+    assert page.count('class="change"') == LAYERS * HEADS
+    assert page.count('class="change all"') == LAYERS
+    assert page.count('class="map small"') == LAYERS * HEADS
+    assert page.count("worse without, by") == 1
     assert f"Without heads {gone['layers'][0]}.{gone['head']}" in page
     assert "src=" not in page
     assert "href=" not in page

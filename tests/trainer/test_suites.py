@@ -39,8 +39,7 @@ def evaluation(score: float | None, speed: float) -> dict:
     }
 
 
-@pytest.fixture
-def models() -> dict[str, ModelResults]:
+def results_of_models() -> dict[str, ModelResults]:
     big = task_score({1: evaluation(0.5, 100.0), 2: evaluation(0.7, 110.0)})
     small = task_score({1: evaluation(0.3, 300.0), 2: evaluation(None, 300.0)})
     good = pair_score(0.8, {"agreement": 0.9, "islands": 0.75})
@@ -49,6 +48,11 @@ def models() -> dict[str, ModelResults]:
         "big": ModelResults("models/big", 1_000_000, {"cola": big, "pairs": good}),
         "small": ModelResults("models/small", 500_000, {"cola": small, "pairs": fair}),
     }
+
+
+@pytest.fixture
+def models() -> dict[str, ModelResults]:
+    return results_of_models()
 
 
 def test_means_deviations_and_retention(models: dict[str, ModelResults]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_pipeline.tokenization.tokenizer import load
 from model import (
     Model,
     ModelError,
@@ -25,7 +26,7 @@ from model.hugging_face.folder import special_ids_in
 from trainer.analysis.disabling import Effect, Effects, Scores, effects_of_heads
 from trainer.analysis.examples import Examples, delimiters
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
-from trainer.analysis.maps import HeadPatterns, head_patterns
+from trainer.analysis.maps import ExampleMaps, HeadPatterns, example_maps, head_patterns
 from trainer.analysis.patterns import KEY_SETS, PATTERNS
 from trainer.scoring.column import Column
 from trainer.task_facts import FILE, TaskFacts, write_facts
@@ -54,6 +55,7 @@ class Analysis:
     columns: Sequence[Column]
     patterns: HeadPatterns
     effects: Effects
+    example: ExampleMaps
     pruned: Pruned | None = None
     linguistic: LinguisticAttention | None = None
 
@@ -76,7 +78,12 @@ def analyze(model: Model, folder: Path, named: str, examples: Examples, way: str
     table = torch.from_numpy(delimiters(folder, model)).to(device)
     patterns = head_patterns(model, examples.maps(), table)
     effects = effects_of_heads(model, examples.score, examples.column, way)
-    return Analysis(str(folder), named, way, examples.scored, examples.columns, patterns, effects)
+    tokenizer = load(folder)[0]
+    example = example_maps(
+        model, next(examples.maps()), lambda token: tokenizer.id_to_token(token) or ""
+    )
+    columns, scored = examples.columns, examples.scored
+    return Analysis(str(folder), named, way, scored, columns, patterns, effects, example)
 
 
 def with_pruned(

@@ -21,9 +21,9 @@ from torch import Tensor
 from data_pipeline import Batch, DataError, TextEncoder
 from data_pipeline.task_files.conll import ParsedWord, read_parsed
 from model import Capture, Model
+from trainer.analysis.maps import whole_maps
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.learners.programs import features_of
-from trainer.losses.relations import attention_blocks
 from trainer.own_tokenizer import require_own_tokenizer
 
 ROWS = 16  # sentences in a forward pass
@@ -136,7 +136,7 @@ def linguistic_attention(
         attention = features_of(model, batch, capture).attention
         for number in numbers:
             queries, keys, _ = attention.pop(number)
-            weights = _weights(queries, keys, batch, config.window(number))
+            weights = whole_maps(queries, keys, batch, config.window(number))
             sums[:, number - 1] += of_maps(weights, features, pairs).sum(dim=1).cpu()
     means = sums / counts.clamp(min=1)[:, None, None]
     return LinguisticAttention(file, means, counts.tolist(), len(sentences))
@@ -153,15 +153,6 @@ def of_maps(weights: Tensor, features: Tensor, pairs: Tensor) -> Tensor:
     to_features = [torch.where(features[:, :, None], part, 0.0).amax(dim=-1) for part in received]
     between = [torch.where(pair[:, None], weights, 0.0).amax(dim=(2, 3)) for pair in pairs]
     return torch.cat([*to_features, torch.stack(between)]).double()
-
-
-def _weights(queries: Tensor, keys: Tensor, batch: MicroBatch, window: int) -> Tensor:
-    """The whole maps of a layer, [B, A, L, L]; rows of padding are 0."""
-    rows, heads, length, _ = queries.shape
-    maps = torch.zeros(rows, heads, length, length, device=queries.device)
-    for some, span, weights, pairs in attention_blocks(queries, keys, batch.attention_mask, window):
-        maps[some, :, span] = weights * pairs[:, None]
-    return maps
 
 
 def _batches(

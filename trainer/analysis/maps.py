@@ -5,7 +5,7 @@ Attention is made again from the captured queries and keys, a block at a time; n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,8 @@ from trainer.analysis.patterns import (
 from trainer.batches import MicroBatch
 from trainer.learners.programs import features_of
 from trainer.losses.relations import attention_blocks
+
+SHOWN = 24  # tokens of an example whose maps are shown
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,43 @@ def head_patterns(model: Model, batches: Iterable[MicroBatch], delimiters: Tenso
             shares[number - 1] += told.sum(dim=0).cpu()
             sums[number - 1] += found.sum(dim=1).t().cpu()
     return HeadPatterns(shares / sequences, sums / sequences, sequences)
+
+
+@dataclass(frozen=True)
+class ExampleMaps:
+    """The maps of one example: weights float32 [layers, heads, L, L], of its first tokens."""
+
+    tokens: Sequence[str]
+    weights: Tensor
+
+
+@torch.no_grad()
+def example_maps(model: Model, batch: MicroBatch, name: Callable[[int], str]) -> ExampleMaps:
+    """The maps of the example in `batch` that fits best; `name` gives the name of a token id."""
+    config = model.config
+    lengths = batch.attention_mask.sum(dim=1)
+    row = int((lengths - SHOWN).abs().argmin())
+    length = min(SHOWN, int(lengths[row]))
+    numbers = tuple(range(1, config.layers + 1))
+    attention = features_of(
+        model, batch, Capture(attention=numbers, last_hidden_state=True)
+    ).attention
+    layers = []
+    for number in numbers:
+        queries, keys, _ = attention.pop(number)
+        maps = whole_maps(queries, keys, batch, config.window(number))
+        layers.append(maps[row, :, :length, :length].float().cpu())
+    tokens = [name(token) for token in batch.input_ids[row, :length].tolist()]
+    return ExampleMaps(tokens, torch.stack(layers))
+
+
+def whole_maps(queries: Tensor, keys: Tensor, batch: MicroBatch, window: int) -> Tensor:
+    """The whole maps of a layer, [B, A, L, L]; rows of padding are 0."""
+    rows, heads, length, _ = queries.shape
+    maps = torch.zeros(rows, heads, length, length, device=queries.device)
+    for some, span, weights, pairs in attention_blocks(queries, keys, batch.attention_mask, window):
+        maps[some, :, span] = weights * pairs[:, None]
+    return maps
 
 
 def map_excess(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainer.analysis.analysis import Analysis
 from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.example_maps import scale, section
 from trainer.analysis.linguistic import KINDS
 from trainer.analysis.patterns import PATTERNS
 from trainer.analysis.words import (
@@ -22,6 +23,7 @@ from trainer.analysis.words import (
 )
 from trainer.report.document import document
 from trainer.report.words import percent
+from trainer.scoring.column import SHARE
 
 STYLE = Path(__file__).with_name("style.css")
 COLOURS = (0, 1, 3, 2, 7)  # of the patterns, in the style sheet of all pages
@@ -36,7 +38,8 @@ def render(found: Analysis) -> str:
         f"are worth. The whole model: {escape(written(found.columns, found.effects.whole))}, on "
         f"{escape(found.scored)}.</p></header>"
     )
-    body = head + _patterns(found) + _effects(found) + _linguistic(found) + _pruned(found)
+    example = section(found.example, found.patterns)
+    body = head + _patterns(found) + example + _effects(found) + _linguistic(found) + _pruned(found)
     return document(title, body, style=STYLE.read_text(encoding="utf-8"))
 
 
@@ -77,25 +80,28 @@ def _effects(found: Analysis) -> str:
     effects = found.effects
     single = [abs(change) for one in effects.single if (change := effects.change(one.scores))]
     largest = max(single, default=0.0)
+    most = _change(effects, largest)
     rows = ""
     for weights, together in enumerate(effects.all_heads):
         own = [one for one in effects.single if one.heads[0].weights == weights]
-        cells = "".join(_change_cell(effects, one, largest) for one in (*own, together))
+        cells = "".join(_change_cell(effects, one, largest) for one in own)
+        cells += f'<td class="change all">{changed(effects, together.scores)}</td>'
         rows += f"<tr><td>{layer_name(effects, weights)}</td>{cells}</tr>"
     note = f"{disabled_how(found)} The change of the score: {change_heading(effects.column)}."
-    legend = (
-        '<span style="--c:var(--c1)"><i></i>worse without</span>'
-        '<span style="--c:var(--c0)"><i></i>better without</span>'
-    )
+    legend = scale("--c1", f"better without, by {most}", f"worse without, by {most}", "--c0")
     heads = found.patterns.shares.shape[1]
     return (
-        f'<section><h2>Without a head</h2><p>{escape(note)}</p><div class="legend">{legend}</div>'
+        f"<section><h2>Without a head</h2><p>{escape(note)}</p>{legend}"
         f"{_table(heads, rows)}</section>"
     )
 
 
+def _change(effects: Effects, size: float) -> str:
+    return f"{100 * size:.1f}" if effects.column.form == SHARE else f"{size:.3f}"
+
+
 def _change_cell(effects: Effects, effect: Effect, largest: float) -> str:
-    """The deepest colour is that of the `largest` change without a single head, and of more."""
+    """The deepest colour is that of the `largest` change without a single head."""
     loss = effects.loss(effect)
     share = min(1.0, abs(loss) / largest) if largest else 0.0
     colour = 1 if loss > 0 else 0
@@ -110,7 +116,7 @@ def _linguistic(found: Analysis) -> str:
     maps = zip(KINDS, found.linguistic.counts, found.linguistic.means.tolist(), strict=True)
     sections = "".join(
         f"<h3>{kind}, in {count:,} of {found.linguistic.sentences:,} sentences</h3>"
-        f"{_attention_map(layers)}"
+        f"{scale('--c0', '0', f'{max(map(max, layers)):.2f}')}{_attention_map(layers)}"
         for kind, count, layers in maps
         if count
     )

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from trainer.report import labels
-from trainer.report.scale import Floats, Scale, log_ticks, nice_ticks, padded, thin
+from trainer.report.scale import (
+    Floats,
+    Scale,
+    around_points,
+    log_ticks,
+    nice_ticks,
+    padded,
+    thin,
+)
 from trainer.report.words import percent, short
 
 SIZE = 1000  # width and height in the SVG's own coordinates
@@ -78,6 +86,11 @@ class LineChart:
     from_zero: bool = False
     shares: bool = False
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether any curve has two points; one dot is no picture of anything."""
+        return any(len(one.steps) > 1 for one in self.series)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -116,15 +129,15 @@ def scatter(
     form: Formatter,
 ) -> str:
     """Named points, with shares on y and a log scale on x, and an optional reference line."""
-    levels = [] if level is None else [level]
     left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8
     x = Scale(math.log10(left), math.log10(right))
-    heights = np.array([*(one.value for one in levels), *(point.y for point in points)])
-    low, high = padded(heights, from_zero=True)
-    y = Scale(high * 1.1, low)
-    ticks = nice_ticks(low, high * 1.1)
+    low, high, fits = around_points(np.array([point.y for point in points]), level and level.value)
+    levels = [level] if level and fits else []
+    note += f"; {level.name}: {percent(level.value)}" if level and not fits else ""
+    y = Scale(high, low)
+    ticks = nice_ticks(low, high)
     places = [(x(math.log10(point.x)), y(point.y)) for point in points]
-    named_at = _heights_of_names(points, places, y(level.value) if level else None)
+    named_at = _heights_of_names(points, places, [y(one.value) for one in levels])
     rules = [_rule(y(tick), "grid") for tick in ticks]
     rules += [_rule(y(one.value), "level") for one in levels]
     inside = [
@@ -272,7 +285,8 @@ def _mark(mark: Mark, x: float, row: int | None) -> str:
         return f'<span class="mark" style="left:{x:.2%};--row:-1"></span>'
     side = "before" if labels.is_before(x) else "after"
     place = f"left:{x:.2%};--row:{row}"
-    return f'<span class="mark {side}" style="{place}"><em>{escape(mark.name)}</em></span>'
+    words = f'<em title="{escape(mark.name)}">{escape(labels.shortened(mark.name))}</em>'
+    return f'<span class="mark {side}" style="{place}">{words}</span>'
 
 
 def _stroke(x: float) -> str:
@@ -280,15 +294,17 @@ def _stroke(x: float) -> str:
 
 
 def _heights_of_names(
-    points: Sequence[Point], places: Sequence[tuple[float, float]], level: float | None
+    points: Sequence[Point], places: Sequence[tuple[float, float]], levels: Sequence[float]
 ) -> list[float]:
-    named = [(*place, _name(point)) for point, place in zip(points, places, strict=True)]
-    taken = [] if level is None else [labels.Box(0.7, 1.0, level - labels.LINE, level)]
-    return labels.heights(named, taken)
+    named = [
+        (*place, f"{_name(point)} {percent(point.y)}")
+        for point, place in zip(points, places, strict=True)
+    ]
+    return labels.heights(named, [labels.Box(0.7, 1.0, y - labels.LINE, y) for y in levels])
 
 
 def _name(point: Point) -> str:
-    return f"{point.name} {percent(point.y)}"
+    return labels.shortened(point.name, labels.LONGEST_OF_DOT)
 
 
 def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
@@ -305,7 +321,7 @@ def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
 def _dot(point: Point, place: tuple[float, float], words_at: float, form: Formatter) -> str:
     x, y = place
     side = "before" if labels.is_before(x) else "after"
-    words = f"<b>{escape(point.name)}</b> {percent(point.y)}"
+    words = f"<b>{escape(_name(point))}</b> {percent(point.y)}"
     style = f"--c:var(--c{point.colour});left:{x:.2%};top:"
     return (
         f'<span class="dot" style="{style}{y:.2%}"><i></i></span>'

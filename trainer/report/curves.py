@@ -12,6 +12,7 @@ from trainer.report.colours import colour
 from trainer.report.scale import Floats
 from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
+from trainer.scoring.column import SHARE
 
 KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale", "lead")
@@ -28,8 +29,8 @@ def curves_section(run: RunFiles) -> str:
         f"{' checked' if axis is axes[0] else ''}>{axis.unit}</label>"
         for axis in axes
     )
-    main = [line_chart(chart, axes) for chart in _main_charts(run) if chart.series]
-    more = [line_chart(chart, axes) for chart in _more_charts(run) if chart.series]
+    main = [line_chart(chart, axes) for chart in _main_charts(run) if chart.has_lines]
+    more = [line_chart(chart, axes) for chart in _more_charts(run) if chart.has_lines]
     return (
         f'<section class="curves"><h2>Curves</h2><fieldset>{choices}</fieldset>'
         f'<div class="grid">{"".join(main)}</div>'
@@ -55,6 +56,13 @@ def _interpolated(unit: str, known: Floats, values: Floats) -> Axis:
 
 def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     marks = [Mark(f"{plain_name(name)} joins", step) for name, step in sorted(run.joined().items())]
+    yield LineChart(
+        "Loss in training",
+        "Each learner's objective: the weighted sum of its terms",
+        [] if any(f"{name}/mlm" in run.last for name in run.learners) else _series(run, "{}/loss"),
+        _nats,
+        marks=marks,
+    )
     yield LineChart(
         "Masked-LM loss in training",
         "Nats per masked token, for every learner that is trained on it",
@@ -102,10 +110,16 @@ def _held_out_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart
         marks=marks,
         shares=True,
     )
-    for column in sorted(run.held_out_columns() - KNOWN):
-        yield LineChart(
-            f"{column} on held-out examples", "", _held_out(run, column), short, marks=marks
-        )
+    for column in run.scores_in_charts():
+        if column.name not in KNOWN:
+            yield LineChart(
+                f"{column.heading} on the validation examples",
+                "At every evaluation",
+                _held_out(run, column.name),
+                column.written,
+                marks=marks,
+                shares=column.form == SHARE,
+            )
 
 
 def _unigram(run: RunFiles, column: str) -> list[Level]:

@@ -13,8 +13,10 @@ LETTER = 6.6 / 308  # a letter's width on a phone's plot
 LINE = 16 / 260  # a line's height, on the scatter
 DOT = 8 / 308, 8 / 260  # half a dot's width and height
 GAP = 14 / 308  # between an object and its name
-TURN = 0.6  # beyond this x, names stand to the left of their objects
+TURN = 0.5  # beyond this x, names stand to the left of their objects
 MOST_ROWS = 4
+LONGEST = 20  # letters of a name beside its object: half the width of a phone's plot
+LONGEST_OF_DOT = 14  # beside which its score stands too
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,13 @@ class Box:
             and self.top < other.bottom
             and other.top < self.bottom
         )
+
+
+def shortened(name: str, longest: int = LONGEST) -> str:
+    """A name of at most `longest` letters; the middle of a longer one is left out."""
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest - longest // 2 - 1]}…{name[-(longest // 2) :]}"
 
 
 def around(x: float, y: float) -> Box:

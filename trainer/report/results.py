@@ -115,7 +115,7 @@ def _picture(run: RunFiles, evaluation: dict[str, Any]) -> str:
         for name, facts in evaluation["learners"].items()
         if facts.get(primary.name) is not None
     ]
-    if primary.form != SHARE or not points:
+    if primary.form != SHARE or len(points) < 2:
         return ""
     unigram = evaluation["unigram"].get(primary.name)
     return scatter(

@@ -59,6 +59,21 @@ def padded(values: Floats, *, from_zero: bool = False) -> tuple[float, float]:
     return (low if from_zero else low - air), high + air
 
 
+def around_points(points: Floats, level: float | None) -> tuple[float, float, bool]:
+    """A range in which shares (`points`) lie apart, and whether a reference `level` fits into it.
+
+    It fits where it leaves the points at least half of the range.
+    """
+    low, high = float(points.min()), float(points.max())
+    spread = (high - low) or 0.1 * abs(high) or 0.1
+    fits = level is not None and low - spread <= level <= high + spread
+    if level is not None and fits:
+        low, high = min(low, level), max(high, level)
+    air = 0.2 * spread
+    # A share ends at 100%, which gets room for a dot.
+    return low - air, min(high + air, max(1.0 + 0.1 * spread, high)), fits
+
+
 def thin(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
     """At most MOST_POINTS points, each the mean of consecutive ones; the last stays as it is."""
     if len(steps) <= MOST_POINTS:

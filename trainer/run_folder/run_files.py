@@ -18,7 +18,7 @@ from configs.section import Refusal, Section
 from configs.strict_json import finite, from_json, read_json
 from configs.typed import convert
 from trainer.run_folder import metrics
-from trainer.scoring.column import Column
+from trainer.scoring.column import NUMBER, Column
 
 Floats = NDArray[np.float64]
 
@@ -154,6 +154,29 @@ class RunFiles:
         """The names of the held-out scores that any learner has."""
         found = (metrics.split_held_out(key) for row in self.rows for key in row)
         return {parts[2] for parts in found if parts}
+
+    def scores_in_charts(self) -> list[Column]:
+        """The held-out scores that any learner has, with their headings.
+
+        Before there are results, a heading is the part of the name by which scores differ.
+        """
+        known = {column.name: column for column in columns_of(self.evaluation or {"columns": []})}
+        names = sorted(self.held_out_columns() - known.keys())
+        heads = {
+            name: head for name in names for head in self._heads if name.startswith(f"{head}_")
+        }
+        for name in names:
+            score = name.removeprefix(f"{heads.get(name, '')}_")
+            several = len({*heads.values()}) > 1 and name in heads
+            known[name] = Column(name, f"{heads[name]} {score}" if several else score, NUMBER)
+        return [known[name] for name in sorted(self.held_out_columns())]
+
+    @property
+    def _heads(self) -> list[str]:
+        """The names that a task's head may have: those of terms and of several tasks."""
+        learners = [self.config["teacher"], *self.config["students"].values()]
+        terms = [name for one in learners for name in (one or {}).get("objective") or {}]
+        return sorted({*terms, *(self.config["data"].get("tasks") or {})}, key=len)
 
     def columns_of(self, learner: str) -> list[str]:
         """The columns of a learner, without its name, in file order."""

@@ -5,6 +5,7 @@ Logits over the vocabulary are computed a chunk at a time.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -115,8 +116,18 @@ def metrics_of(
 
 
 def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
-    """The scores that these metrics report, by name."""
-    return {column.name: column for metric in metrics for column in metric.columns}
+    """The scores that these metrics report, by name.
+
+    Of several tasks, a heading begins with the head's name, as in "sst2 accuracy".
+    """
+    listed = [(metric.head, column) for metric in metrics for column in metric.columns]
+    of_tasks = {head for head, column in listed if column.name.startswith(f"{head}_")}
+    return {
+        column.name: dataclasses.replace(column, heading=f"{head} {column.heading}")
+        if len(of_tasks) > 1 and head in of_tasks and column.heading != head
+        else column
+        for head, column in listed
+    }
 
 
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
