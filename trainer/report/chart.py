@@ -131,7 +131,8 @@ def scatter(
     """Named points, with shares on y and a log scale on x, and an optional reference line."""
     left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8
     x = Scale(math.log10(left), math.log10(right))
-    low, high, fits = around_points(np.array([point.y for point in points]), level and level.value)
+    heights = np.array([point.y for point in points])
+    low, high, fits = around_points(heights, level.value if level else None)
     levels = [level] if level and fits else []
     note += f"; {level.name}: {percent(level.value)}" if level and not fits else ""
     y = Scale(high, low)
