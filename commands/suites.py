@@ -319,7 +319,7 @@ def _pair_scores(
     scores: dict[str, dict[str, TaskScore]] = {model: {} for model in models}
     for model, name, path in _pairs_of(suite, models, words):
         found = score_minimal_pairs(models[model].folder, path, device)
-        scores[model][name] = pair_score(found.accuracy, found.by_phenomenon)
+        scores[model][name] = pair_score(found)
     return scores
 
 

@@ -35,15 +35,19 @@ _TAGS = {"fill-mask": "masked-language-modeling, ", "translation": "translation,
 class Training:
     """The training of a model, as its model card describes it.
 
-    objectives: name -> weight and settings, as in the job. metrics: name -> held-out value.
-    predicts: whether the masked-LM head was trained. teacher: the model that it was distilled from;
-    empty if there was none. license: an SPDX identifier in the spelling of the Hugging Face hub,
-    such as apache-2.0; "other" if none was chosen.
+    base: the model whose weights it began with, as its job names it; empty: random ones.
+    learning_rate: the highest. objectives: name -> weight and settings, as in the job. metrics:
+    name -> held-out value. predicts: whether the masked-LM head was trained. teacher: the model
+    that it was distilled from; empty if there was none. license: an SPDX identifier in the spelling
+    of the Hugging Face hub, such as apache-2.0; "other" if none was chosen.
     """
 
     data: str
     steps: int
     tokens: int
+    learning_rate: float
+    seed: int
+    base: str = ""
     objectives: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     teacher: str = ""
@@ -108,10 +112,13 @@ def _training(training: Training, untrained: bool) -> list[str]:
     lines = [
         "## Training",
         "",
+        f"- Base model: {training.base or 'none, its weights began at random'}",
         f"- Data: {training.data}",
         f"- Optimizer steps: {training.steps:,}",
         f"- Tokens seen: {training.tokens:,}",
-        f"- Teacher: {training.teacher or 'none, pre-trained from scratch'}",
+        f"- Learning rate: {training.learning_rate:g}",
+        f"- Seed: {training.seed}",
+        f"- Teacher: {training.teacher or 'none'}",
         f"- License: {training.license}",
     ]
     if training.revision:

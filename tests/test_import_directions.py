@@ -100,7 +100,8 @@ ROOMS = {
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "digests task_heads examples batch_plan fit prefetch staging counting feed",
     "trainer/report": (
-        "document words labels scale colours chart curves results savings table page refreshing"
+        "document words labels scale colours chart curves results breakdowns savings table page "
+        "refreshing"
     ),
     "trainer/scoring": (
         "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
@@ -109,7 +110,7 @@ ROOMS = {
     "trainer/footprint": "models_table fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads held_out setbacks "
-        "evaluations finished agreement final_scores export"
+        "evaluations finished agreement breakdown final_scores export"
     ),
     "trainer/prediction": (
         "passes fine_tuned predictor texts tags choices spans vectors translations predicting "

@@ -164,6 +164,8 @@ def save_pretrained(
         write_tensors(folder / "model.safetensors", tensors)
         card = card or model_card(folder.resolve().name, config)
         card += _LOADS_HERE if reason else _LOADS
+        if reason:
+            card = card.replace("library_name: transformers\n", "", 1)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in files:
             if path.resolve() != (folder / path.name).resolve():

@@ -13,6 +13,9 @@ TRAINING = model.Training(
     data="prose, 1.2M tokens",
     steps=1800,
     tokens=14_745_600,
+    learning_rate=3e-4,
+    seed=7,
+    base="models/bert",
     objectives={"mlm": "weight 2.0", "soft_kl": "weight 5.0, temperature 2.0"},
     metrics={"masked-LM loss": 4.3219, "accuracy": 0.213},
     teacher="demo_teacher, in the same job",
@@ -27,7 +30,8 @@ def test_it_holds_everything_about_the_training() -> None:
     assert yaml.safe_load(front)["license"] == "apache-2.0"
     assert body.startswith("# student\n")
     for fact in ("prose, 1.2M tokens", "1,800", "14,745,600", "temperature 2.0", "4.3219",
-                 "demo_teacher, in the same job", "apache-2.0", "abc1234", "2 layers"):  # fmt: skip
+                 "demo_teacher, in the same job", "Learning rate: 0.0003", "Seed: 7",
+                 "Base model: models/bert", "apache-2.0", "abc1234", "2 layers"):  # fmt: skip
         assert fact in body
 
 
@@ -39,6 +43,14 @@ def test_a_model_whose_head_is_not_trained_is_said_to_predict_nothing() -> None:
     _, front, body = model.model_card("student", SMALL, TRAINING).split("---\n", 2)
     assert yaml.safe_load(front)["pipeline_tag"] == "fill-mask"
     assert "not trained" not in body
+
+
+def test_a_model_is_from_random_weights_only_where_it_has_no_base() -> None:
+    alone = dataclasses.replace(TRAINING, teacher="")
+    assert "from scratch" not in (text := model.model_card("tuned", SMALL, alone))
+    assert "- Teacher: none\n" in text
+    random = dataclasses.replace(TRAINING, base="")
+    assert "Base model: none, its weights began at random" in model.model_card("a", SMALL, random)
 
 
 def test_a_fine_tuned_model_names_its_head() -> None:
@@ -62,6 +74,7 @@ def test_every_saved_folder_has_a_model_card(tmp_path: Path) -> None:
     ours = dataclasses.replace(SMALL, pooler="first")
     model.save_pretrained(model.build(ours, 0), tmp_path / "ours")
     text = (tmp_path / "ours" / "README.md").read_text()
+    assert "library_name" not in text
     assert text.endswith("\nIt loads with Tandem: `transformers` has no class for it.\n")
 
 

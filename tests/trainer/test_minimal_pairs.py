@@ -81,6 +81,9 @@ def test_accuracy_by_phenomenon(exported: Path, pairs: Path) -> None:
     assert found.pairs == 3
     assert found.accuracy == sum(right) / 3
     assert found.by_phenomenon == {"agreement": sum(right[:2]) / 2, "order": float(right[2])}
+    assert sum(part.pairs for part in found.by_paradigm) == found.pairs == len(right)
+    for part in found.by_paradigm:
+        assert part.accuracy == found.by_phenomenon[part.phenomenon], "one paradigm each"
     assert 0 < sum(right) < 3, "a model that finds all pairs right or wrong shows little"
 
 

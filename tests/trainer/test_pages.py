@@ -30,6 +30,16 @@ LAYERS, HEADS = 12, 12
 TOKENS = ["[CLS]", "who", "has", "seen", "##_it", "?", "a-token-that-is-very-very-long", "[SEP]"]
 
 
+CLASSES = [f"class_{number}_jpq" for number in range(12)]
+BREAKDOWN = {
+    "labels": CLASSES,
+    "confusion": [[1000 + 7 * row * column for column in range(12)] for row in range(12)],
+    "by_class": {one: {"precision": 0.5, "recall": 1.0, "f1": 0.66, "count": 9} for one in CLASSES},
+    "wrong": [{"text": "<b>a gypsy_text | another " * 9, "label": "jpq", "predicted": "gjq"}],
+    "wrong_examples": 41,
+}
+
+
 def run_page(folder: Path, students: tuple[str, ...] = STUDENTS) -> str:
     """The page of a finished run whose learners score alike, with long names."""
     folder.mkdir()
@@ -41,6 +51,7 @@ def run_page(folder: Path, students: tuple[str, ...] = STUDENTS) -> str:
     for number, facts in enumerate(results["learners"].values()):
         facts["accuracy"] = 0.9 - 0.004 * number
         facts["parameters"] = 10_000_000 - 900_000 * number
+        facts["breakdown"] = {"names": BREAKDOWN}
     (folder / "evaluation.json").write_text(json.dumps(results))
     return render(RunFiles.read(folder))
 
@@ -104,6 +115,14 @@ def test_one_learner_and_one_evaluation_make_no_chart(tmp_path: Path) -> None:
     page = run_page(tmp_path / "alone", students=())
     assert "Size against quality" in run_page(tmp_path / "run")
     assert "Size against quality" not in page
+
+
+def test_classes_confusions_and_wrong_examples_are_shown(tmp_path: Path) -> None:
+    page = run_page(tmp_path / "run")
+    assert "1 of 41, drawn at random" in page
+    assert "&lt;b&gt;a gypsy_text" in page
+    assert page.count("right \\ predicted") == 1 + len(STUDENTS)
+    assert "<td>66.0% (50.0%, 100.0%)</td>" in page
 
 
 def test_each_pattern_has_the_map_of_its_most_typical_head() -> None:

@@ -63,6 +63,19 @@ def test_a_frozen_teacher_is_read_once_here_and_by_each_student_separately():
     assert saved == pytest.approx(30 * 3.0)  # the steps in which both read it
 
 
+@pytest.mark.parametrize("times", [True, False], ids=["timed", "counted"])
+def test_no_teacher_is_charged_to_a_student_that_reads_none(times: bool) -> None:
+    rows = [timed(step, late=True, frozen=True) for step in range(20, 101, 10)]
+    finished = run(rows if times else [{"step": 100, "tokens": 1000, "seconds": 1.0}], frozen=True)
+    learners = finished.evaluation["learners"]
+    learners["students/small"]["listens_to"] = []
+    learners["students/late"]["listens_to"] = ["mean"]
+    teacher, small, late = costs(finished, step_costs(finished))
+    assert small.here == small.separately
+    assert late.separately > late.here
+    assert teacher.here == pytest.approx(late.separately - late.here), "in the steps of late alone"
+
+
 def test_a_teacher_with_a_budget_goes_on_at_the_cost_of_a_forward():
     """It trains for 50 steps; `late` ends at step 90, `small` at 80: the last ten are nobody's."""
     rows = [timed(step, late=step > 60, frozen=step > 50) for step in range(20, 91, 10)]

@@ -17,6 +17,7 @@ from model import build, from_pretrained, save_pretrained
 from tests.conftest import command_environment
 from tests.fork_server import run_command
 from tests.trainer import tiny
+from trainer.evaluation.minimal_pairs import PairScores, PartScore
 from trainer.scoring.column import NUMBER, Column
 from trainer.suites.comparison import comparison_table, write_comparison
 from trainer.suites.results import ModelResults, pair_score, task_score, to_json
@@ -32,18 +33,33 @@ job: {batch: {size: 4, micro_batch: 4}, epochs: 5, data: {sequence_length: 16}}
 
 def evaluation(score: float | None, speed: float) -> dict:
     column = {"name": "m", "heading": "matthews", "form": NUMBER, "higher_is_better": True}
+    on_test = {**column, "name": "test_m", "heading": "test matthews"}
+    tested = None if score is None else score - 0.1
     return {
         "metric": "m",
-        "columns": [column],
-        "learners": {"teacher": {"m": score, "sequences_per_second": speed}},
+        "columns": [column, on_test],
+        "learners": {"teacher": {"m": score, "test_m": tested, "sequences_per_second": speed}},
     }
 
 
 def results_of_models() -> dict[str, ModelResults]:
     big = task_score({1: evaluation(0.5, 100.0), 2: evaluation(0.7, 110.0)})
     small = task_score({1: evaluation(0.3, 300.0), 2: evaluation(None, 300.0)})
-    good = pair_score(0.8, {"agreement": 0.9, "islands": 0.75})
-    fair = pair_score(0.6, {"agreement": 0.65, "islands": 0.55})
+    good, fair = (
+        pair_score(
+            PairScores(
+                3000,
+                mean,
+                {"agreement": agreement, "islands": islands},
+                [
+                    PartScore("agreement", "anaphor_jpq", 1000, agreement),
+                    PartScore("islands", "adjunct_island", 1000, islands + 0.05),
+                    PartScore("islands", "wh_island", 1000, islands - 0.05),
+                ],
+            )
+        )
+        for mean, agreement, islands in ((0.8, 0.9, 0.75), (0.6, 0.65, 0.55))
+    )
     return {
         "big": ModelResults("models/big", 1_000_000, {"cola": big, "pairs": good}),
         "small": ModelResults("models/small", 500_000, {"cola": small, "pairs": fair}),
@@ -67,6 +83,11 @@ def test_means_deviations_and_retention(models: dict[str, ModelResults]) -> None
     pairs = found["small"]["tasks"]["pairs"]
     assert pairs["by_phenomenon"] == {"agreement": 0.65, "islands": 0.55}
     assert "by_phenomenon" not in cola
+    assert pairs["by_paradigm"][2]["paradigm"] == "wh_island"
+    assert pairs["by_paradigm"][2]["pairs"] == 1000
+    assert (pairs["pairs"], pairs["chance"]) == (3000, 0.5)
+    assert cola["scores"]["test_m"]["by_seed"] == {1: 0.4, 2: 0.6}
+    assert cola["scores"]["test_m"]["mean"] == pytest.approx(0.5)
 
 
 def test_the_table_and_the_page_say_the_same(
@@ -90,7 +111,17 @@ def test_the_table_and_the_page_say_the_same(
     for cell in ("0.600 ± 0.141", "50.0%", "Tasks &lt;all&gt;", "models/small"):
         assert cell in page
     assert page.count("by phenomenon") == 1
-    for row in (("phenomenon", "big", "small"), ("agreement", "90.0%", "65.0%")):
+    shown = "\n".join(lines)
+    assert "cola  0.500 ± 0.141  0.200  test matthews" in shown
+    assert page.count("<figure") == 2
+    for row in (
+        ("phenomenon", "pairs", "big", "small"),
+        ("agreement", "1,000", "90.0%", "65.0%"),
+        ("islands", "2,000", "75.0%", "55.0%"),
+        ("chance", "", "50.0%", "50.0%"),
+        ("wh_island", "islands", "1,000", "70.0%", "50.0%"),
+        ("cola", "test matthews", "0.500 ± 0.141", "0.200"),
+    ):
         tag = "th" if row[0] == "phenomenon" else "td"
         assert "".join(f"<{tag}>{cell}</{tag}>" for cell in row) in page
 

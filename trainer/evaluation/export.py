@@ -21,7 +21,7 @@ from model import (
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import TaskOfJob, tasks_of
-from trainer.learner_names import TEACHER
+from trainer.learner_config import LearnerConfig
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
@@ -36,14 +36,14 @@ def export_learner(
     out: Path,
     results: Mapping[str, Any] | None = None,
     head: str | None = None,
-) -> None:
+) -> str:
     """Write a learner, as `saved` has it, its tokenizer and its model card to `out`.
 
     The card shows the scores from the run's final `results` (by default those in its folder), or,
     of a checkpoint that these are not about, the newest held-out ones up to its step. As after
     ``tandem import``, a job can name `out` as ``init.pretrained`` and its model.yaml as ``model``.
     With a `head`, the encoder and this task head alone are written, in a form that `transformers`
-    loads; None: every head.
+    loads; None: every head. Returns why `transformers` cannot load it, or an empty string.
 
     Raises TrainingError when there is no such learner, ModelError when it cannot be written.
     """
@@ -63,6 +63,7 @@ def export_learner(
         _write_task_facts(saved, name, config, results, out)
     if note:
         _log.warning("%s: %s", name, note)
+    return note
 
 
 def _write_task_facts(
@@ -108,19 +109,37 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
     counters = state.learners[name]
     terms = saved.config(name).objective.terms()
     return Training(
-        data=", ".join(saved.corpora),
+        data=_data(saved),
         steps=counters.steps_taken(state.step),
         tokens=counters.tokens,
+        learning_rate=saved.config(name).optimizer.learning_rate,
+        seed=saved.job.seed,
+        base=_base(saved.config(name)),
         objectives={term: _settings(section) for term, section in terms.items()},
         metrics={
             f"{corpus} {kind}": value
             for (corpus, kind), value in _scores(saved, name, results).items()
         },
-        teacher="" if name == TEACHER else _teacher(saved.job),
+        teacher=_teacher(saved.job) if saved.config(name).objective.needs_teacher() else "",
         license=saved.job.license,
         revision=saved.folder.revision(),
         predicts=MASKED in saved.trained_heads(name),
     )
+
+
+def _data(saved: SavedLearners) -> str:
+    """The corpora, or the training file of each task."""
+    if not saved.job.data.has_examples:
+        return ", ".join(saved.corpora)
+    return ", ".join(f"{one.data.train} ({one.name})" for one in tasks_of(saved.job))
+
+
+def _base(learner: LearnerConfig) -> str:
+    """What the learner's first weights were."""
+    init = learner.init
+    if init.teacher_layers:
+        return "layers of the teacher in this job"
+    return "" if init.random else init.pretrained or ""
 
 
 def _teacher(job: JobConfig) -> str:

@@ -18,6 +18,7 @@ from trainer.batches import MicroBatch, to_device
 from trainer.config import JobConfig
 from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
+from trainer.evaluation.breakdown import Breakdown
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
@@ -97,6 +98,7 @@ class _Measurement:
         self.test = _TestFile.open(saved.job, heartbeat)
         self.device = own_device()
         self.teacher = saved.load(TEACHER).to(self.device)
+        self.breakdowns: dict[str, dict[str, Any]] = {}  # by learner
         self.teacher_scores = self._score(TEACHER, self.teacher)
         scored = [metric for one in saved.names for metric in self._metrics(one)]
         self.columns = self._columns(scored)
@@ -126,6 +128,8 @@ class _Measurement:
             "agreement": self._agreement(name, model) if both_predict and not is_teacher else None,
             **self._speed(name, model),
             **self._steps(name),
+            "breakdown": self.breakdowns[name],
+            "listens_to": sorted(self.saved.config(name).objective.sources),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
         }
@@ -147,13 +151,30 @@ class _Measurement:
         return self.saved.job.metrics_of(self.saved.config(name))
 
     def _score(self, name: str, model: Model) -> Scores:
-        return self._scores(name, model, self.validation, self._metrics(name))
+        """The scores on the validation split, with their breakdown."""
+        metrics, corpus = self._metrics(name), next(iter(self.saved.corpora.values()))
+        breakdown = Breakdown(metrics, model.config, corpus.tokenizer_dir)
+        scores = self._scores(name, model, self.validation, metrics, breakdown)
+        trained = self.saved.trained_heads(name)
+        found = breakdown.finish()
+        self.breakdowns[name] = {head: part for head, part in found.items() if head in trained}
+        return scores
 
-    def _scores(self, name: str, model: Model, examples: ValidationSet, metrics: Metrics) -> Scores:
+    def _scores(
+        self,
+        name: str,
+        model: Model,
+        examples: ValidationSet,
+        metrics: Metrics,
+        breakdown: Breakdown | None = None,
+    ) -> Scores:
         micro_batch, view = self.saved.job.batch.micro_batch, self.saved.config(name).view
 
         def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
-            return score(model, batch.view(view), metrics)
+            readings = score(model, batch.view(view), metrics)
+            if breakdown is not None:
+                breakdown.add(batch.view(view), readings)
+            return readings
 
         with torch.inference_mode():
             return examples.evaluate(of_batch, metrics, micro_batch, self.device)

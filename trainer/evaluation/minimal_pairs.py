@@ -21,6 +21,18 @@ from model import ModelError, encoder_from_pretrained, read_encoder_config
 from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
 from trainer.own_tokenizer import require_own_tokenizer
 
+CHANCE = 0.5  # the accuracy of guessing
+
+
+@dataclass(frozen=True)
+class PartScore:
+    """The score on the pairs of one paradigm."""
+
+    phenomenon: str
+    paradigm: str
+    pairs: int
+    accuracy: float
+
 
 @dataclass(frozen=True)
 class PairScores:
@@ -29,6 +41,7 @@ class PairScores:
     pairs: int
     accuracy: float
     by_phenomenon: dict[str, float]
+    by_paradigm: list[PartScore]
 
 
 def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> PairScores:
@@ -85,10 +98,16 @@ def _require_telling(
 
 def _scores(pairs: Sequence[MinimalPair], right: Sequence[bool]) -> PairScores:
     by_phenomenon: dict[str, list[bool]] = defaultdict(list)
+    by_paradigm: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for pair, is_right in zip(pairs, right, strict=True):
         by_phenomenon[pair.phenomenon].append(is_right)
+        by_paradigm[pair.phenomenon, pair.paradigm].append(is_right)
     return PairScores(
         pairs=len(pairs),
         accuracy=sum(right) / len(right),
         by_phenomenon={name: sum(ones) / len(ones) for name, ones in sorted(by_phenomenon.items())},
+        by_paradigm=[
+            PartScore(*names, len(ones), sum(ones) / len(ones))
+            for names, ones in sorted(by_paradigm.items())
+        ],
     )

@@ -60,6 +60,9 @@ def has_scored(results: Mapping[str, Any], job: JobConfig) -> bool:
     return dict(results.get("test", {})) == (test_contents(job) if job.data.has_examples else {})
 
 
+TRANSFORMERS = "loads with transformers"
+
+
 def _export(
     saved: SavedLearners, results: Mapping[str, Any], names: list[str], heartbeat: SendHeartbeat
 ) -> None:
@@ -67,5 +70,5 @@ def _export(
         heartbeat()
         out = saved.folder.export(name)
         (out / EXPORTED[-1]).unlink(missing_ok=True)  # an export without this file is incomplete
-        export_learner(saved, name, out, results)
-        results["learners"][name]["export"] = str(out)
+        note = export_learner(saved, name, out, results)
+        results["learners"][name] |= {"export": str(out), "export_format": note or TRANSFORMERS}

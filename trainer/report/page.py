@@ -11,6 +11,7 @@ from typing import Any
 from configs.durations import duration, seconds_left
 from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
+from trainer.report.breakdowns import breakdowns_section
 from trainer.report.curves import curves_section
 from trainer.report.document import document
 from trainer.report.results import results_section, setbacks_section
@@ -40,7 +41,8 @@ def render(run: RunFiles, live: bool = False) -> str:
     """The page as text."""
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}">' if live else ""
     script = (HERE / "script.js").read_text(encoding="utf-8")
-    sections = (setbacks_section, results_section, savings_section, curves_section, _data, _config)
+    above = (setbacks_section, results_section, breakdowns_section, savings_section)
+    sections = (*above, curves_section, _data, _config)
     body = "".join([_head(run, live), *(section(run) for section in sections)])
     return document(run.name, body, head=refresh, script=script)
 

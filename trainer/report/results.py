@@ -69,7 +69,8 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     )
     baseline = "".join(f"<td>{score_of(evaluation['unigram'], one)}</td>" for one in columns)
     exports = "".join(
-        f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code></li>"
+        f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code>"
+        f"{escape(', ' + facts['export_format']) if 'export_format' in facts else ''}</li>"
         for name, facts in learners.items()
         if "export" in facts
     )
@@ -79,7 +80,7 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     return (
         f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
         f"{rows}{unigram if evaluation['unigram'] else ''}</tbody></table>"
-        f"</div><div><p>{legend}</p>{'<p>In Hugging Face format:</p>' if exports else ''}"
+        f"</div><div><p>{legend}</p>{'<p>Exports:</p>' if exports else ''}"
         f"<ul>{exports}</ul></div>"
     )
 

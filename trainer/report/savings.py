@@ -8,7 +8,7 @@ reading data, is counted.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from configs.durations import duration
-from trainer.learner_names import TEACHER, is_teacher
+from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.report.words import percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
@@ -47,7 +47,7 @@ class StepCosts:
     timed: bool
     own: dict[str, float]  # by learner, while it is trained: forward, backward and update
     teaching: dict[str, float]  # by teacher: a forward pass of one that is not trained
-    reading: dict[str, dict[str, float]]  # by student: each teacher's forward in its steps
+    reading: dict[str, dict[str, float]]  # by student: the forward of each teacher that it reads
 
 
 def savings_section(run: RunFiles) -> str:
@@ -63,7 +63,7 @@ def savings_section(run: RunFiles) -> str:
         "<th>learner</th><th>in this job</th><th>separately</th><th>saved</th></tr></thead>"
         f"<tbody>{rows}{_row('together', total, found.timed)}</tbody></table></div>"
         "<p>Separately: the teacher pre-trained alone, then each student in a job of its own with "
-        "a forward pass of each finished teacher in every step. "
+        "a forward pass of each finished teacher that it reads in every step. "
         f"{_remark(run, found)}</p></section>"
     )
 
@@ -83,8 +83,8 @@ def step_costs(run: RunFiles) -> StepCosts | None:
     teachers = [name for name in names if is_teacher(name)]
     beside = {student: _rows(run, student, FORWARD) for student in students}
     reading = {
-        student: {name: _median(rows, name, FORWARD) for name in teachers}
-        for student, rows in beside.items()
+        student: {name: _median(beside[student], name, FORWARD) for name in read}
+        for student, read in _read(learners, students, teachers).items()
     }
     if all(beside.values()):
         trained = {name: _rows(run, name, BACKWARD) for name in names}
@@ -95,7 +95,19 @@ def step_costs(run: RunFiles) -> StepCosts | None:
     if not all(flops.values()):
         return None
     forward = {name: flops[name] / 3 for name in teachers}
-    return StepCosts(False, flops, forward, dict.fromkeys(students, forward))
+    read = {student: {name: forward[name] for name in names} for student, names in reading.items()}
+    return StepCosts(False, flops, forward, read)
+
+
+def _read(
+    learners: Mapping[str, Any], students: Sequence[str], teachers: Sequence[str]
+) -> dict[str, list[str]]:
+    """The teachers whose outputs each student reads; a run of before says nothing: all."""
+    reads = {name: learners[name].get("listens_to", [MEAN]) for name in students}
+    return {
+        name: [teacher for teacher in teachers if MEAN in sources or teacher in sources]
+        for name, sources in reads.items()
+    }
 
 
 def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
@@ -106,8 +118,9 @@ def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
     assert run.evaluation is not None
     steps = {name: _steps(name, run.evaluation) for name in step.own}
     taught = np.zeros(run.evaluation["step"], bool)
-    for student in step.reading:
-        taught[steps[student]] = True
+    for student, teachers in step.reading.items():
+        if teachers:
+            taught[steps[student]] = True
     found = []
     for name in filter(is_teacher, step.own):
         is_trained = name == TEACHER and not run.config["teacher"].get("frozen")

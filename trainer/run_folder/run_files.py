@@ -48,6 +48,35 @@ class _Agreement(Section):
 
 
 @dataclass
+class _ClassScores(Section):
+    precision: float
+    recall: float
+    f1: float
+    count: Annotated[int, INDEX]
+
+
+@dataclass
+class _WrongExample(Section):
+    text: str
+    label: str
+    predicted: str
+
+
+@dataclass
+class _Breakdown(Section):
+    labels: list[str]
+    confusion: list[list[int]]
+    by_class: dict[str, _ClassScores]
+    wrong: list[_WrongExample]
+    wrong_examples: Annotated[int, INDEX]
+
+    def conflicts(self) -> Iterator[Refusal]:
+        size = len(self.labels)
+        if [len(row) for row in self.confusion] != [size] * size:
+            yield "confusion", "must have a row and a column for each label"
+
+
+@dataclass
 class _Learner(Section):
     """A learner's results; its scores stand beside them, by column."""
 
@@ -63,6 +92,9 @@ class _Learner(Section):
     flops_per_token: float | None = None
     bytes: int | None = None
     export: str = ""
+    export_format: str = ""
+    breakdown: dict[str, _Breakdown] = field(default_factory=dict)
+    listens_to: list[str] = field(default_factory=list)
 
 
 @dataclass

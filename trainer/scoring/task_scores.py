@@ -143,6 +143,28 @@ def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
     return {name: float(score) for name, score in zip(names, found[:3], strict=True)}
 
 
+def scores_by_type(predicted: Tags, right: Tags) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and number of the entities of each type; see `entity_scores`."""
+    from seqeval.metrics import classification_report
+
+    predicted, right = (
+        [[_as_bioes(tag) for tag in tags] for tags in of] for of in (predicted, right)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = classification_report(right, predicted, output_dict=True, zero_division=0)
+    return {
+        kind: {
+            "precision": float(scores["precision"]),
+            "recall": float(scores["recall"]),
+            "f1": float(scores["f1-score"]),
+            "count": int(scores["support"]),
+        }
+        for kind, scores in found.items()
+        if not kind.endswith(" avg")
+    }
+
+
 def normalised_answer(text: str) -> str:
     """An answer as SQuAD's official script compares it: lower case, no punctuation or articles."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from trainer.evaluation.minimal_pairs import CHANCE, PairScores
+from trainer.report.chart import Level, Point, scatter
+from trainer.report.colours import COLOURS
 from trainer.report.document import document
 from trainer.report.table import as_text, plain_table
 from trainer.report.words import percent, short
+from trainer.scoring.column import Column
 from trainer.suites.results import ModelResults, TaskScore
 
 Models = Mapping[str, ModelResults]  # the first is the reference
@@ -20,7 +25,12 @@ def comparison_table(models: Models) -> str:
     table = plain_table(*headings)
     for row in rows:
         table.add_row(*row)
-    return "\n".join([as_text(table), "", *_legend(models)])
+    scores = plain_table("task", *models)
+    scores.add_column("score")
+    for task, score, *cells in _all_scores(models)[1:]:
+        scores.add_row(task, *cells, score)
+    more = ["", "All scores:", as_text(scores)] if scores.row_count else []
+    return "\n".join([as_text(table), "", *_legend(models), *more])
 
 
 def write_comparison(path: Path, title: str, about: str, models: Models) -> None:
@@ -33,7 +43,8 @@ def write_comparison(path: Path, title: str, about: str, models: Models) -> None
     below = f"<div>{notes}</div><div><ul>{folders}</ul></div>"
     body = (
         f"<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>"
-        f"{_section('Models', _cells(models), below)}{_phenomena(models)}"
+        f"{_section('Models', _cells(models), below)}{_pictures(models)}"
+        f"{_section('All scores', _all_scores(models))}{_pairs(models)}"
     )
     path.write_text(document(title, body), encoding="utf-8")
 
@@ -51,25 +62,99 @@ def _section(title: str, cells: Sequence[Sequence[str]], below: str = "") -> str
     )
 
 
-def _phenomena(models: Models) -> str:
-    """The models' accuracy by phenomenon, a table for each set of minimal pairs."""
+def _pictures(models: Models) -> str:
+    """Size against the mean score, and against the accuracy on minimal pairs."""
     reference = next(iter(models.values()))
-    return "".join(
-        _section(f"{task} by phenomenon", _phenomenon_cells(models, task))
-        for task, score in reference.tasks.items()
-        if score.by_phenomenon
-    )
+    means = {name: one.mean for name, one in models.items()}
+    charts = [_picture(models, "Size against quality", "The mean of the tasks' scores", means)]
+    for task, score in reference.tasks.items():
+        if score.pairs is not None:
+            found = {
+                name: one.tasks[task].mean for name, one in models.items() if task in one.tasks
+            }
+            note = "The accuracy on minimal pairs"
+            charts.append(_picture(models, f"Size against {task}", note, found, CHANCE))
+    pictures = "".join(charts)
+    return f'<section><div class="grid">{pictures}</div></section>' if pictures else ""
 
 
-def _phenomenon_cells(models: Models, task: str) -> list[list[str]]:
-    """The headings, and a row for each phenomenon with the accuracy of each model."""
-    known = {name: one.tasks[task] for name, one in models.items() if task in one.tasks}
-    scores = [*known.values()]
-    rows = [
-        [phenomenon, *(one.column.written(one.by_phenomenon[phenomenon]) for one in scores)]
-        for phenomenon in scores[0].by_phenomenon
+def _picture(
+    models: Models,
+    title: str,
+    note: str,
+    scores: Mapping[str, float | None],
+    chance: float | None = None,
+) -> str:
+    """A dot for each model that has a score; empty with fewer than two."""
+    points = [
+        Point(name, number % COLOURS, one.parameters, score)
+        for number, (name, one) in enumerate(models.items())
+        if (score := scores.get(name)) is not None and one.parameters
     ]
-    return [["phenomenon", *known], *rows]
+    if len(points) < 2:
+        return ""
+    level = None if chance is None else Level("chance", chance)
+    note = f"{note}, by parameters on a log scale"
+    return scatter(title, note, points, level, "parameters", short)
+
+
+def _all_scores(models: Models) -> list[list[str]]:
+    """The headings, and a row for each score of each task; no rows where each has one score."""
+    reference = next(iter(models.values()))
+    rows = [
+        [task, one.column.heading, *(_other(each, task, one.column) for each in models.values())]
+        for task, score in reference.tasks.items()
+        for one in score.all_scores
+    ]
+    return [["task", "score", *models], *rows]
+
+
+def _other(model: ModelResults, task: str, column: Column) -> str:
+    by_seed = model.tasks[task].others.get(column) if task in model.tasks else None
+    return "" if by_seed is None else _score(TaskScore(column, by_seed))
+
+
+def _pairs(models: Models) -> str:
+    """The models' accuracy by phenomenon and paradigm, for each set of minimal pairs."""
+    sections = []
+    for task, score in next(iter(models.values())).tasks.items():
+        if score.pairs is None:
+            continue
+        known = {name: one.tasks[task].pairs for name, one in models.items() if task in one.tasks}
+        found = {name: pairs for name, pairs in known.items() if pairs is not None}
+        sections.append(_section(f"{task} by phenomenon", _phenomenon_cells(found)))
+        sections.append(_section(f"{task} by paradigm", _paradigm_cells(found)))
+    return "".join(sections)
+
+
+def _phenomenon_cells(scores: Mapping[str, PairScores]) -> list[list[str]]:
+    """The headings, and a row for each phenomenon with the accuracy of each model."""
+    reference = next(iter(scores.values()))
+    counts = Counter[str]()
+    for part in reference.by_paradigm:
+        counts[part.phenomenon] += part.pairs
+    rows = [
+        [name, f"{counts[name]:,}", *(percent(one.by_phenomenon[name]) for one in scores.values())]
+        for name in reference.by_phenomenon
+    ]
+    total = ["all", f"{reference.pairs:,}", *(percent(one.accuracy) for one in scores.values())]
+    chance = ["chance", "", *(percent(CHANCE) for _ in scores)]
+    return [["phenomenon", "pairs", *scores], *rows, total, chance]
+
+
+def _paradigm_cells(scores: Mapping[str, PairScores]) -> list[list[str]]:
+    """The headings, and a row for each paradigm with the accuracy of each model."""
+    reference = next(iter(scores.values()))
+    rows = [
+        [
+            part.paradigm,
+            part.phenomenon,
+            f"{part.pairs:,}",
+            *(percent(one.by_paradigm[number].accuracy) for one in scores.values()),
+        ]
+        for number, part in enumerate(reference.by_paradigm)
+    ]
+    return [["paradigm", "phenomenon", "pairs", *scores], *rows]
 
 
 def _cells(models: Models) -> list[list[str]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.run_folder.run_files import primary_of
+from trainer.evaluation.minimal_pairs import CHANCE, PairScores
+from trainer.run_folder.run_files import columns_of, primary_of
 from trainer.scoring.column import ACCURACY, Column
 
 FINE_TUNED = "teacher"  # the learner of a fine-tuning job
@@ -17,14 +19,21 @@ FINE_TUNED = "teacher"  # the learner of a fine-tuning job
 class TaskScore:
     """A model's scores on a task by seed; a seed with an undefined score is left out.
 
-    by_phenomenon: on minimal pairs, the score on each phenomenon; empty for tasks.
+    others: every score of the task, by column: the primary, secondary ones and those on its test
+        file. pairs: on minimal pairs, the score on each phenomenon and paradigm; None for tasks.
     """
 
     column: Column
     by_seed: Mapping[int, float]
     examples_per_second: float | None = None
-    by_phenomenon: Mapping[str, float] = field(default_factory=dict)
+    pairs: PairScores | None = None
+    others: Mapping[Column, Mapping[int, float]] = field(default_factory=dict)
     steps: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by seed: taken, skipped
+
+    @property
+    def all_scores(self) -> list[TaskScore]:
+        """Each score of the task by itself, the primary one among them."""
+        return [TaskScore(column, by_seed) for column, by_seed in self.others.items()]
 
     @property
     def mean(self) -> float | None:
@@ -75,7 +84,7 @@ class ModelResults:
 
     @property
     def _fine_tuned(self) -> dict[str, TaskScore]:
-        return {name: one for name, one in self.tasks.items() if not one.by_phenomenon}
+        return {name: one for name, one in self.tasks.items() if one.pairs is None}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -88,14 +97,22 @@ def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
     """The primary metric of one task's runs, from their ``evaluation.json`` by seed."""
     column = primary_of(next(iter(evaluations.values())))
     learners = {seed: one["learners"][FINE_TUNED] for seed, one in evaluations.items()}
-    scores = {seed: facts.get(column.name) for seed, facts in learners.items()}
+    others = {
+        one: {seed: facts[one.name] for seed, facts in learners.items() if _has(facts, one)}
+        for one in columns_of(next(iter(evaluations.values())))
+    }
     speeds = [facts["sequences_per_second"] for facts in learners.values()]
     return TaskScore(
         column,
-        {seed: score for seed, score in scores.items() if score is not None},
+        others[column],
         statistics.median(speeds),
+        others=others,
         steps={seed: _steps(facts) for seed, facts in learners.items()},
     )
+
+
+def _has(facts: Mapping[str, Any], column: Column) -> bool:
+    return facts.get(column.name) is not None
 
 
 def _steps(facts: Mapping[str, Any]) -> dict[str, int]:
@@ -103,9 +120,9 @@ def _steps(facts: Mapping[str, Any]) -> dict[str, int]:
     return {kind: facts.get(f"steps_{kind}", 0) for kind in ("taken", "skipped")}
 
 
-def pair_score(accuracy: float, by_phenomenon: Mapping[str, float]) -> TaskScore:
+def pair_score(pairs: PairScores) -> TaskScore:
     """The score on minimal pairs, which has no seed."""
-    return TaskScore(ACCURACY, {0: accuracy}, by_phenomenon=by_phenomenon)
+    return TaskScore(ACCURACY, {0: pairs.accuracy}, pairs=pairs)
 
 
 def to_json(models: Mapping[str, ModelResults]) -> dict[str, Any]:
@@ -136,5 +153,15 @@ def _task_json(score: TaskScore, reference: TaskScore) -> dict[str, Any]:
         "examples_per_second": score.examples_per_second,
         "steps": {str(seed): dict(counts) for seed, counts in score.steps.items()},
     }
-    by_phenomenon = dict(score.by_phenomenon)
-    return {**found, "by_phenomenon": by_phenomenon} if by_phenomenon else found
+    if score.pairs is not None:
+        return {**found, **dataclasses.asdict(score.pairs), "chance": CHANCE}
+    scores = {
+        one.column.name: {
+            "heading": one.column.heading,
+            "mean": one.mean,
+            "deviation": one.deviation,
+            "by_seed": dict(one.by_seed),
+        }
+        for one in score.all_scores
+    }
+    return {**found, "scores": scores}
