@@ -40,11 +40,12 @@ def write_comparison(path: Path, title: str, about: str, models: Models) -> None
         for name, one in models.items()
     )
     notes = "".join(f"<p>{escape(line)}</p>" for line in _legend(models))
+    scores = _all_scores(models)
     below = f"<div>{notes}</div><div><ul>{folders}</ul></div>"
     body = (
         f"<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>"
         f"{_section('Models', _cells(models), below)}{_pictures(models)}"
-        f"{_section('All scores', _all_scores(models))}{_pairs(models)}"
+        f"{_section('All scores', scores) if scores[1:] else ''}{_pairs(models)}"
     )
     path.write_text(document(title, body), encoding="utf-8")
 
@@ -99,7 +100,7 @@ def _picture(
 
 
 def _all_scores(models: Models) -> list[list[str]]:
-    """The headings, and a row for each score of each task; no rows where each has one score."""
+    """The headings, and a row for each score of each task."""
     reference = next(iter(models.values()))
     rows = [
         [task, one.column.heading, *(_other(each, task, one.column) for each in models.values())]
