@@ -10,6 +10,7 @@ import click
 from cluster.planning.machine import Machine
 from commands.job_configs import load_job, models, warn_about
 from commands.options import PATH, POSITIVE, Number
+from configs.typed import shown
 
 
 @click.command("model")
@@ -33,6 +34,16 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
             f"{size.bytes / 2**20:,.0f} MiB in float32, {size.flops_per_token / 1e6:,.1f} MFLOPs "
             f"per token forward and backward at {size.sequence_length} tokens"
         )
+
+
+def time_limit(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """The seconds of a time limit as sbatch takes it; None for no limit."""
+    from cluster.limits import seconds
+
+    try:
+        return None if text is None else seconds(text)
+    except ValueError:
+        raise click.BadParameter(f"{shown(text)}: must be a time such as 24:00:00 or 2-0") from None
 
 
 @click.command("plan")
@@ -87,6 +98,26 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
     default=Machine.store_gbs,
     show_default=True,
     help="GB/s at which checkpoints reach the storage.",
+)
+@click.option(
+    "--time",
+    "time_limit",
+    callback=time_limit,
+    help="The time limit of each start, as sbatch takes it: 24:00:00, 2-0.",
+)
+@click.option(
+    "--warning-seconds",
+    type=click.IntRange(min=1),
+    default=Machine.warning_seconds,
+    show_default=True,
+    help="Seconds before the time limit at which the ranks save.",
+)
+@click.option(
+    "--host-gb",
+    type=Number(0),
+    default=Machine.host_gb,
+    show_default=True,
+    help="GB of a rank on its host for Python, libraries and the GPU's driver.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan_job(

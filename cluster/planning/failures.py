@@ -41,6 +41,25 @@ class Reliability:
     effective_p5: float  # its 5th percentile over runs
 
 
+@dataclass(frozen=True)
+class Starts:
+    """A run under a time limit. Times are in seconds."""
+
+    training: float  # in each start but the last
+    overhead: float  # of each start: until the first step, and from the warning until it has saved
+    count: int
+
+
+def starts_within(
+    limit: float, warning: float, restart: float, saving: float, work: float
+) -> Starts | None:
+    """The starts that `work` seconds take; None where a start has no time to train."""
+    training = limit - warning - restart
+    if training <= 0:
+        return None
+    return Starts(training, restart + saving, math.ceil(work / training))
+
+
 def best_interval(stall: float, write: float, mtbf: float) -> float:
     """Seconds of training between checkpoints."""
     interval = math.sqrt(2 * stall * mtbf) - stall if stall < mtbf / 2 else mtbf

@@ -24,6 +24,9 @@ class Machine:
         fragmented: memory lost in the caching allocator, as a fraction of what is allocated.
         copy_gbs, store_gbs: GB/s of a checkpoint, from one GPU to its host and from all to storage.
         restart_seconds: from a failure to the next step: detection, requeue and loading.
+        time_limit: seconds of one start of the job; None for no limit.
+        warning_seconds: how long before the time limit the ranks save.
+        host_gb: a rank's memory on the host for Python, libraries and the GPU's driver.
         price: per GPU hour, in any currency.
     """
 
@@ -41,6 +44,9 @@ class Machine:
     store_gbs: float = 2.0
     node_mtbf_hours: float = NODE_MTBF_HOURS
     restart_seconds: float = 600.0
+    time_limit: int | None = None
+    warning_seconds: int = 300
+    host_gb: float = 4.0
     price: float | None = None
 
     @property

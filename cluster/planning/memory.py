@@ -18,6 +18,7 @@ from configs.plan_facts import JobFacts, LearnerFacts
 STAGES = (0, 1, 2, 3)
 FLOAT = 4
 MOMENTS = 2 * FLOAT  # AdamW's and LAMB's, per parameter
+STORED_BYTES = MOMENTS + FLOAT  # in a checkpoint, per trained parameter: moments and weight
 STAGE_0_BUCKET = 500_000_000  # elements that DeepSpeed flattens at once at stage 0
 LARGEST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
 
@@ -135,6 +136,19 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
     needed = peak * (1 + machine.fragmented) + machine.reserved_gb * 1e9
     named = {one.name: memory for one, memory in zip(job.learners, memories, strict=True)}
     return JobMemory(named, sum(left[:-1]), peak, needed)
+
+
+def host_memory(job: JobFacts, machine: Machine) -> float:
+    """Bytes on the host of a node, for ``--mem``: its ranks, and their parts of what is held there.
+
+    That is the copy from which a checkpoint is written, and of learners that are offloaded the
+    master weights, moments and gradients.
+    """
+    held = sum(
+        learner.trained * (STORED_BYTES + learner.offloaded * (STORED_BYTES + FLOAT))
+        for learner in job.learners
+    )
+    return machine.gpus_per_node * (machine.host_gb * 1e9 + held / machine.ranks)
 
 
 def at_stages(job: JobFacts, teacher: int, students: int) -> JobFacts:

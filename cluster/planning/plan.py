@@ -10,14 +10,21 @@ from dataclasses import dataclass, replace
 from cluster.errors import LaunchError
 from cluster.planning.choice import Choice, Option, choose, options
 from cluster.planning.duration import StepTime, step_time
-from cluster.planning.failures import HOUR, Reliability, expect
+from cluster.planning.failures import HOUR, Reliability, Starts, expect, starts_within
 from cluster.planning.machine import Machine
-from cluster.planning.memory import STAGES, JobMemory, LearnerMemory, job_memory, learner_memory
+from cluster.planning.memory import (
+    STAGES,
+    STORED_BYTES,
+    JobMemory,
+    LearnerMemory,
+    host_memory,
+    job_memory,
+    learner_memory,
+)
 from cluster.planning.recipes import RecipeCost, compare
 from configs.plan_facts import JobFacts, LearnerFacts
 from configs.strict_json import strict_json
 
-STORED_BYTES = 12  # in a checkpoint, per trained parameter: weight and two moments, float32
 LARGEST_JOB = 4096  # GPUs in the largest row of the scaling table
 
 
@@ -43,11 +50,13 @@ class Plan:
     by_stage: dict[str, list[LearnerMemory]]  # learner -> its memory at ZeRO stages 0 to 3
     memory: JobMemory  # at the stages and the micro-batch of the config
     fits: bool
+    host_bytes: float  # of each node
     time: StepTime
     days: float  # without failures
     gpu_hours: float
     cost: float | None
     reliability: Reliability  # at the config's checkpoint interval
+    starts: Starts | None  # None without a time limit
     best_checkpoint_every: int  # steps
     reliability_at_best: Reliability
     options: list[Option]
@@ -64,7 +73,7 @@ class Plan:
 def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = ()) -> Plan:
     """Plan `job` on `machine`; `apart` are its learners in jobs of their own (`recipes.compare`).
 
-    Raises LaunchError where the batch does not divide over ranks.
+    Raises LaunchError where the batch does not divide over ranks, or a start has no time to train.
     """
     if job.rows % machine.ranks:
         raise LaunchError(
@@ -88,7 +97,9 @@ def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = (
         days=work / HOUR / 24,
         gpu_hours=gpu_hours,
         cost=None if machine.price is None else machine.price * gpu_hours,
+        host_bytes=host_memory(job, machine),
         reliability=reliability,
+        starts=_starts(work, reliability, machine),
         best_checkpoint_every=best,
         reliability_at_best=_reliability(job, machine, time.seconds, best),
         options=options(job, machine),
@@ -103,6 +114,22 @@ def _storing(job: JobFacts, teacher: LearnerFacts, machine: Machine) -> float:
     """GPU-hours of the forward passes of the `teacher`, as it is where it runs."""
     one_step = step_time(replace(job, learners=(teacher,)), machine).seconds
     return one_step * job.steps / HOUR * machine.ranks
+
+
+def _starts(work: float, reliability: Reliability, machine: Machine) -> Starts | None:
+    """The starts of the run with its failures; a run that failures never let end is left out."""
+    if machine.time_limit is None or not reliability.effective:
+        return None
+    saving = reliability.stall + reliability.write
+    limits = machine.time_limit, machine.warning_seconds, machine.restart_seconds
+    starts = starts_within(*limits, saving, work / reliability.effective)
+    if starts is None:
+        raise LaunchError(
+            f"--time: {machine.time_limit} s leave no time to train, with "
+            f"{machine.restart_seconds:g} s until the first step and {machine.warning_seconds} s "
+            "to save; ask for more"
+        )
+    return starts
 
 
 def _by_stage(job: JobFacts, machine: Machine, number: int) -> list[LearnerMemory]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from cluster.config import ClusterConfig
 from cluster.planning.duration import StepTime
 from cluster.planning.machine import NODE_MTBF_HOURS, Machine
 from cluster.planning.memory import LearnerMemory
@@ -28,6 +30,7 @@ def describe(plan: Plan) -> str:
         _stored(plan),
         _recipes(plan),
         _failures(plan),
+        _starts(plan),
         _scaling(plan),
         _assumptions(plan),
     ]
@@ -70,7 +73,9 @@ def _memory(plan: Plan) -> str:
         f"* the config's stage. The tensors captured for students take "
         f"{_gb(plan.memory.captured)} GB.\n"
         f"Peak: {_gb(plan.memory.peak)} GB of tensors; with allocator and library overhead "
-        f"{_gb(plan.memory.needed)} of {room:g} GB: {verdict}."
+        f"{_gb(plan.memory.needed)} of {room:g} GB: {verdict}.\n"
+        f"Host memory of each node: {_gb(plan.host_bytes)} GB; sbatch: "
+        f"--mem={math.ceil(plan.host_bytes / 2**30)}G."
     )
 
 
@@ -184,6 +189,26 @@ def _failures(plan: Plan) -> str:
     )
 
 
+def _starts(plan: Plan) -> str:
+    if plan.starts is None or plan.machine.time_limit is None:
+        return ""
+    starts, saving = plan.starts, plan.reliability.stall + plan.reliability.write
+    lines = [
+        f"Time limit of {plan.machine.time_limit / 3600:.3g} hours: {starts.count:,} "
+        f"start{'s' * (starts.count > 1)} of {starts.training / 3600:.3g} hours of training; each "
+        f"spends {starts.overhead / 60:.3g} minutes on starting and saving."
+    ]
+    most = ClusterConfig.max_requeues
+    if most is not None and starts.count > most + 1:
+        lines.append(f"That is more than max_requeues allows ({most} by default); set it higher.")
+    if saving > plan.machine.warning_seconds:
+        lines.append(
+            f"Saving takes {saving:,.0f} s, longer than the {plan.machine.warning_seconds} s of "
+            f"warning; set warning_seconds higher."
+        )
+    return "\n".join(lines)
+
+
 def _scaling(plan: Plan) -> str:
     rows = [
         [
@@ -223,6 +248,7 @@ def _assumed_of_machine(machine: Machine) -> Iterator[str]:
         f"memory: {machine.reserved_gb:g} GB for the context and libraries, "
         f"{machine.fragmented:.0%} lost in the allocator; all sequences at the maximum length"
     )
+    yield f"host: {machine.host_gb:g} GB for each rank, besides a copy of its part of a checkpoint"
     source = " (Llama 3's rate)" if machine.node_mtbf_hours == NODE_MTBF_HOURS else ""
     yield (
         f"failures: random, one per node every {machine.node_mtbf_hours:,.0f} hours{source}, "

@@ -15,7 +15,7 @@ from cluster.planning.choice import choose, options
 from cluster.planning.duration import collective, step_time
 from cluster.planning.failures import best_interval, expect, simulate
 from cluster.planning.machine import Machine
-from cluster.planning.memory import at_stages, job_memory, learner_memory
+from cluster.planning.memory import at_stages, host_memory, job_memory, learner_memory
 from cluster.planning.plan import make_plan
 from cluster.planning.text import describe
 from configs.devices import device_named
@@ -263,3 +263,49 @@ def test_waiting_is_weighted_as_the_time_is_by_when_a_learner_is_there():
     teacher, student = (time.learners[name].exposed for name in ("teacher", "tiny"))
     assert time.exposed == pytest.approx(teacher + 4 * 0.05 * student)
     assert time.exposed < time.seconds
+
+
+def test_a_time_limit_makes_starts():
+    """Every start loses the warning and its set-up, and the last one may be shorter."""
+    machine = Machine(H100, mfu=1e-6, restart_seconds=400, node_mtbf_hours=1e9)
+    work = make_plan(JOB, machine).time.seconds * JOB.steps
+    limit = math.ceil(work / 3) + 700  # a little more than a third of the run
+    plan = make_plan(JOB, dataclasses.replace(machine, time_limit=limit))
+    assert plan.starts is not None
+    assert (plan.starts.count, plan.starts.training) == (3, limit - 700)
+    assert plan.starts.overhead == pytest.approx(
+        400 + plan.reliability.stall + plan.reliability.write
+    )
+    assert ": 3 starts of " in describe(plan)
+    less = make_plan(JOB, dataclasses.replace(machine, time_limit=limit - 2))
+    assert less.starts is not None
+    assert less.starts.count == 4
+    assert make_plan(JOB, machine).starts is None
+    with pytest.raises(LaunchError, match=r"^--time: 700 s leave no time to train"):
+        make_plan(JOB, dataclasses.replace(machine, time_limit=700))
+
+
+def test_what_a_time_limit_makes_impossible_is_said():
+    slow = Machine(H100, mfu=1e-6, time_limit=701, restart_seconds=400, store_gbs=1e-5)
+    text = describe(make_plan(JOB, slow))
+    assert "more than max_requeues allows (100 by default)" in text
+    assert "longer than the 300 s of warning; set warning_seconds higher" in text
+
+
+def test_host_memory_is_that_of_a_nodes_ranks():
+    """12 bytes of a checkpoint for each trained parameter, and 16 more where it is offloaded."""
+    machine = Machine(H100, nodes=2, gpus_per_node=4, host_gb=2.0)
+    trained = TEACHER.trained + STUDENT.trained
+    assert host_memory(JOB, machine) == pytest.approx(8e9 + 12 * trained / 2)
+    offloaded = dataclasses.replace(TEACHER, offloaded=True, zero_stage=1)
+    job = dataclasses.replace(JOB, learners=(offloaded, STUDENT))
+    more = host_memory(job, machine) - host_memory(JOB, machine)
+    assert more == pytest.approx(16 * TEACHER.trained / 2)
+    text = describe(make_plan(JOB, machine))
+    assert "Host memory of each node: 8.01 GB; sbatch: --mem=8G." in text
+
+
+@pytest.mark.parametrize("text", ["soon", "", "1:2:3:4"])
+def test_a_time_limit_that_is_none(text):
+    ended = CliRunner().invoke(main, ["plan", "bert_large_cluster", "--time", text])
+    assert (ended.exit_code, "must be a time such as 24:00:00" in ended.stderr) == (2, True)
