@@ -12,9 +12,10 @@ left (``$runs/ARM-$seed/exports/teacher``); ``$models`` is the folder of pre-tra
 user names, such as the ``exports`` of a run.
 
 One seed of every arm comes first, in the order of the command line and of the files, then the next
-seed. What a finished run came to is appended to ``docs/studies/results/STUDY.jsonl``, and a job
-whose result is there is not run again; an interrupted run is resumed. So the command can be stopped
-at any time and given again. ``key=value`` overrides change every job, and so their results.
+seed. What a finished run came to is appended to ``docs/studies/results/STUDY.jsonl``, with a digest
+of its task's files and pre-trained models. A job whose result is there is not run again; one with
+other files or models is refused. An interrupted run is resumed. So the command can be stopped at
+any time and given again. ``key=value`` overrides change every job, and so their results.
 
 Where a study names ``minimal_pairs``, a file in the folder of the corpus, the models of its table
 are scored by these too. After every run a picture of the first score is drawn beside the results,
@@ -93,8 +94,12 @@ def main(
         for jobs in by_study:
             click.echo(costs([job for job in jobs if job.seed == jobs[0].seed], timed_steps))
         return
+    before = {name: len(results.read(Path(kept, f"{name}.jsonl"))) for name in studies}
     failed = [] if only_table else run_missing(in_order(by_study), Path(kept))
     for name, study in studies.items():
+        file = Path(kept, f"{name}.jsonl")
+        if Path(kept).resolve() == RESULTS and len(results.read(file)) == before[name]:
+            click.echo(f"The results shipped in {file}; nothing was run:")
         click.echo(f"{study.question}\n\n{render(name, study, Path(kept), overrides)}\n")
     if failed:
         raise click.ClickException(f"failed: {', '.join(failed)}")

@@ -104,10 +104,11 @@ def compare(
         for seed in seeds or suite.seeds
     ]
     _require_own_names(runs)
+    known = _known_digests(out)  # loading a job encodes its examples, below `out`
     jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
     for job in jobs.values():
         _require_same(job)
-    _require_unchanged(models, out)
+    _require_unchanged(models, known, out)
     _require_pairs(suite, models, (*shared, *overrides))
     evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
     results = _results(suite, models, evaluations, (*shared, *overrides))
@@ -195,16 +196,15 @@ def _require_same(job: JobConfig) -> None:
         )
 
 
-def _require_unchanged(models: Mapping[str, _Model], out: Path) -> None:
+def _require_unchanged(models: Mapping[str, _Model], known: Mapping[str, Any], out: Path) -> None:
     """Raise ConfigError where the folder of a model has changed since `out` has runs of it.
 
-    Raises DataError where `out` is not the folder of a suite.
+    Records their digests in `out`; `known` are those that it has.
     """
     from trainer.durable import atomic_write
     from trainer.job_data.digests import digest_of
 
     record = out / MODELS
-    known = _known_digests(out)
     found = {str(one.folder): digest_of(one.folder) for one in models.values()}
     for folder, digest in found.items():
         if known.get(folder, digest) != digest:

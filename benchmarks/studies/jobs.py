@@ -15,11 +15,17 @@ from typing import Any
 import click
 import yaml
 
+import configs
 from configs import assignment
 from configs.studies import StudyConfig
+from data_pipeline import DataError
+from trainer.config import JobConfig
+from trainer.job_data.digests import digest_of
+from trainer.job_data.examples import files_of, tasks_of
 
 SHARED = "shared"  # the file of what jobs have in common, before the name of their task
 _NEEDED = re.compile(r"\$runs/([\w-]+)-\$seed")  # the arm whose run another one begins with
+_PRETRAINED = re.compile(r"\$models/([\w./-]+)")
 _FILE = re.compile(r"\$runs/([\w.-]+\.[\w.]+)")
 
 
@@ -77,6 +83,32 @@ class StudyJob:
         if self.sources.data is None:
             raise click.ClickException(f"{self.name}: reads tasks; name their folder by --data")
         return [assignment("data.root", self.sources.data.absolute()), *self.overrides]
+
+    def sources_digest(self) -> str:
+        """The digest of what the job's task and the jobs that it begins with read.
+
+        Raises ClickException where a file or model is not there.
+        """
+        jobs = [*self.needed(), self]
+        folders = {folder for job in jobs for folder in job._pretrained()}
+        try:
+            files = {path for job in jobs for path in job._files()}
+            digests = [digest_of(path) for path in sorted(files | folders)]
+        except (configs.ConfigError, DataError) as error:
+            raise click.ClickException(f"{self.name}: {error}") from None
+        return hashlib.blake2b("".join(digests).encode(), digest_size=6).hexdigest()
+
+    def _pretrained(self) -> set[Path]:
+        if self.sources.models is None:
+            return set()
+        text = json.dumps([self.study.job, self.study.arms[self.arm].job])
+        return {self.sources.models / name for name in _PRETRAINED.findall(text)}
+
+    def _files(self) -> set[Path]:
+        """The files of its examples, but for those that the study makes."""
+        job = configs.load(str(self.write()), JobConfig, "job", self.words)
+        paths = [path for task in tasks_of(job) for path in files_of(task, task.data.task_files)]
+        return {path for path in paths if not path.is_relative_to(self.folder)}
 
     def needed(self) -> list[StudyJob]:
         """The jobs whose runs it begins with, each after those that it needs itself."""

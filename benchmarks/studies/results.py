@@ -44,8 +44,9 @@ class Result:
 
     digest: of the arm as it was then (`jobs.digest`); revision: the code's; seconds: of training,
     on a machine that may have been busy; flops: matrix products of each learner, over its steps;
-    held_out_tokens: of the corpus, or the task's text; scores: of each learner, by name, with its
-    size and speed.
+    held_out_tokens: of the corpus, or the task's text; sources: the digest of a task's files and of
+    the pre-trained models, empty where unknown (`StudyJob.sources_digest`); scores: of each
+    learner, by name, with its size and speed.
     """
 
     arm: str
@@ -56,6 +57,7 @@ class Result:
     flops: Mapping[str, float]
     held_out_tokens: int
     scores: Mapping[str, Mapping[str, float]]
+    sources: str = ""
 
 
 def read(path: Path) -> list[Result]:
@@ -81,10 +83,13 @@ def is_of(result: Result, job: StudyJob) -> bool:
 def is_recorded(job: StudyJob, file: Path) -> bool:
     """Whether the result of a job is in the file.
 
-    Raises ClickException where results of its study, as it now is, are of another corpus.
+    Raises ClickException where results of its study, as it now is, are of another corpus, or of
+    other files of its task or other pre-trained models.
     """
     found = read(file)
-    if not task_of(job.study, job.arm):
+    if task_of(job.study, job.arm):
+        _require_same_sources(job, found, file)
+    else:
         _require_same_corpus(job, [one for one in found if _is_current(one, job)], file)
     return any(is_of(one, job) for one in found)
 
@@ -93,6 +98,15 @@ def _is_current(result: Result, job: StudyJob) -> bool:
     """Whether a result is of an arm of the job's study as that now has it."""
     study, arm = job.study, result.arm
     return arm in study.arms and result.digest == digest(study, arm, job.overrides)
+
+
+def _require_same_sources(job: StudyJob, found: Sequence[Result], file: Path) -> None:
+    here = job.sources_digest()
+    if any(is_of(result, job) and result.sources != here for result in found):
+        raise click.ClickException(
+            f"{file}: its results of {job.arm} are not known to be of your data and models; keep "
+            "yours in another folder: --results FOLDER, or print the results there: --table"
+        )
 
 
 def _require_same_corpus(job: StudyJob, found: Sequence[Result], file: Path) -> None:
@@ -137,6 +151,7 @@ def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
         seconds=round(_rows(job.run)[-1]["seconds"], 1),
         flops=flops(config),
         held_out_tokens=facts["corpus"]["validation_tokens"],
+        sources=job.sources_digest() if task_of(job.study, job.arm) else "",
         scores=scores | early_scores(job, config, facts["metric"]),
     )
 

@@ -163,6 +163,38 @@ def test_a_study_of_tasks_needs_its_sources(given, said, tmp_path):
     assert (outcome.exit_code, said in outcome.output) == (1, True), outcome.output
 
 
+def test_results_of_other_data_or_models_are_not_the_users(sources, tmp_path, monkeypatch):
+    """Neither those of shipped results, which do not say of what they are."""
+    monkeypatch.setattr(study, "load", load_shrunk)
+    shutil.copytree(sources.data, tmp_path / "data")
+    shutil.copytree(sources.models / "teacher", tmp_path / "models/teacher")
+    here = Sources(Path("corpus"), tmp_path / "data", tmp_path / "models")
+    config = study.load("fastbert")
+    (job,) = study.jobs_of("fastbert", config, tmp_path, ["plain"], [1], (), here)
+    kept = tmp_path / "fastbert.jsonl"
+    recorded = result(config, "plain", 1, teacher=0.5)
+    words = ["--seed", 1, "--arm", "plain", "--runs", tmp_path, "--results", tmp_path]
+    places = ["--data", here.data, "--models", here.models]
+
+    def outcome() -> str:
+        kept.write_text(json.dumps(dataclasses.asdict(recorded)) + "\n")
+        told = [str(word) for word in ("fastbert", *words, *places)]
+        return CliRunner().invoke(study.main, told).output
+
+    refusal = "fastbert.jsonl: its results of plain are not known to be of your data and models"
+    assert refusal in outcome()
+    recorded = dataclasses.replace(recorded, sources=job.sources_digest())
+    assert refusal not in outcome()
+    for path in (tmp_path / "data/glue/SST-2/dev.tsv", tmp_path / "models/teacher/config.json"):
+        before = path.read_bytes()
+        path.write_bytes(before + b"\n")
+        assert refusal in outcome()
+        path.write_bytes(before)
+    path.unlink()
+    places[1] = "/nowhere"
+    assert "/nowhere" in outcome()
+
+
 def test_files_are_made_once_and_a_change_of_their_command_is_another_arm(tmp_path):
     config = two_arms()
     config.files["more.tsv"] = ["data", "perturb", "sst2"]

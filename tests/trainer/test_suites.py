@@ -275,7 +275,7 @@ def test_the_folder_of_a_model_is_no_folder_of_a_suite(folder: Path, tmp_path: P
     out = Path(shutil.copytree(folder / "small", tmp_path / "other"))
     before = sorted(out.iterdir())
     words = ["evaluate", "--suite", str(tmp_path / "suite.yaml"), str(folder / "big")]
-    ended = CliRunner().invoke(tandem.main, [*words, "--out", str(out)])
+    ended = CliRunner().invoke(tandem.main, [*words, "--out", str(out), f"data.root={folder}"])
     assert ended.exit_code == 1, ended.output
     assert ended.stderr.startswith(f"tandem: {out / 'config.json'}: exists; move it away"), ended
     assert sorted(out.iterdir()) == before

@@ -280,7 +280,7 @@ def _encoded(
     """
     assert one.data.sequence_length is not None
     encoder = TextEncoder(tokenizer, one.data.sequence_length)
-    require_unchanged = watch(_files_of(one, files))  # hashed in the next line, read below
+    require_unchanged = watch(files_of(one, files))  # hashed in the next line, read below
     identity = {
         "format": FORMAT,
         "tokenizer": tokenizer_digest(encoder.tokenizer),
@@ -378,7 +378,7 @@ def _tokenizer_of(job: JobConfig) -> Path:
     return Path(folder)
 
 
-def _files_of(one: TaskOfJob, files: Mapping[str, Path]) -> list[Path]:
+def files_of(one: TaskOfJob, files: Mapping[str, Path]) -> list[Path]:
     """The files with the examples of these splits, and the task's other files."""
     examples = (path for split in files.values() for path in one.task.files_of(split))
     return [*examples, *one.data.other_files.values()]
