@@ -20,6 +20,7 @@ from commands import (
     schema,
     storing,
     submission,
+    tokenizers,
     training,
 )
 from commands.ending import unwind_all
@@ -32,7 +33,7 @@ def main() -> None:
 
 
 for command in (
-    data.tokenizer,
+    tokenizers.tokenizer,
     data.data,
     training.train,
     storing.store,

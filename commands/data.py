@@ -1,4 +1,4 @@
-"""Commands for tokenizers and corpora."""
+"""Commands for corpora."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
-from commands.options import ENCODING, FRACTION, PATH, POSITIVE, TEXT, parse_pair
+from commands.options import (
+    ENCODING,
+    FIELD,
+    FRACTION,
+    PATH,
+    POSITIVE,
+    SEPARATOR,
+    TEXT,
+    parse_pair,
+)
 from configs import assignment
 
 if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
-
-SEPARATOR = click.option(
-    "--separator",
-    type=TEXT,
-    help="The line between documents; 'line': each line is one; default: blank lines.",
-)
-FIELD = click.option(
-    "--field",
-    "text_field",
-    type=TEXT,
-    help="Key or column of the text, a.b if nested; default: text. Refuses files without.",
-)
 
 COPIES = click.option(
     "--copies",
@@ -47,71 +44,6 @@ SEED = click.option(
     show_default=True,
     help="The seed of all that is random.",
 )
-
-
-@click.group()
-def tokenizer() -> None:
-    """Train tokenizers."""
-
-
-@tokenizer.command("train")
-@click.argument("text", type=PATH, nargs=-1, required=True)
-@click.option(
-    "--kind",
-    type=click.Choice(["wordpiece", "bpe", "unigram"]),
-    required=True,
-    help="As BERT, RoBERTa and ALBERT have it.",
-)
-@click.option(
-    "--vocab-size", type=click.IntRange(min=1), required=True, help="Entries of the vocabulary."
-)
-@click.option("--out", type=PATH, required=True, help="The folder to write.")
-@click.option(
-    "--cased/--uncased",
-    default=None,
-    help="Keep case, or fold it. Default: wordpiece uncased, others cased.",
-)
-@click.option(
-    "--strip-accents",
-    is_flag=True,
-    help="Drop all accents and vowel signs, as BERT's uncased models do; for wordpiece.",
-)
-@SEPARATOR
-@FIELD
-def tokenizer_train(
-    text: tuple[str, ...],
-    kind: str,
-    vocab_size: int,
-    out: str,
-    cased: bool | None,
-    strip_accents: bool,
-    separator: str | None,
-    text_field: str | None,
-) -> None:
-    """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
-    from data_pipeline.building.reporting import problem_lines, skipped_lines
-    from data_pipeline.text.documents import PROBLEMS_SHOWN
-    from data_pipeline.text.formats import ReadOptions
-    from data_pipeline.tokenization.tokenizer import load
-    from data_pipeline.tokenization.training import train
-
-    reading = ReadOptions(separator, text_field)
-    left_out = train(
-        text, kind, vocab_size, out, cased=cased, strip_accents=strip_accents, reading=reading
-    )
-    unusable, sample = left_out.unusable, left_out.sample
-    if unusable.count:
-        click.echo(f"{unusable.count:,} unusable documents")
-        click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
-    for line in skipped_lines(len(left_out.skipped), left_out.skipped[:PROBLEMS_SHOWN]):
-        click.echo(line)
-    if sample is not None:
-        used = f"{sample.used:,} of {sample.lines:,} lines"
-        click.echo(f"{used} are used, drawn evenly from the whole text")
-    click.echo("\n".join(left_out.loss.lines()))
-    size = load(Path(out))[1].vocab_size
-    few = f": {size:,} of {vocab_size:,} entries, since the text has no more"
-    click.echo(f"The tokenizer is in {out}{few if size < vocab_size else ''}")
 
 
 @click.group()

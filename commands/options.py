@@ -1,4 +1,4 @@
-"""Option types that click lacks."""
+"""Option types that click lacks, and options of several commands."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ TEXT = NotEmpty("text")
 ENCODING = Encoding()
 FRACTION = Number(0, 1)
 POSITIVE = Number(0, 1e9, min_open=True)
+SEPARATOR = click.option(
+    "--separator",
+    type=TEXT,
+    help="The line between documents; 'line': each line is one; default: blank lines.",
+)
+FIELD = click.option(
+    "--field",
+    "text_field",
+    type=TEXT,
+    help="Key or column of the text, a.b if nested; default: text. Refuses files without.",
+)
 
 
 def parse_pair(text: str, separator: str, option: str) -> tuple[int, int]:

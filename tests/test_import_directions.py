@@ -38,7 +38,7 @@ ROOMS = {
     ),
     "data_pipeline/tokenization": (
         "library_errors folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer training unigram word_table word_rules word_encoding"
+        "tokenizer comparison training unigram word_table word_rules word_encoding"
     ),
     "data_pipeline/packing": "kinds sequences pairs",
     "data_pipeline/order": "epoch block_cursors slots mixing",
@@ -132,8 +132,8 @@ ROOMS = {
     ),
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
-        "errors options output ending job_configs data runs models embedding training submission "
-        "storing finetuning suites results prediction analysis reference schema"
+        "errors options output ending job_configs data tokenizers runs models embedding training "
+        "submission storing finetuning suites results prediction analysis reference schema"
     ),
 }
 

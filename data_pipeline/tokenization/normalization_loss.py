@@ -42,16 +42,20 @@ class NormalizationLoss:
         """The share of all characters that lose something."""
         return sum(self.removed.values()) / max(1, sum(self.characters.values()))
 
+    def by_script(self) -> str:
+        """The share of each script's characters that lose something, the most frequent first."""
+        scripts = sorted(self.removed, key=lambda script: -self.removed[script])
+        return ", ".join(
+            f"{self.removed[script] / self.characters[script]:.2%} of {script}"
+            for script in scripts
+        )
+
     def lines(self) -> list[str]:
         """The loss in words: a line, and a warning if it is too much to be overlooked."""
         if not self.removed:
             return ["the tokenizer's normalizer removes no character"]
-        scripts = sorted(self.removed, key=lambda script: -self.removed[script])
-        by_script = ", ".join(
-            f"{self.removed[script] / self.characters[script]:.2%} of {script}"
-            for script in scripts
-        )
-        lost = f"{self.share:.3%} of the characters lose accents, vowel signs or all: {by_script}"
+        what = "of the characters lose accents, vowel signs or all"
+        lost = f"{self.share:.3%} {what}: {self.by_script()}"
         if self.share <= WARN_ABOVE:
             return [f"the tokenizer's normalizer: {lost}"]
         advice = "train a tokenizer without --strip-accents, or with --kind bpe, which keeps all"

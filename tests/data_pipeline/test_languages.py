@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import unicodedata
 from pathlib import Path
 
@@ -151,3 +152,57 @@ def test_sentences_end_at_the_stops_of_their_script(sentences) -> None:
     assert [text[a:b] for a, b in itertools.pairwise(ends)] == sentences
     found, _ = find_sentences(JoinedText.of([text]))
     assert [len(text.encode()[:at].decode()) for at in found.tolist()] == ends
+
+
+def compared(text: Path, *folders: Path, more: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
+    """The table of `tokenizer compare`, by tokenizer and heading."""
+    header, *rows = run("tokenizer", "compare", text, *folders, *more).splitlines()
+    headings = re.split(" {2,}", header.strip())
+    cells = [re.split(" {2,}", row.strip()) for row in rows]
+    return {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
+
+
+def test_compare_counts_tokens_unknown_words_and_lost_characters_of_each(tmp_path) -> None:
+    kinds = {"kept": (), "stripped": ("--strip-accents",), "bytes": ()}
+    for name, options in kinds.items():
+        (tmp_path / name).mkdir()
+        kind = "bpe" if name == "bytes" else "wordpiece"
+        trained(tmp_path / name, VIETNAMESE, *options, kind=kind, size=300)
+    text = tmp_path / "other.txt"
+    text.write_text(f"{VIETNAMESE}\n\n{VIETNAMESE} \u16a0\u16a2 {VIETNAMESE}", encoding="utf-8")
+    folders = [tmp_path / name / "out" for name in kinds]
+    rows = compared(text, *folders)
+    words = text.read_text(encoding="utf-8").split()
+    for folder in folders:
+        theirs = AutoTokenizer.from_pretrained(folder)
+        joined = " ".join(words)
+        tokens = len(theirs(f" {joined}", add_special_tokens=False)["input_ids"])
+        row = rows[str(folder)]
+        assert row["tokens/word"] == f"{tokens / len(words):.2f}"
+        assert row["characters/token"] == f"{len(''.join(words)) / tokens:.2f}"
+        share = 0 if folder == folders[2] else 1 / len(words)
+        assert row["unknown words"] == f"{share:.2%}"
+    assert rows[str(folders[0])]["lost characters"] == "0.00%"
+    assert rows[str(folders[2])]["lost characters"] == "0.00%"
+    assert re.fullmatch(r"\d+\.\d\d% \(.* of Latin\)", rows[str(folders[1])]["lost characters"])
+
+
+def test_compare_reads_text_as_a_build_does_and_counts_unknown_pieces_of_unigram(tmp_path) -> None:
+    trained(tmp_path, ENGLISH, kind="unigram", size=28)
+    (tmp_path / "rows.jsonl").write_text('{"body": "Plain \u16a0 words"}\n', encoding="utf-8")
+    rows = compared(tmp_path / "rows.jsonl", tmp_path / "out", more=("--field", "body"))
+    assert rows[str(tmp_path / "out")]["unknown words"] == "33.33%"
+
+
+def test_compare_says_what_it_cannot_read(tmp_path) -> None:
+    trained(tmp_path, ENGLISH)
+    (tmp_path / "empty.txt").write_text(" \n")
+    for words, message in (
+        ((tmp_path / "empty.txt", tmp_path / "out"), "holds no words"),
+        ((tmp_path / "text.txt", tmp_path), "holds no tokenizer"),
+        ((tmp_path / "none.txt", tmp_path / "out"), "none.txt"),
+    ):
+        done = CliRunner().invoke(main, ["tokenizer", "compare", *map(str, words)])
+        assert done.exit_code == 1
+        assert message in done.output
+        assert len(done.output.strip().splitlines()) == 1

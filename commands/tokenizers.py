@@ -1,0 +1,106 @@
+"""Commands for tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commands.options import FIELD, PATH, SEPARATOR
+
+
+@click.group()
+def tokenizer() -> None:
+    """Train and compare tokenizers."""
+
+
+@tokenizer.command("train")
+@click.argument("text", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["wordpiece", "bpe", "unigram"]),
+    required=True,
+    help="As BERT, RoBERTa and ALBERT have it.",
+)
+@click.option(
+    "--vocab-size", type=click.IntRange(min=1), required=True, help="Entries of the vocabulary."
+)
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
+@click.option(
+    "--cased/--uncased",
+    default=None,
+    help="Keep case, or fold it. Default: wordpiece uncased, others cased.",
+)
+@click.option(
+    "--strip-accents",
+    is_flag=True,
+    help="Drop all accents and vowel signs, as BERT's uncased models do; for wordpiece.",
+)
+@SEPARATOR
+@FIELD
+def tokenizer_train(
+    text: tuple[str, ...],
+    kind: str,
+    vocab_size: int,
+    out: str,
+    cased: bool | None,
+    strip_accents: bool,
+    separator: str | None,
+    text_field: str | None,
+) -> None:
+    """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
+    from data_pipeline.building.reporting import problem_lines, skipped_lines
+    from data_pipeline.text.documents import PROBLEMS_SHOWN
+    from data_pipeline.text.formats import ReadOptions
+    from data_pipeline.tokenization.tokenizer import load
+    from data_pipeline.tokenization.training import train
+
+    reading = ReadOptions(separator, text_field)
+    left_out = train(
+        text, kind, vocab_size, out, cased=cased, strip_accents=strip_accents, reading=reading
+    )
+    unusable, sample = left_out.unusable, left_out.sample
+    if unusable.count:
+        click.echo(f"{unusable.count:,} unusable documents")
+        click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
+    for line in skipped_lines(len(left_out.skipped), left_out.skipped[:PROBLEMS_SHOWN]):
+        click.echo(line)
+    if sample is not None:
+        used = f"{sample.used:,} of {sample.lines:,} lines"
+        click.echo(f"{used} are used, drawn evenly from the whole text")
+    click.echo("\n".join(left_out.loss.lines()))
+    size = load(Path(out))[1].vocab_size
+    few = f": {size:,} of {vocab_size:,} entries, since the text has no more"
+    click.echo(f"The tokenizer is in {out}{few if size < vocab_size else ''}")
+
+
+@tokenizer.command("compare")
+@click.argument("text", type=PATH)
+@click.argument("tokenizers", type=PATH, nargs=-1, required=True, metavar="TOKENIZER...")
+@SEPARATOR
+@FIELD
+def tokenizer_compare(
+    text: str, tokenizers: tuple[str, ...], separator: str | None, text_field: str | None
+) -> None:
+    """Compare what each TOKENIZER makes of TEXT, which is read as `data build` reads it.
+
+    Words stand between white space. A word is unknown if a part of it is. A character is lost if
+    the tokenizer's normalizer removes it, its accent or its vowel sign.
+    """
+    from data_pipeline.text.formats import ReadOptions
+    from data_pipeline.tokenization.comparison import compare
+    from trainer.report.table import as_text, plain_table
+
+    headings = ("entries", "tokens/word", "characters/token", "unknown words", "lost characters")
+    table = plain_table("tokenizer", *headings)
+    for one in compare(text, tokenizers, ReadOptions(separator, text_field)):
+        lost = f"{one.loss.share:.2%}"
+        table.add_row(
+            one.tokenizer,
+            f"{one.vocab_size:,}",
+            f"{one.tokens_per_word:.2f}",
+            f"{one.characters_per_token:.2f}",
+            f"{one.unknown_words:.2%}",
+            f"{lost} ({one.loss.by_script()})" if one.loss.removed else lost,
+        )
+    click.echo(as_text(table))

@@ -1,0 +1,80 @@
+"""What tokenizers make of a text: ``tandem tokenizer compare``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import tokenizers
+
+from data_pipeline.errors import DataError
+from data_pipeline.text.documents import read_documents
+from data_pipeline.text.formats import ReadOptions
+from data_pipeline.tokenization.normalization_loss import LossCounter, NormalizationLoss
+from data_pipeline.tokenization.tokenizer import load, word_prefix
+
+BATCH = 1 << 14  # words encoded per call
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a tokenizer reads a text. Words are what stands between white space.
+
+    unknown_words: the share of the words of which a part is unknown. loss: what its normalizer
+    removes.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    tokens_per_word: float
+    characters_per_token: float
+    unknown_words: float
+    loss: NormalizationLoss
+
+
+def compare(
+    text: str, folders: Sequence[str], reading: ReadOptions | None = None
+) -> list[Comparison]:
+    """How each of the tokenizers reads the text. Raises DataError for a text without words."""
+    loaded = [load(Path(folder)) for folder in folders]
+    counters = [LossCounter(tokenizer) for tokenizer, _ in loaded]
+    losses = [NormalizationLoss() for _ in loaded]
+    words = Counter[str]()
+    for document in read_documents([text], reading):
+        words.update(document.split())
+        for loss, counter in zip(losses, counters, strict=True):
+            loss.add(counter([document]))
+    if not words:
+        raise DataError(f"{text}: holds no words")
+    characters = sum(len(word) * count for word, count in words.items())
+    comparisons = []
+    for folder, (tokenizer, vocabulary), loss in zip(folders, loaded, losses, strict=True):
+        tokens = unknown = 0
+        encoded = _encode(tokenizer, words)
+        for count, (size, is_unknown) in zip(words.values(), encoded, strict=True):
+            tokens += count * size
+            unknown += count * is_unknown
+        total = words.total()
+        shares = (tokens / total, characters / max(1, tokens), unknown / total)
+        comparisons.append(Comparison(folder, vocabulary.vocab_size, *shares, loss))
+    return comparisons
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> Iterator[tuple[int, bool]]:
+    """The number of tokens of each word in running text, and whether one of them is unknown."""
+    prefix, unknown = word_prefix(tokenizer), _unknown_id(tokenizer)
+    rest = iter(words)
+    while batch := [prefix + word for word in islice(rest, BATCH)]:
+        for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+            yield len(encoding.ids), unknown in encoding.ids
+
+
+def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
+    model = json.loads(tokenizer.to_str())["model"]
+    if isinstance(number := model.get("unk_id"), int):  # of unigram
+        return number
+    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
