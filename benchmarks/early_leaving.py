@@ -33,7 +33,7 @@ from model.flops import flops_per_token, flops_to_leave
 from trainer.device import own_device
 from trainer.objectives.task import LABEL, TaskFile
 from trainer.prediction.fine_tuned import FineTuned
-from trainer.prediction.passes import Segments, length_of
+from trainer.prediction.passes import Segments
 
 Result = TypeVar("Result")
 SPEEDS = ",".join(str(tenths / 10) for tenths in range(11))
@@ -98,7 +98,8 @@ def measured(
     """One pass over all examples."""
     config, head = tuned.model.config, tuned.head
     assert isinstance(config, EncoderConfig)
-    lengths = [length_of(one) for one in sequences]
+    vocabulary = tuned.encoder.vocabulary
+    lengths = [len(vocabulary.with_special(one)[0]) for one in sequences]
     if speed is None:
         outputs, seconds, worked = timed(lambda: tuned.outputs(sequences))
         layers = [config.layers] * len(labels)

@@ -21,6 +21,7 @@ from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.shards import manifest
 from data_pipeline.shards.arrays import map_array
+from data_pipeline.tokenization.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class ExampleSplit:
         numbers: NDArray[np.int64],
         epochs: NDArray[np.int64],
     ) -> Batch:
-        sheet = _Sheet.of(rows, layout, self.vocabulary.cls, self.vocabulary.sep)
+        sheet = _Sheet.of(rows, layout, self.vocabulary)
         input_ids, segment_ids, mask = sheet.filled(self.vocabulary.pad)
         targets = {name: self._target(name, rows, sheet) for name in layout.targets}
         if layout.predicted is not None:
@@ -198,8 +199,7 @@ class _Sheet:
     columns: list[NDArray[np.int64]]  # of every ordinary token of a row, into C * L
 
     @classmethod
-    def of(cls, rows: list[_Row], layout: Layout, first: int, sep: int) -> _Sheet:
-        special = np.array([first]), np.array([sep])
+    def of(cls, rows: list[_Row], layout: Layout, vocabulary: Vocabulary) -> _Sheet:
         ids, second, starts = [], [], []
         for row in rows:
             sequences: list[NDArray[np.integer]] = []
@@ -209,13 +209,11 @@ class _Sheet:
             for count in layout.segments:
                 segments = row.segments[at : at + count]
                 at += count
-                parts, column = [special[0]], 1
-                for segment in segments:
-                    parts += [segment, special[1]]
+                sequence, found = vocabulary.with_special(segments)
+                for column, segment in zip(found, segments, strict=True):
                     places.append((len(sequences), column, len(segment)))
-                    column += len(segment) + 1
-                sequences.append(np.concatenate(parts))
-                seconds.append(len(segments[0]) + 2 if count == 2 else column)
+                sequences.append(sequence)
+                seconds.append(found[1] if count == 2 else len(sequence))
             ids.append(sequences)
             second.append(seconds)
             starts.append(places)

@@ -83,7 +83,7 @@ class TextEncoder:
 
     def capacity(self, segments: int) -> int:
         """The tokens of text that fit into a sequence of this many segments."""
-        return self.length - segments - 1
+        return self.length - self.vocabulary.special_in(segments)
 
     def array(self, ids: Sequence[int]) -> NDArray[np.integer]:
         """Ids as they are stored."""

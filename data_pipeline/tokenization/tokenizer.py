@@ -15,9 +15,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -47,7 +49,8 @@ class Vocabulary:
     """The facts about a tokenizer that packing and masking need.
 
     `special` holds every id that is not ordinary text. `fingerprint` is the SHA-256 of the map
-    from token to id, so equal fingerprints mean equal ids.
+    from token to id, so equal fingerprints mean equal ids. `between` holds the tokens that the
+    tokenizer puts between the texts of a pair, as RoBERTa's puts two; empty: one [SEP].
     """
 
     vocab_size: int
@@ -57,6 +60,7 @@ class Vocabulary:
     mask: int
     special: tuple[int, ...]
     fingerprint: str
+    between: tuple[int, ...] = ()
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
@@ -70,14 +74,37 @@ class Vocabulary:
         """The ids of all ordinary tokens, ascending."""
         return np.flatnonzero(~self.is_special)
 
+    def with_special(
+        self, texts: Sequence[Sequence[int] | NDArray[np.integer]]
+    ) -> tuple[NDArray[np.integer], list[int]]:
+        """The ids of a task's one or two texts with special tokens, and the column of each text."""
+        parts: list[Any] = [[self.cls]]
+        columns, column = [], 1
+        for text, behind in zip(texts, self._behind[-len(texts) :], strict=True):
+            columns.append(column)
+            parts += [text, behind]
+            column += len(text) + len(behind)
+        return np.concatenate(parts), columns
+
+    def special_in(self, texts: int) -> int:
+        """How many special tokens stand in a sequence of one or two texts."""
+        return 1 + sum(map(len, self._behind[-texts:]))
+
+    @cached_property
+    def _behind(self) -> list[NDArray[np.int64]]:
+        """What stands behind the first text of a pair, and behind the last text."""
+        return [np.array(self.between or (self.sep,)), np.array([self.sep])]
+
     def to_json(self) -> dict:
         """Plain values, for `corpus.json`."""
-        return {**asdict(self), "special": list(self.special)}
+        tree = {**asdict(self), "special": list(self.special), "between": list(self.between)}
+        return tree if self.between else {key: tree[key] for key in tree if key != "between"}
 
     @classmethod
     def from_json(cls, tree: dict) -> Vocabulary:
         """The reverse of `to_json`."""
-        return cls(**{**tree, "special": tuple(tree["special"])})
+        lists = {key: tuple(tree.get(key, ())) for key in ("special", "between")}
+        return cls(**{**tree, **lists})
 
 
 def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
@@ -218,8 +245,21 @@ def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Voca
         vocab_size=size,
         special=tuple(sorted(special)),
         fingerprint=hashlib.sha256(canonical).hexdigest(),
+        between=_between(tokenizer, ids["cls"], ids["sep"]),
         **ids,
     )
+
+
+def _between(tokenizer: tokenizers.Tokenizer, cls: int, sep: int) -> tuple[int, ...]:
+    """`Vocabulary.between` by the tokenizer's post-processor: what it makes of two empty texts.
+
+    A form that does not begin with [CLS], or end with [SEP], is not that of an encoder's pairs.
+    """
+    ids = tokenizer.encode("", "").ids
+    between = tuple(ids[1:-1])
+    if len(ids) < 3 or (ids[0], ids[-1]) != (cls, sep) or between == (sep,):
+        return ()
+    return between
 
 
 def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path) -> None:

@@ -26,6 +26,8 @@ BERT_SETTINGS = {  # -> the attribute of `tokenizers`
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 GPT2_END = "<|endoftext|>"
+# Families whose tokenizers separate the texts of a pair by two [SEP], without segment ids.
+TWO_SEPARATORS = {"roberta", "xlmroberta", "camembert", "mpnet", "longformer", "bart"}
 GENERIC = {"pretrained", "tokenizersbackend"}  # classes of `transformers` that are no model's
 # The families whose vocabulary `transformers` reads as this module does, by its kind. Others share
 # the files and number, split or normalize otherwise: DeBERTa, XLNet, mBART, T5, BERTweet.
@@ -220,9 +222,12 @@ def complete(
     missing = [token for token in roles.values() if token not in known]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in missing])
     cls, sep = roles["cls"], roles["sep"]
+    second = f"$B:1 {sep}:1"
+    if settings.get("family") in TWO_SEPARATORS:
+        second = f"{sep}:0 $B:0 {sep}:0"
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        pair=f"{cls}:0 $A:0 {sep}:0 {second}",
         special_tokens=[(one, tokenizer.token_to_id(one)) for one in (cls, sep)],
     )
     return tokenizer, roles

@@ -192,7 +192,50 @@ def _fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
     of_source = _read_json(source).get("model_type") if source.is_file() else None
     if of_source in _TOKENIZER_CLASSES:
         fitted.setdefault("tokenizer_class", _TOKENIZER_CLASSES[of_source])
+    vocabulary = folder / "tokenizer.json"
+    if segments and vocabulary.is_file() and _number_texts(vocabulary):
+        fitted["tokenizer_class"] = "PreTrainedTokenizerFast"  # RoBERTa's own would undo it
     path.write_text(json.dumps(fitted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _number_texts(path: Path) -> bool:
+    """Let a tokenizer.json give the second text of a pair segment id 1; whether it gave 0.
+
+    RoBERTa's gives 0, and a model of another family that was trained with it reads 1.
+    """
+    tree = _read_json(path)
+    form = tree.get("post_processor") or {}
+    parts = form.get("processors") or [form]
+    if parts[-1].get("type") == "RobertaProcessing":
+        *others, roberta = parts
+        offsets = {key: roberta[key] for key in ("add_prefix_space", "trim_offsets")}
+        parts = [*others, {"type": "ByteLevel", "use_regex": True, **offsets}, _template(roberta)]
+    pair = parts[-1].get("pair", [])
+    given = [place for part in pair for place in part.values()]
+    second = next(
+        (n for n, part in enumerate(pair) if part.get("Sequence", {}).get("id") == "B"), 0
+    )
+    if not second or any(place["type_id"] for place in given):
+        return False
+    for place in given[second:]:
+        place["type_id"] = 1
+    tree["post_processor"] = {"type": "Sequence", "processors": parts}
+    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return True
+
+
+def _template(roberta: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of RoBERTa's post-processor as a template, which has segment ids."""
+    (cls, _), (sep, _) = roberta["cls"], roberta["sep"]
+    first, last = ({"SpecialToken": {"id": token, "type_id": 0}} for token in (cls, sep))
+    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    special = {
+        token: {"id": token, "ids": [number], "tokens": [token]}
+        for token, number in (roberta["cls"], roberta["sep"])
+    }
+    single = [first, texts[0], last]
+    pair = [*single, last, texts[1], {"SpecialToken": {"id": sep, "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
 
 
 def _tokenizer_files(source: Path) -> list[Path]:

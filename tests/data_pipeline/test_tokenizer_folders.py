@@ -33,8 +33,11 @@ TEXTS = [
 
 @pytest.fixture(scope="session")
 def vocabularies(tmp_path_factory, text_file) -> Path:
+    return make_vocabularies(text_file, tmp_path_factory.mktemp("vocabularies"))
+
+
+def make_vocabularies(text_file: Path, folder: Path) -> Path:
     """vocab.txt, vocab.json with merges.txt, and SentencePiece models, of one small text."""
-    folder = tmp_path_factory.mktemp("vocabularies")
     train([str(text_file)], "wordpiece", 300, str(folder / "wordpiece"))
     words = load(folder / "wordpiece")[0].get_vocab()
     unused = [f"[unused{number}]" for number in range(SIZE - len(words))]
@@ -195,6 +198,10 @@ def test_ids_are_those_of_transformers(tmp_path, vocabularies, name) -> None:
     install(tmp_path / "folder", tmp_path / "installed")
     installed = AutoTokenizer.from_pretrained(tmp_path / "installed")
     assert [installed(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == right
+    pair, _ = vocabulary.with_special(right[:2])
+    if theirs.num_special_tokens_to_add(pair=True):
+        assert pair.tolist() == theirs(*TEXTS[:2])["input_ids"]
+    assert pair.tolist() == installed(*TEXTS[:2])["input_ids"]
 
 
 @pytest.mark.parametrize(

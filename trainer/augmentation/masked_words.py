@@ -72,9 +72,10 @@ class MaskedWords:
             if piece + 1 >= longest:
                 continue
             masked = (*sentence.ids[:piece], special.mask, *sentence.ids[piece + 1 :])
-            first = (special.cls, *masked, special.sep)
-            second = (*sentence.ids, special.sep) if self.beside_original else ()
-            yield _Query(number, word, (*first, *second)[:longest], len(first), piece + 1)
+            texts = [masked, sentence.ids] if self.beside_original else [masked]
+            ids, columns = special.with_special(texts)
+            first = columns[1] if self.beside_original else len(ids)
+            yield _Query(number, word, tuple(ids[:longest].tolist()), first, piece + 1)
 
     @torch.inference_mode()
     def _most_probable(self, queries: Sequence[_Query]) -> list[list[int]]:

@@ -20,6 +20,8 @@ from trainer.batches import rows_by_length
 TOKENS_ON_GPU, TOKENS_PER_THREAD = 1 << 13, 1 << 10
 AT_ONCE = 4096  # sequences that are sorted by length together
 Segments = Sequence[NDArray[np.integer]]  # token ids of one sequence, without special tokens
+# Token ids of one sequence, with special tokens, and the column where each segment begins.
+_Sequence = tuple[NDArray[np.integer], list[int]]
 
 T = TypeVar("T")
 
@@ -45,11 +47,12 @@ def head_outputs(
     """
     outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
     per_token = model.config.task_heads[head].per_token
-    for rows in _passes(model, sequences):
-        inputs = _inputs(model, vocabulary, [sequences[row] for row in rows])
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    for rows in _passes(model, read):
+        inputs = _inputs(model, vocabulary, [read[row] for row in rows])
         found = model.features(*inputs, capture=Capture(heads=(head,))).heads[head]
         for row, output in zip(rows, found.float().cpu(), strict=True):
-            outputs[row] = output[: length_of(sequences[row])] if per_token else output
+            outputs[row] = output[: len(read[row][0])] if per_token else output
     return outputs
 
 
@@ -62,8 +65,9 @@ def early_outputs(
     See `Model.leave_early`. Logits are float32 on the CPU; layers count from 1.
     """
     outputs: list[tuple[Tensor, int]] = [(torch.empty(0), 0)] * len(sequences)
-    for rows in _passes(model, sequences):
-        inputs = _inputs(model, vocabulary, [sequences[row] for row in rows])
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    for rows in _passes(model, read):
+        inputs = _inputs(model, vocabulary, [read[row] for row in rows])
         found = model.leave_early(head, speed, *inputs)
         logits, layers = found.logits.float().cpu(), found.layers.tolist()
         for row, one, layer in zip(rows, logits, layers, strict=True):
@@ -71,10 +75,10 @@ def early_outputs(
     return outputs
 
 
-def _passes(model: Model, sequences: Sequence[Segments]) -> Iterator[list[int]]:
+def _passes(model: Model, sequences: Sequence[_Sequence]) -> Iterator[list[int]]:
     """The rows of each pass; the longest sequences come first."""
     tokens = tokens_per_pass(next(model.parameters()).device)
-    return rows_by_length([length_of(segments) for segments in sequences], tokens)
+    return rows_by_length([len(ids) for ids, _ in sequences], tokens)
 
 
 def tokens_per_pass(device: torch.device) -> int:
@@ -84,22 +88,17 @@ def tokens_per_pass(device: torch.device) -> int:
     return min(TOKENS_ON_GPU, TOKENS_PER_THREAD * torch.get_num_threads())
 
 
-def length_of(segments: Segments) -> int:
-    """The length in tokens, with [CLS] and with [SEP] after each segment."""
-    return 1 + sum(len(segment) + 1 for segment in segments)
-
-
 def _inputs(
-    model: Model, vocabulary: Vocabulary, sequences: list[Segments]
+    model: Model, vocabulary: Vocabulary, sequences: list[_Sequence]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Token ids [B, L], segment ids [B, L], and lengths [B] where they differ."""
-    lengths = np.array([length_of(segments) for segments in sequences])
+    lengths = np.array([len(sequence) for sequence, _ in sequences])
     ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
     second = np.zeros_like(ids)  # 1 in the second segment
-    for row, segments in enumerate(sequences):
-        parts = [part for segment in segments for part in (segment, [vocabulary.sep])]
-        ids[row, : lengths[row]] = np.concatenate([[vocabulary.cls], *parts])
-        second[row, 2 + len(segments[0]) : lengths[row]] = 1
+    for row, (sequence, columns) in enumerate(sequences):
+        ids[row, : lengths[row]] = sequence
+        for column in columns[1:]:
+            second[row, column : lengths[row]] = 1
     device = next(model.parameters()).device
     tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
     return tensors[0], tensors[1], tensors[2] if lengths.min() < lengths.max() else None

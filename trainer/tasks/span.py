@@ -31,6 +31,7 @@ class ReadQuestion:
 
     begins, ends: where each token of the passage begins and ends, in characters. size: passage
     tokens in a window. step: tokens from the beginning of one window to that of the next.
+    first_column: the column of a window's first passage token, after question and special tokens.
     """
 
     asked: list[int]
@@ -39,11 +40,7 @@ class ReadQuestion:
     ends: NDArray[np.int64]
     size: int
     step: int
-
-    @property
-    def first_column(self) -> int:
-        """The column of a window's first passage token, after [CLS] question [SEP]."""
-        return len(self.asked) + 2
+    first_column: int
 
     def windows(self) -> Iterator[slice]:
         """The passage tokens that each window holds."""
@@ -165,7 +162,9 @@ class Span(ScoredByReferences):
         if size < 1:
             why = f"a question of {len(asked)} tokens leaves no room for its passage"
             raise DataError(f"{question.where}: {why}; raise data.sequence_length")
-        return ReadQuestion(asked, passage.ids, begins, ends, size, min(self.stride, size))
+        first_column = len(asked) + encoder.vocabulary.special_in(2) - 1  # the last is at the end
+        step = min(self.stride, size)
+        return ReadQuestion(asked, passage.ids, begins, ends, size, step, first_column)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         both = _over_tokens(logits, batch).transpose(1, 2).flatten(0, 1)  # [B * 2, L]

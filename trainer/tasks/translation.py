@@ -147,9 +147,10 @@ class Translation(ScoredByReferences):
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         for number, pair in enumerate(file.first(self.pairs(file))):
             source, target = (encoder.encode(x, pair.where).ids for x in (pair.source, pair.target))
-            if len(source) + len(target) > encoder.capacity(2):
+            tokens = len(source) + len(target) + encoder.vocabulary.special_in(2)
+            if tokens > encoder.length:
                 raise DataError(
-                    f"{pair.where}: source and target have {len(source) + len(target) + 3} tokens "
+                    f"{pair.where}: source and target have {tokens} tokens "
                     f"with [CLS] and [SEP], and data.sequence_length is {encoder.length}; raise "
                     "it, or remove the pair"
                 )
