@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands.analysis import NUMBERS, _has_pruned, _refuse_other_files
+from commands.suites import MODELS, _known_digests
+from data_pipeline import DataError
 from model import ModelError
-from tests.damage import edits, harmed
+from tests.damage import damages, edits, harmed
 from trainer.checkpoint import published
 from trainer.checkpoint.owner import Owner
 from trainer.control.requests import STOP, RequestBox, answer_to, ask
@@ -143,3 +148,20 @@ def test_edited_bounds_of_shards_are_refused_without_a_checksum(tmp_path: Path) 
         (tmp_path / "manifest.json").write_text(json.dumps(changed))
         with pytest.raises(TrainingError, match="is damaged"):
             Manifest.load(tmp_path)
+
+
+def test_an_edited_analysis_or_record_of_a_suite_is_refused_or_used(tmp_path: Path) -> None:
+    tree = {"model": "m", "examples": "a.txt", "scored": "x", "patterns": {}, "pruned": {"a": 1}}
+    cases: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
+        (NUMBERS, tree, lambda: _refuse_other_files(tmp_path, "m", "a.txt")),
+        (NUMBERS, tree, lambda: _has_pruned(tmp_path / NUMBERS)),
+        (MODELS, {"m": "0f"}, lambda: _known_digests(tmp_path)),
+    ]
+    for name, content, read in cases:
+        path = tmp_path / name
+        path.write_text(json.dumps(content))
+        read()
+        for damage in [*edits(path.read_bytes()), *damages(path.read_bytes())]:
+            if not damage.is_folder:
+                with harmed(path, damage), suppress(DataError):
+                    read()
