@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,11 +41,14 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
     show_default=True,
     help="Submit this many jobs that follow each other, for queues without requeues.",
 )
+@click.option("--model", type=PATH, help="The folder of the model that a task fine-tunes.")
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option(
     "--check/--no-check", default=True, help="Whether to check first that the run can start."
 )
-def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> None:
+def submit(
+    config: str, rest: tuple[str, ...], model: str | None, check: bool, **options: Any
+) -> None:
     """Submit the job CONFIG to SLURM, with any option of sbatch."""
     import configs
     from cluster.commands import submit as submit_job
@@ -54,6 +58,10 @@ def submit(config: str, rest: tuple[str, ...], check: bool, **options: Any) -> N
         raise click.UsageError(f"{config}: put CONFIG before the options of sbatch")
     pairs = list(zip(rest, ("", *rest), strict=False))
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
+    if model is not None:  # and named as `tandem finetune` names its runs
+        name = f"{Path(config).stem}-{Path(model).resolve().name}"
+        words = {"teacher.init.pretrained": str(Path(model)), "name": name}
+        overrides = (*(configs.assignment(*word) for word in words.items()), *overrides)
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = load_job(config, overrides)
     if check and not options["dry_run"]:

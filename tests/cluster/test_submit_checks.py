@@ -142,6 +142,15 @@ def test_how_the_run_stands_is_known_at_submission(corpus, finished):
     assert submit_tiny(corpus, "steps=9", "seed=5", "--no-check").exit_code == 0
 
 
+def test_a_task_is_submitted_with_the_model_that_it_fine_tunes():
+    words = ["submit", str(TINY_JOB), "data.path=c", "--model", "models/bert", "--dry-run"]
+    said = CliRunner().invoke(tandem.main, words)
+    assert said.exit_code == 0, said.output
+    assert "#SBATCH --job-name=tiny_job-bert\n" in said.output
+    named = CliRunner().invoke(tandem.main, [*words, "name=other"])
+    assert "#SBATCH --job-name=other\n" in named.output
+
+
 def test_an_array_is_refused_where_every_seed_has_finished(corpus, finished):
     for seed in (1, 2):
         shutil.copytree(finished[0], f"runs/tiny-seed{seed}")
