@@ -76,6 +76,7 @@ def encoded(folder: Path, form: str, task: TaskConfig, file: TaskFile) -> Batch:
     encoder = TextEncoder(folder / form, length_of(form))
     examples: list[EncodedExample] = [*task.encode_part(file, encoder, Part(is_held_out=True))]
     out = folder / "stored" / form / task.name
+    out.parent.mkdir(parents=True, exist_ok=True)
     store_examples(out, encoder, folder / form, {}, {"train": examples, "val": examples})
     split = ExampleSplit(Corpus.open(str(out)), "val")
     return split.batch(np.arange(split.total), np.zeros(split.total, np.int64))
