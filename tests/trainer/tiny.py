@@ -107,7 +107,8 @@ def with_pairs(batch: Batch, labels: NDArray[np.int64] | None) -> Batch:
 
 def my_rows(batch: Batch) -> Batch:
     """This rank's share of a global batch."""
-    rows = len(batch.input_ids) // dist.get_world_size()
+    rows, rest = divmod(len(batch.input_ids), dist.get_world_size())
+    assert not rest, "rows that no rank would train on"
     return batch.rows(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
 
 

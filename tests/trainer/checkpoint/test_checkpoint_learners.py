@@ -165,6 +165,7 @@ def test_on_one_rank_at_other_stages_they_go_on_alike(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(ROWS % 3 > 0, reason="only the rows of a thorough run divide by 3 ranks")
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 4), (4, 3)])
 def test_any_stage_to_any_stage_on_any_number_of_ranks(
     tmp_path: Path, first: int, second: int
