@@ -150,6 +150,6 @@ def test_without_in_batch_an_example_has_its_own_documents_only() -> None:
     scores = torch.stack([vectors[0] @ vectors[1], vectors[0] @ vectors[2]])
     torch.testing.assert_close(total, -(scores / 0.5).log_softmax(0)[0])
     assert count == 1
-    choices, weights = Retrieval.choices(vectors, micro)
+    choices, weights = task.choices(vectors, micro)
     torch.testing.assert_close(choices[0], scores)
     assert weights.tolist() == [1.0, 0.0]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from trainer.learner_config import LearnerConfig
-from trainer.learners.state import JobState, LearnerState
+from trainer.learners.state import BestScore, JobState, LearnerState
 from trainer.optimizers.loss_scale import LARGEST, LossScale, LossScaleConfig
 from trainer.watch.guard import Guard
 
@@ -40,6 +40,8 @@ def test_it_is_part_of_a_checkpoint_as_all_of_a_learners_state_is():
         given_heads=["mlm"],
         lead=0.25,
         clocked_from=0.5,
+        best=BestScore("accuracy", 0.5, 3),
+        idle_steps=1,
     )
     usual, bare = vars(LearnerState(0)), vars(Guard())
     assert not [name for name, value in vars(learner).items() if value == usual[name]]
