@@ -55,7 +55,8 @@ def predict(
 
     INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
     a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
-    JSON. For a tagger that may be raw text, a sentence a line. A row without a text gets null. For
+    JSON. For a tagger that may be raw text, a sentence a line. A row without a text gets null. Long
+    sentences and passages are read in windows; other long texts are cut, and counted on stderr. For
     retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
     Prints one JSON object per line. With --speed it names the layer at which the example left.
     """

@@ -16,7 +16,7 @@ from data_pipeline.config import (
     SourceConfig,
     TaskDataConfig,
 )
-from data_pipeline.errors import BadShard, DataError
+from data_pipeline.errors import BadShard, DataError, EmptyText
 from data_pipeline.examples.example import EncodedExample
 from data_pipeline.examples.joint import JointStream, TaskSchedule, open_stream
 from data_pipeline.examples.reading import ExampleSplit
@@ -49,6 +49,7 @@ __all__ = [
     "CorpusSplit",
     "DataConfig",
     "DataError",
+    "EmptyText",
     "EncodedExample",
     "EveryToken",
     "ExampleSplit",

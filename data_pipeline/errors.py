@@ -5,5 +5,9 @@ class DataError(ValueError):
     """A problem with text, tokenizer, corpus or data settings; one line that names file or key."""
 
 
+class EmptyText(DataError):
+    """A text of an example has no tokens."""
+
+
 class BadShard(DataError):
     """A shard is missing, truncated or corrupt. `data.on_bad_shard` says what happens then."""

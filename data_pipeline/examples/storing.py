@@ -86,7 +86,7 @@ def store_examples(
             str(tokenizer_dir),
             dict(identity),
             (encoder.tokenizer, encoder.vocabulary),
-            {"examples": layouts, "cut": encoder.cut},
+            {"examples": layouts, "cut": len(encoder.cut)},
             names,
         )
         _publish(part, folder)

@@ -1,8 +1,9 @@
-"""Texts as token ids, cut to what fits into a sequence."""
+"""Texts as token ids, cut to what fits into a sequence, or read in overlapping windows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -10,13 +11,41 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import EmptyText
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.tokenization.tokenizer import load, word_prefix
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Overlapping windows over `tokens` tokens of text, which begin `step` tokens apart."""
+
+    tokens: int
+    size: int
+    step: int
+
+    def __iter__(self) -> Iterator[slice]:
+        for start in range(0, max(1, self.tokens - self.size + self.step), self.step):
+            yield slice(start, start + self.size)
+
+    @cached_property
+    def best_starts(self) -> NDArray[np.int64]:
+        """Where the window begins that shows the most context of each token, on its poorer side."""
+        starts, most = np.zeros(self.tokens, np.int64), np.full(self.tokens, -1.0)
+        for window in self:
+            inside = np.arange(window.start, min(window.stop, self.tokens))
+            poorer = np.minimum(inside - window.start, inside[-1:] - inside)
+            context = poorer + 0.01 * len(inside)
+            better = inside[context > most[inside]]
+            starts[better], most[better] = window.start, context[better - window.start]
+        return starts
+
+
 class TextEncoder:
-    """Encodes the texts of examples with one tokenizer; counts those that it has to cut."""
+    """Encodes the texts of examples with one tokenizer, and counts the examples that it cuts.
+
+    cut: the places of these examples.
+    """
 
     def __init__(self, tokenizer_dir: Path, length: int) -> None:
         """`length` is the longest sequence, special tokens included.
@@ -25,15 +54,15 @@ class TextEncoder:
         """
         self.tokenizer, self.vocabulary = load(tokenizer_dir)
         self.length = length
-        self.cut = 0
+        self.cut: set[str] = set()
         self._dtype = token_dtype(self.vocabulary.vocab_size)
 
     def encode(self, text: str, place: str) -> tokenizers.Encoding:
-        """The tokens of a text, with their places in it; DataError where it has none."""
+        """The tokens of a text, with their places in it; EmptyText where it has none."""
         found = self.tokenizer.encode(text, add_special_tokens=False)
         if not len(found.ids):
             reason = "has no token of this tokenizer" if text.strip() else "is empty"
-            raise DataError(f"{place}: a text {reason}; remove the example")
+            raise EmptyText(f"{place}: a text {reason}; remove the example")
         return found
 
     def word(self, word: str) -> list[int]:
@@ -64,7 +93,7 @@ class TextEncoder:
         excess = sum(sizes) - room
         if excess <= 0:
             return segments
-        self.cut += 1
+        self.cut.add(place)
         if len(sizes) == 2:
             longer, shorter = sorted(range(2), key=lambda number: -sizes[number])
             sizes[longer] = max(room - sizes[shorter], room - room // 2)
@@ -74,12 +103,17 @@ class TextEncoder:
         return [segment[:size] for segment, size in zip(segments, sizes, strict=True)]
 
     def cut_to_fit(
-        self, ids: Sequence[int], labels: Sequence[int]
+        self, ids: Sequence[int], labels: Sequence[int], place: str
     ) -> tuple[NDArray[np.integer], Sequence[int]]:
         """A sequence of one segment, and the labels of its tokens, without what does not fit."""
         room = self.capacity(1)
-        self.cut += len(ids) > room
-        return self.array(ids[:room]), labels[:room]
+        return self.array(self.first(ids, room, place)), labels[:room]
+
+    def first(self, ids: Sequence[int], room: int, place: str) -> Sequence[int]:
+        """The first tokens of an example; it counts as cut where there are more."""
+        if len(ids) > room:
+            self.cut.add(place)
+        return ids[:room]
 
     def capacity(self, segments: int) -> int:
         """The tokens of text that fit into a sequence of this many segments."""

@@ -194,11 +194,12 @@ def test_an_example_of_several_sequences(corpus, tmp_path) -> None:
 def test_texts_are_cut_from_the_longer_end(corpus) -> None:
     encoder = TextEncoder(corpus.tokenizer_dir, LENGTH)
     long, short = " ".join(WORDS), "a town"
-    sizes = [len(one) for one in encoder.sequence([long, short], "x")]
+    sizes = [len(one) for one in encoder.sequence([long, short], "a:1")]
     assert sum(sizes) == LENGTH - 3
     assert sizes[1] == len(encoder.encode(short, "x").ids)
-    assert [len(one) for one in encoder.sequence([long, long], "x")] == [7, 6]
-    assert encoder.cut == 2
+    assert [len(one) for one in encoder.sequence([long, long], "a:2")] == [7, 6]
+    encoder.sequence([long, short], "a:1")
+    assert encoder.cut == {"a:1", "a:2"}, "an example counts once"
 
 
 def test_bad_examples_are_named(corpus, tmp_path) -> None:

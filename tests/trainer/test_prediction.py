@@ -33,6 +33,7 @@ from model import (
     OTHER,
     REGRESSION,
     TAGGING,
+    VECTOR,
     TaskHeadConfig,
     build,
     save_pretrained,
@@ -43,6 +44,7 @@ from tests.trainer import tiny
 from trainer.prediction import passes, rankings
 from trainer.prediction.predicting import PREDICTORS
 from trainer.task_facts import TaskFacts, write_facts
+from trainer.tasks.bi_encoder import POOLINGS
 
 TEXTS = [
     "The system runs a small command.",
@@ -281,13 +283,73 @@ def test_a_word_without_a_token_is_unknown(exported, tmp_path) -> None:
     assert variation["tags"] == snowman["tags"], "which is [UNK] to this vocabulary"
 
 
-def test_tags_of_a_random_field_and_of_words_that_do_not_fit(exported, tmp_path) -> None:
-    folder = exported(TaskHeadConfig(TAGGING, TAGS, crf=True), TaskFacts(sequence_length=8))
-    (tmp_path / "a.conll").write_text("".join("x\n" for _ in range(9)))
-    (one,) = predicted(folder, tmp_path / "a.conll")
-    assert len(one["tags"]) == 9
-    assert set(one["tags"][:6]) <= set(TAGS)
-    assert one["tags"][6:] == [None] * 3
+@pytest.mark.parametrize("crf", [False, True])
+def test_every_word_of_a_long_sentence_has_a_tag(exported, tmp_path, crf: bool) -> None:
+    """That of the window with the most context, as `transformers` finds it in each window alone."""
+    folder = exported(TaskHeadConfig(TAGGING, TAGS, crf=crf), TaskFacts(sequence_length=12))
+    words = " ".join(TEXTS).split()
+    (tmp_path / "a.conll").write_text("".join(f"{word}\n" for word in words))
+    (found,) = predicted(folder, tmp_path / "a.conll")
+    assert found["words"] == words
+    assert set(found["tags"]) <= set(TAGS)
+    if crf:
+        return
+    read = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    whole = read(words, is_split_into_words=True, add_special_tokens=False)
+    ids, firsts = whole["input_ids"], [whole.word_ids().index(n) for n in range(len(words))]
+    best: dict[int, tuple[float, str]] = {}
+    for start in range(0, len(ids), 5):
+        window = ids[start : start + 10]
+        own = [read.cls_token_id, *window, read.sep_token_id]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([own])).logits[0]
+        for at in range(len(window)):
+            context = min(at, len(window) - 1 - at) + 0.01 * len(window)
+            if context > best.get(start + at, (-1.0, ""))[0]:
+                best[start + at] = context, TAGS[int(logits[at + 1].argmax())]
+        if start + 10 >= len(ids):
+            break
+    assert found["tags"] == [best[first][1] for first in firsts]
+
+
+def test_texts_that_are_cut_are_counted_once(exported, tmp_path, caplog) -> None:
+    long = " ".join(TEXTS)
+    (tmp_path / "a.txt").write_text(f"{long}\nno\n{long}\n")
+    told = "texts too long for 12 tokens, whose ends are not read: "
+    predicted(
+        exported(TaskHeadConfig(REGRESSION), TaskFacts(sequence_length=12)), tmp_path / "a.txt"
+    )
+    assert f"a.txt: {told}2" in caplog.text
+    choices = exported(TaskHeadConfig(CHOICE), TaskFacts((), sequence_length=12))
+    record = {"article": long, "questions": ["Who?"], "options": [TEXTS[:3]]}
+    predicted(choices, "-", given=json.dumps(record))
+    assert f"standard input: {told}1" in caplog.text, "not each of its choices"
+
+
+def test_blank_queries_have_answers_too(exported, tmp_path, caplog) -> None:
+    head = TaskHeadConfig(VECTOR, pooling=POOLINGS["mean"], transform="none", normalise=True)
+    folder = exported(head, TaskFacts((), sequence_length=64))
+    queries = f"{TEXTS[0]}\n \n{TEXTS[2]}\n"
+    first, blank, third = predicted(folder, "-", given=queries)
+    assert blank == {"query": "2", "vector": None}
+    assert len(first["vector"]) == len(third["vector"]) > 1
+    rows = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
+    (tmp_path / "d.jsonl").write_text("\n".join(rows))
+    ranked = predicted(folder, "-", "--documents", tmp_path / "d.jsonl", given=queries)
+    assert [len(one["documents"]) for one in ranked] == [4, 0, 4]
+    assert [one["documents"][0]["id"] for one in (ranked[0], ranked[2])] == ["0", "2"]
+    assert caplog.text.count("rows without a text, whose answers are null: 1") == 2
+
+
+def test_choices_without_a_text(exported, tmp_path, caplog) -> None:
+    folder = exported(TaskHeadConfig(CHOICE), TaskFacts((), sequence_length=64))
+    record = {"questions": ["Who?"], "options": [TEXTS[:2]], "id": "a"}
+    given = "\n".join(json.dumps({**record, "article": text}) for text in (" ", "Ann."))
+    blank, read = predicted(folder, "-", given=given)
+    assert blank == {"id": "a-0", "choice": None, "answer": None, "probabilities": None}
+    assert read["choice"] in (0, 1)
+    assert "rows without a text, whose answers are null: 1" in caplog.text
 
 
 def test_choices(exported, tmp_path) -> None:

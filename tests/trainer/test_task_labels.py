@@ -16,8 +16,9 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
-from trainer.objectives.task import TaskFile, labels_among
+from trainer.objectives.task import TaskConfig, TaskFile, labels_among
 from trainer.run_folder.folder import RunFolder
+from trainer.tasks.bi_encoder import BiEncoder
 from trainer.tasks.sentences import SingleSentence
 
 
@@ -49,11 +50,19 @@ def test_labels_that_are_numbers_are_in_their_order() -> None:
         among("1", "1.0", "2")
 
 
-def test_blank_rows_are_counted(tmp_path: Path, corpus: Path, caplog) -> None:
-    (path := tmp_path / "a.csv").write_text("text,label\nthe,1\n\n ,\nof,2\n")
-    task = SingleSentence(labels=["1", "2"])
+@pytest.mark.parametrize(
+    ("task", "given"),
+    [
+        (SingleSentence(labels=["0", "1"]), "text,label\nthe,0\n\n ,\nof,1\n"),
+        (BiEncoder(highest=1.0), "text_a,text_b,label\nthe,of,0\n\n ,,\nof,the,1\n"),
+    ],
+)
+def test_blank_rows_are_counted(
+    task: TaskConfig, given: str, tmp_path: Path, corpus: Path, caplog
+) -> None:
+    (path := tmp_path / "a.csv").write_text(given)
     examples = [*task.encode(TaskFile(path, {}), TextEncoder(corpus / "tokenizer", 16))]
-    assert [example.targets[task.head] for example in examples] == [0, 1]
+    assert [example.targets[task.head] for example in examples] == [0.0, 1.0]
     assert f"{path}: leaves out 2 blank rows; {path}:3; {path}:4" in caplog.text
 
 

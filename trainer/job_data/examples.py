@@ -307,7 +307,7 @@ def _encoded(
         if encoder.cut:
             where = f"{one.key}.sequence_length: {one.data.sequence_length}"
             _log.warning(
-                "%s cuts %s texts; their ends are neither read nor scored", where, encoder.cut
+                "%s cuts %s texts; their ends are neither read nor scored", where, len(encoder.cut)
             )
     elif not _holds(folder, identity):
         raise DataError(

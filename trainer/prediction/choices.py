@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from data_pipeline import EmptyText
 from data_pipeline.task_files.multiple_choice import read_multiple_choice
+from trainer.prediction.passes import Segments
 from trainer.prediction.predictor import Predictor, Query
 
 
 class ChoicePredictor(Predictor):
-    """Answers each question with ``{"id", "choice", "answer", "probabilities"}``."""
+    """Answers each question with ``{"id", "choice", "answer", "probabilities"}``.
+
+    All but the id is null where a text is missing.
+    """
 
     def queries(self, path: str) -> Iterator[Query]:
         for one in read_multiple_choice(path, False, self.facts.encoding):
             texts = [[one.passage, one.with_choice(choice)] for choice in one.choices]
-            yield Query([self.encoder.sequence(pair, one.where) for pair in texts], one)
+            sequences: list[Segments] = []
+            with suppress(EmptyText):
+                sequences = [self.encoder.sequence(pair, one.where) for pair in texts]
+            self.unanswered += not sequences
+            yield Query(sequences, one)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        question = query.source
+        if not outputs:
+            return {"id": question.id, "choice": None, "answer": None, "probabilities": None}
         scores = torch.cat(list(outputs))
-        best, question = int(scores.argmax()), query.source
+        best = int(scores.argmax())
         return {
             "id": question.id,
             "choice": best,

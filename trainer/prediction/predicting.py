@@ -28,7 +28,7 @@ from model import (
 from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.passes import sorted_together
-from trainer.prediction.predictor import Predictor, Query, tell_unanswered
+from trainer.prediction.predictor import Predictor, Query, tell_incomplete
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
 from trainer.prediction.texts import PLAIN, SimilarityPredictor, TextPredictor
@@ -84,7 +84,7 @@ def predictions(
     queries = predictor.queries(path)
     for some in sorted_together(queries):
         yield from _answers(tuned, predictor, some, speed)
-    tell_unanswered(path, predictor.unanswered)
+    tell_incomplete(path, predictor.unanswered, tuned.encoder)
 
 
 def _predictor_of(tuned: FineTuned) -> type[Predictor]:

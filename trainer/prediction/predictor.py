@@ -53,7 +53,11 @@ class Predictor(ABC):
         """The prediction, in JSON values, from the outputs for each of the query's sequences."""
 
 
-def tell_unanswered(path: str, rows: int) -> None:
-    """Log how many rows of a file have no text, if any."""
-    if rows:
-        _log.warning("%s: rows without a text, whose answers are null: %s", source_name(path), rows)
+def tell_incomplete(path: str, unanswered: int, encoder: TextEncoder) -> None:
+    """Log how many rows of a file have no text, and how many were cut, if any."""
+    name = source_name(path)
+    if unanswered:
+        _log.warning("%s: rows without a text, whose answers are null: %s", name, unanswered)
+    if encoder.cut:
+        why = f"texts too long for {encoder.length} tokens, whose ends are not read"
+        _log.warning("%s: %s: %s", name, why, len(encoder.cut))

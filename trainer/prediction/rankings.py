@@ -15,6 +15,7 @@ from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.passes import sorted_together
+from trainer.prediction.predictor import tell_incomplete
 from trainer.prediction.vectors import queries_in
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.ranking_metric import with_others
@@ -59,11 +60,16 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     sequences = (task.document_sequence(one, encoder) for one in known)
     passes = (tuned.outputs(some) for some in sorted_together(sequences))
     vectors = torch.stack([one for some in passes for one in some])
+    unanswered = 0
     for some in sorted_together(queries_in(queries, task.numbered_by_order, encoding)):
-        read = torch.stack(tuned.outputs([task.query_sequence(one, encoder) for one in some]))
+        asked = [task.query_sequence(query, encoder) for query in some if query.text.strip()]
+        unanswered += len(some) - len(asked)
+        outputs, none = iter(tuned.outputs(asked)), torch.zeros_like(vectors[0])
+        read = torch.stack([next(outputs) if query.text.strip() else none for query in some])
         for query, scores, rows in zip(some, *nearest_documents(read, vectors, count), strict=True):
-            ids = (known[row].id for row in rows.tolist())
-            yield _answer(query.id, dict(zip(ids, scores.tolist(), strict=True)))
+            ids = (known[row].id for row in rows.tolist() if query.text.strip())
+            yield _answer(query.id, dict(zip(ids, scores.tolist(), strict=False)))
+    tell_incomplete(queries, unanswered, encoder)
 
 
 def _reranked(
@@ -82,6 +88,8 @@ def _reranked(
         whole = with_others(scores, ranked) if scores else ranked
         ids = {collection.documents[one].id: score for one, score in whole.items()}
         yield _answer(collection.queries[number].id, ids)
+    blank = sum(not query.text.strip() for query in collection.queries)
+    tell_incomplete(queries, blank, tuned.encoder)
 
 
 def _pair_scores(

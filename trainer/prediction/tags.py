@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from data_pipeline.examples.text_encoder import Windows
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.tables import holds_records
 from model import decode
@@ -19,23 +21,27 @@ from trainer.prediction.predictor import Predictor, Query
 @dataclass(frozen=True)
 class _Words:
     words: tuple[str, ...]
-    first_pieces: list[int]  # the position of the first piece of each word that fits
+    first_pieces: NDArray[np.int64]  # the number of each word's first piece
+    windows: Windows
 
 
 class TagPredictor(Predictor):
-    """Tags each sentence: ``{"words": [...], "tags": [...]}``, null for words that did not fit."""
+    """Tags each sentence: ``{"words": [...], "tags": [...]}``.
+
+    A sentence that does not fit is read in overlapping windows. The tag of a word is that of the
+    window with the most context.
+    """
 
     def queries(self, path: str) -> Iterator[Query]:
+        room = self.encoder.capacity(1)
         for sentence in self._sentences(path):
-            if not sentence.words:
-                yield Query([], _Words((), []))
-                continue
-            pieces = [self.encoder.word(one) for one in sentence.words]
-            ends = np.cumsum([len(one) for one in pieces])
-            fit = int((ends <= self.encoder.capacity(1)).sum())
-            ids = self.encoder.array([number for one in pieces[:fit] for number in one])
-            firsts = [1 + int(end) - len(one) for end, one in zip(ends, pieces[:fit], strict=False)]
-            yield Query([[ids]], _Words(sentence.words, firsts))
+            pieces = [self.encoder.word(word) for word in sentence.words]
+            sizes = np.array([len(word) for word in pieces], np.int64)
+            ids = self.encoder.array([number for word in pieces for number in word])
+            windows = Windows(len(ids), room, max(1, room // 2))
+            sequences = [[ids[window]] for window in windows] if len(ids) else []
+            self.unanswered += not sequences
+            yield Query(sequences, _Words(sentence.words, sizes.cumsum() - sizes, windows))
 
     def _sentences(self, path: str) -> Iterator[TaggedSentence]:
         """Of lists of words, of columns, or of raw text; see `read_untagged`."""
@@ -47,17 +53,18 @@ class TagPredictor(Predictor):
         return read_untagged(path, number, self.head.labels, self.facts.encoding)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
-        read = query.source
-        if not outputs:
-            return {"words": [], "tags": []}
-        (logits,) = outputs
-        tags = [self.head.labels[number] for number in self._best(logits, read.first_pieces)]
-        missing = len(read.words) - len(tags)
-        return {"words": list(read.words), "tags": [*tags, *[None] * missing]}
+        read, tags = query.source, np.zeros(len(query.source.words), np.int64)
+        for window, logits in zip(read.windows, outputs, strict=False):
+            inside = slice(*np.searchsorted(read.first_pieces, (window.start, window.stop)))
+            firsts = read.first_pieces[inside]
+            best = read.windows.best_starts[firsts] == window.start
+            tags[inside][best] = self._best(logits, firsts - window.start + 1)[best]
+        return {"words": list(read.words), "tags": [self.head.labels[tag] for tag in tags]}
 
-    def _best(self, logits: Tensor, first_pieces: list[int]) -> list[int]:
-        if self.transitions is None:
-            return logits[first_pieces].argmax(dim=-1).tolist()
+    def _best(self, logits: Tensor, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tags of the words whose first pieces are in these places of a sequence."""
+        if self.transitions is None or not len(places):
+            return logits[places].argmax(dim=-1).numpy()
         chain = torch.zeros(len(logits), dtype=torch.bool)
-        chain[first_pieces] = True
-        return decode(logits[None], self.transitions, chain[None])[0, first_pieces].tolist()
+        chain[places] = True
+        return decode(logits[None], self.transitions, chain[None])[0, places].numpy()

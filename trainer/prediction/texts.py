@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_pipeline import DataError
+from data_pipeline import EmptyText
 from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
 from data_pipeline.text.text_files import suffix_of
 from model import MULTI_LABEL, REGRESSION
@@ -34,13 +34,13 @@ class TextPredictor(Predictor):
         for where, row in self._rows(path):
             texts = [row.get(name, "") for name in self.facts.fields]
             sequences: list[Segments] = []
-            with suppress(DataError):  # row N gets answer N, also where it has no text
+            with suppress(EmptyText):  # row N gets answer N, also where it has no text
                 sequences = self._sequences(texts, where)
             self.unanswered += not sequences
             yield Query(sequences)
 
     def _sequences(self, texts: Sequence[str], where: str) -> list[Segments]:
-        """What the model reads for a row. Raises DataError where a text is empty."""
+        """What the model reads for a row. Raises EmptyText where a text is empty."""
         return [self.encoder.sequence(texts, where)]
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
 from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import sorted_together, tokens_per_pass
-from trainer.prediction.predictor import tell_unanswered
+from trainer.prediction.predictor import tell_incomplete
 from trainer.task_facts import TaskFacts
 from trainer.tasks.translation import Translation
 
@@ -42,7 +42,7 @@ def translations(
         for source in sources:
             translation = encoder.tokenizer.decode(next(found)) if source else None
             yield {"translation": translation}
-    tell_unanswered(path, unanswered)
+    tell_incomplete(path, unanswered, encoder)
 
 
 def _encoded(encoder: TextEncoder, text: str, where: str) -> list[int]:

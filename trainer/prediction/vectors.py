@@ -16,15 +16,18 @@ from trainer.tasks.retrieval import Retrieval
 
 
 class VectorPredictor(Predictor):
-    """``{"query": ..., "vector": [...]}`` of each query."""
+    """``{"query": ..., "vector": [...]}`` of each query; null for a blank one."""
 
     def queries(self, path: str) -> Iterator[Query]:
         for query in queries_in(path, self._task.numbered_by_order, self.facts.encoding):
-            yield Query([self._task.query_sequence(query, self.encoder)], query)
+            is_blank = not query.text.strip()
+            self.unanswered += is_blank
+            sequences = [] if is_blank else [self._task.query_sequence(query, self.encoder)]
+            yield Query(sequences, query)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
-        (vector,) = outputs
-        return {"query": query.source.id, "vector": vector.tolist()}
+        vectors = [vector.tolist() for vector in outputs]
+        return {"query": query.source.id or None, "vector": vectors[0] if vectors else None}
 
     @cached_property
     def _task(self) -> Retrieval:

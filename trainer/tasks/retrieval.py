@@ -122,7 +122,8 @@ class Retrieval(CollectionTask):
     ) -> list[NDArray[np.integer]]:
         """The sequence that is read of a query."""
         ids = encoder.encode(self.query_prefix + query.text, query.where).ids
-        return [encoder.array(ids[: min(self.query_length, encoder.capacity(1))])]
+        room = min(self.query_length, encoder.capacity(1))
+        return [encoder.array(encoder.first(ids, room, query.where))]
 
     def document_sequence(
         self, document: RetrievalText, encoder: TextEncoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from configs.rules import COUNT, Doc, OneOf, Unit
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
+from data_pipeline.examples.text_encoder import Windows
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
@@ -34,7 +35,7 @@ class ReadQuestion:
     first_column: the column of a window's first passage token, after question and special tokens.
     """
 
-    asked: list[int]
+    asked: Sequence[int]
     ids: list[int]
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -42,28 +43,18 @@ class ReadQuestion:
     step: int
     first_column: int
 
-    def windows(self) -> Iterator[slice]:
+    @cached_property
+    def windows(self) -> Windows:
         """The passage tokens that each window holds."""
-        for start in range(0, max(1, len(self.ids) - self.size + self.step), self.step):
-            yield slice(start, start + self.size)
+        return Windows(len(self.ids), self.size, self.step)
 
     def begins_in(self, window: slice) -> NDArray[np.int64]:
         """Where tokens of a window begin; -1 where another window shows more of their context.
 
         An answer begins in the window with the most context, as in BERT's code for SQuAD.
         """
-        is_best = self._best_starts[window] == window.start
+        is_best = self.windows.best_starts[window] == window.start
         return np.where(is_best, self.begins[window], -1)
-
-    @cached_property
-    def _best_starts(self) -> NDArray[np.int64]:
-        """Where the window begins that shows the most context of each token, on its poorer side."""
-        starts = np.array([window.start for window in self.windows()])
-        lasts = np.minimum(starts + self.size, len(self.ids)) - 1
-        tokens = np.arange(len(self.ids))[:, None]
-        context = np.minimum(tokens - starts, lasts - tokens)  # negative outside of a window
-        scores = np.where(context < 0, -1.0, context + 0.01 * (lasts - starts + 1))
-        return starts[scores.argmax(axis=1)]
 
 
 @register(NAME)
@@ -136,7 +127,7 @@ class Span(ScoredByReferences):
         if question.answers and not question.misplaced:
             first, last = _tokens_of_answer(question, read.begins, read.ends)
         none = np.full(len(read.asked), NO_LABEL)
-        for window in read.windows():
+        for window in read.windows:
             holds = first >= 0 and window.start <= first and last < min(window.stop, len(read.ids))
             shift = read.first_column - window.start  # from a passage token's number to its column
             yield EncodedExample(
@@ -155,7 +146,8 @@ class Span(ScoredByReferences):
 
         Raises DataError where the question leaves no room for the passage.
         """
-        asked = encoder.encode(question.question, question.where).ids[: self.longest_question]
+        ids = encoder.encode(question.question, question.where).ids
+        asked = encoder.first(ids, self.longest_question, question.where)
         passage = encoder.encode(question.context, question.where)
         begins, ends = np.array(passage.offsets, np.int64).T
         size = encoder.capacity(2) - len(asked)

@@ -101,7 +101,7 @@ class Tagging(TaskConfig):
                 ids = encoder.word(word)
                 pieces += ids
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
-            segment, labels = encoder.cut_to_fit(pieces, tags)
+            segment, labels = encoder.cut_to_fit(pieces, tags, sentence.where)
             yield EncodedExample([[segment]], {self.head: np.array(labels, np.int64)})
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
