@@ -69,6 +69,7 @@ class Key:
     name: str
     types: tuple[Any, ...]
     rules: tuple[Rule, ...]
+    is_empty_by_default: bool  # a text, which null then clears
 
 
 def keys(schema: Any, path: str = "", named: str = "one") -> Iterator[Key]:
@@ -78,7 +79,8 @@ def keys(schema: Any, path: str = "", named: str = "one") -> Iterator[Key]:
         key = f"{path}.{field.name}" if path else field.name
         options = options_of(hints_of(schema)[field.name])
         notes = notes_within(annotated_hints(schema)[field.name])
-        yield Key(key, options, tuple(note for note in notes if isinstance(note, Rule)))
+        rules = tuple(note for note in notes if isinstance(note, Rule))
+        yield Key(key, options, rules, field.default == "")
         for option in options:
             if dataclasses.is_dataclass(option):
                 yield from keys(option, key, named)
@@ -98,7 +100,8 @@ def bad_values(key: Key) -> Iterator[BadValue]:
     wrong = {kind: value for kind, value in kinds[0].items() if not _is_right(value, options)}
     for kind, value in set.intersection(*(set(one.items()) for one in kinds[1:])):
         wrong[kind] = value
-    if type(None) not in key.types and options[0] in (int, float, bool, str):
+    refuses_null = type(None) not in key.types and not key.is_empty_by_default
+    if refuses_null and options[0] in (int, float, bool, str):
         wrong["null"] = "null"
     for kind, value in sorted(wrong.items()):
         yield BadValue(key.name, kind, value)
