@@ -110,7 +110,7 @@ def test_standard_input_may_be_json_lines(monkeypatch: pytest.MonkeyPatch) -> No
         ("a.json", b'[{"text": "a"}, {"text": ', None, "a.json: not valid JSON"),
         ("a.csv", b'text\n"no end', None, "a.csv:2: not valid CSV"),
         ("a.txt", "Some text".encode("utf-16"), None, "a.txt: is UTF-16, not UTF-8"),
-        ("a", gzip.compress(b"text"), None, "is compressed; its name must end in .gz"),
+        ("a", gzip.compress(b"text", mtime=0), None, "is compressed; its name must end in .gz"),
         ("a.pdf", b"%PDF-1.5 ...", None, "a.pdf: is not text"),
         ("a.bin", bytes(99), None, "a.bin: is not text"),
         ("a.html", b"<!DOCTYPE html><p>Text", None, "a.html: is HTML or XML"),
