@@ -1,7 +1,7 @@
 """The command line. Its commands are in `commands/`, and import what they need when they run.
 
 Exit codes: 0 done; 1 failed, with one line that says what to change; 2 wrong usage; 75 stopped on
-request after saving (start it again to resume); 130 interrupted by Ctrl-C.
+request after saving (start it again to resume).
 """
 
 from __future__ import annotations

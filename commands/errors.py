@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-FAILED, INTERRUPTED = 1, 130
+FAILED = 1
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 USER_ERRORS = [
     ("configs", "ConfigError"),
@@ -29,7 +29,7 @@ class OneLineErrors(click.Group):
             return super().invoke(context)
         except KeyboardInterrupt:
             click.echo("tandem: interrupted", err=True)
-            context.exit(INTERRUPTED)
+            context.exit(FAILED)
         except EOFError as error:  # click would take it for the end of terminal input
             raise RuntimeError("a file ended early") from error
         except Exception as error:

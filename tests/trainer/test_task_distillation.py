@@ -352,7 +352,8 @@ def test_both_forms_of_pkd_run_as_shipped(shipped, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("heads", ["new", "loaded"])
-def test_a_student_begins_as_layers_of_a_folder(shipped, heads) -> None:
+def test_a_student_begins_as_layers_of_a_folder(shipped, heads, monkeypatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     folder = shipped / "teacher-mrpc"
     theirs = AutoModelForSequenceClassification.from_pretrained(folder)
     config = SentencePair(labels=["0", "1"], head_name="sentence_pair").equip(plain(2, 16))
