@@ -239,6 +239,50 @@ def test_a_gap_and_a_point_alone_between_gaps():
     assert curve(x, np.zeros(5)).count("M") == 1
 
 
+@pytest.mark.parametrize(
+    ("teacher", "data", "summary"),
+    [
+        ("{}", "", "A teacher and 2 students, trained in one job from the same teacher forward"),
+        ("{}", "train: a.csv, ", "A teacher and 2 students, fine-tuned on a task in one job"),
+        ("{frozen: true}", "", "2 students, distilled from a finished teacher."),
+        ("{frozen: true}", "train: a.csv, ", "2 students, distilled on a task from a finished"),
+        ("{frozen: true, stored: {path: p}}", "", "from the stored predictions of a finished"),
+    ],
+)
+def test_a_page_says_what_was_trained(make, teacher, data, summary):
+    folder = make(results=False)
+    text = config(["half", "tiny"]).replace("teacher: {}", f"teacher: {teacher}")
+    (folder / "config.yaml").write_text(text.replace("{path: runs", f"{{{data}path: runs"))
+    words = Page(write_report(folder)).words
+    assert summary in words
+    assert ("one job" in words) == ("frozen" not in teacher)
+
+
+def test_a_share_of_a_teacher_that_has_hardly_learnt_is_no_percentage(make):
+    folder = make()
+    results = evaluation(["half", "tiny"])
+    results["learners"]["students/half"]["retention"] = 20.0
+    (folder / "evaluation.json").write_text(json.dumps(results))
+    for shown in (write_report(folder).read_text(), student_table(results)):
+        assert "2000.0%" not in shown
+        assert "40.0%" in shown
+        assert "empty above 200%" in shown
+
+
+def test_the_curve_of_a_tasks_metric_comes_first(make):
+    scores = {f"val/t/teacher/t_{name}": 0.5 for name in ("accuracy", "f1")}
+    logged = [{"step": step, "teacher/loss": 1.0} | scores for step in (10, 20)]
+    folder = make(students=(), logged=logged)
+    titles = re.compile(r"<figcaption><h3>(.*?)</h3>").findall
+    assert titles(write_report(folder).read_text())[0].startswith("t_accuracy on")
+    columns = [Column("t_accuracy", "accuracy"), Column("t_f1", "F1")]
+    results = evaluation([]) | {"metric": "t_f1", "unigram": {}}
+    results["columns"] = [dataclasses.asdict(column) for column in columns]
+    (folder / "evaluation.json").write_text(json.dumps(results))
+    names = [f"{name} on the validation examples" for name in ("F1", "accuracy")]
+    assert titles(write_report(folder).read_text())[:3] == [*names, "Loss in training"]
+
+
 def test_a_teacher_alone_and_many_students(make):
     assert "A teacher, pre-trained" in Page(write_report(make(students=()))).words
     many = [f"student-{i}" for i in range(20)]

@@ -53,14 +53,19 @@ def test_times_are_medians_of_the_logged_steps():
 
 
 def test_a_frozen_teacher_is_read_once_here_and_by_each_student_separately():
+    """It is in no row: the students that read it in a step share its pass."""
     rows = [timed(step, late=True, frozen=True) for step in range(20, 101, 10)]
     finished = run(rows, frozen=True)
-    step = step_costs(finished)
-    assert step is not None
-    teacher, small, late = costs(finished, step)
-    assert (teacher.here, teacher.separately) == (STEPS * 3.0, 0.0)
-    saved = sum(one.separately - one.here for one in (teacher, small, late))
+    small, late = costs(finished, step_costs(finished))
+    assert (small.learner, late.learner) == ("students/small", "students/late")
+    assert small.here == pytest.approx(STEPS * 3.5 + 70 * 3.0 + 30 * 1.5)
+    assert late.here == pytest.approx(30 * (3.5 + 1.5))
+    saved = sum(one.separately - one.here for one in (small, late))
     assert saved == pytest.approx(30 * 3.0)  # the steps in which both read it
+    page = savings_section(finished)
+    assert "<td>teacher</td>" not in page
+    assert "the teacher trained alone" not in page
+    assert "the students that read it share that cost" in page
 
 
 @pytest.mark.parametrize("times", [True, False], ids=["timed", "counted"])
@@ -70,14 +75,14 @@ def test_no_teacher_is_charged_to_a_student_that_reads_none(times: bool) -> None
     learners = finished.evaluation["learners"]
     learners["students/small"]["listens_to"] = []
     learners["students/late"]["listens_to"] = ["mean"]
-    teacher, small, late = costs(finished, step_costs(finished))
+    small, late = costs(finished, step_costs(finished))
     assert small.here == small.separately
-    assert late.separately > late.here
-    assert teacher.here == pytest.approx(late.separately - late.here), "in the steps of late alone"
+    assert late.here == pytest.approx(late.separately), "the one that reads it pays for it"
+    assert savings_section(finished) == "", "nothing is saved"
 
 
 def test_a_teacher_with_a_budget_goes_on_at_the_cost_of_a_forward():
-    """It trains for 50 steps; `late` ends at step 90, `small` at 80: the last ten are nobody's."""
+    """It trains for 50 steps; `late` ends at step 90, `small` at 80."""
     rows = [timed(step, late=step > 60, frozen=step > 50) for step in range(20, 91, 10)]
     finished = run(rows)
     learners = finished.evaluation["learners"]
@@ -86,31 +91,24 @@ def test_a_teacher_with_a_budget_goes_on_at_the_cost_of_a_forward():
     for row in rows:
         if row["step"] > 50:
             row["teacher/seconds_forward"] = 2.0
-    step = step_costs(finished)
-    teacher, small, late = costs(finished, step)
-    assert (teacher.here, teacher.separately) == (50 * 10.0 + 40 * 2.0, 50 * 10.0)
-    assert (late.here, late.separately) == (30 * 3.5, 30 * (3.5 + 2.0))
-    assert small.here == 80 * 3.5
+    teacher, small, late = costs(finished, step_costs(finished))
+    assert teacher.here == teacher.separately == 50 * 10.0
+    assert small.here == pytest.approx(80 * 3.5 + 2.0 * (10 + 20 / 2))
+    assert late.here == pytest.approx(30 * 3.5 + 2.0 * (10 + 20 / 2))
+    assert late.separately == 30 * (3.5 + 2.0)
 
 
-def test_a_stored_teacher_costs_nothing_here_or_separately():
+@pytest.mark.parametrize("times", [True, False], ids=["timed", "counted"])
+def test_a_stored_teacher_costs_nothing_here_or_separately(times: bool) -> None:
     rows = [timed(step, late=60 < step <= 90, frozen=True) for step in range(20, 101, 10)]
     for row in rows:
         del row["teacher/seconds_forward"]
-    finished = run(rows, frozen=True)
+    finished = run(rows if times else [{"step": 100, "tokens": 1000, "seconds": 1.0}], frozen=True)
     finished.config["teacher"]["stored"] = {"path": "stored"}
     small, late = costs(finished, step_costs(finished))
-    assert (small.here, small.separately) == (STEPS * 3.5, STEPS * 3.5)
-    assert (late.here, late.separately) == (30 * 3.5, 30 * 3.5)
-    page = savings_section(finished)
-    assert "<td>small</td><td>5m 50s</td><td>5m 50s</td><td></td>" in page
-    assert "nobody pays for its forward pass" in page
-    assert "this run's logged steps" in page
-    del rows[:]
-    rows.append({"step": STEPS, "tokens": 1000, "seconds": 5.0})
-    assert "<td>small</td><td>300k FLOPs</td><td>300k FLOPs</td><td></td>" in savings_section(
-        finished
-    )
+    assert small.here == small.separately
+    assert late.here == late.separately
+    assert savings_section(finished) == ""
 
 
 def test_without_timings_the_models_flops_are_compared_and_the_page_says_so():

@@ -56,6 +56,7 @@ def _interpolated(unit: str, known: Floats, values: Floats) -> Axis:
 
 def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     marks = [Mark(f"{plain_name(name)} joins", step) for name, step in sorted(run.joined().items())]
+    yield from _task_charts(run, marks)  # a task's score is what its run is about
     yield LineChart(
         "Loss in training",
         "Each learner's objective: the weighted sum of its terms",
@@ -110,6 +111,10 @@ def _held_out_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart
         marks=marks,
         shares=True,
     )
+
+
+def _task_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart]:
+    """The scores of tasks' heads, the primary one first."""
     for column in run.scores_in_charts():
         if column.name not in KNOWN:
             yield LineChart(

@@ -48,27 +48,33 @@ def render(run: RunFiles, live: bool = False) -> str:
 
 
 def _head(run: RunFiles, live: bool) -> str:
-    students = sum(not is_teacher(name) for name in run.learners)
     done, steps = int(run.last["step"]), run.config["steps"]
     state = "finished" if run.evaluation and not live else f"step {done:,} of {steps:,}"
     if live:
         state += f"{_time_left(run)}, at {time.strftime('%H:%M')}"
-    what = "A teacher, pre-trained by masked language modelling."
-    if tasks := len(_files_of_examples(run)):
-        what = f"A teacher, fine-tuned on {'a task' if tasks == 1 else f'{tasks} tasks'}."
-    if students:
-        what = (
-            f"A teacher and {count(students, 'student')}, trained in one job "
-            "from the same teacher forward passes."
-        )
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd>{escape(more)}</dd></div>"
         for name, value, more in _facts(run)
     )
     return (
         f'<header><h1>{escape(run.name)}</h1> <span class="state">{state}</span>'
-        f'<p>{what}</p></header><dl class="facts">{facts}</dl>'
+        f'<p>{_summary(run)}</p></header><dl class="facts">{facts}</dl>'
     )
+
+
+def _summary(run: RunFiles) -> str:
+    """A sentence about what was trained, and from what."""
+    students = count(sum(not is_teacher(name) for name in run.learners), "student")
+    tasks = len(_files_of_examples(run))
+    on_tasks = f" on {'a task' if tasks == 1 else f'{tasks} tasks'}" if tasks else ""
+    if run.config["teacher"].get("stored"):
+        return f"{students}, distilled{on_tasks} from the stored predictions of a finished teacher."
+    if run.config["teacher"].get("frozen"):
+        return f"{students}, distilled{on_tasks} from a finished teacher."
+    if run.config["students"]:
+        how = f"fine-tuned{on_tasks}" if tasks else "trained"
+        return f"A teacher and {students}, {how} in one job from the same teacher forward passes."
+    return f"A teacher, {f'fine-tuned{on_tasks}' if tasks else 'pre-trained'}."
 
 
 def _time_left(run: RunFiles) -> str:

@@ -8,7 +8,15 @@ from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
 from trainer.report.colours import colour
-from trainer.report.words import percent, plain_name, score_of, short, steps_of
+from trainer.report.words import (
+    NO_RETENTION,
+    percent,
+    plain_name,
+    retention_of,
+    score_of,
+    short,
+    steps_of,
+)
 from trainer.run_folder.run_files import RunFiles, columns_of, primary_of
 from trainer.scoring.column import SHARE, Column
 
@@ -22,7 +30,8 @@ OF_A_TASK = (
     "test are on the examples in data.test. "
 )
 OF_ALL = (
-    "Retention is the share of the teacher's primary metric. Parameters exclude the heads. "
+    f"Retention is the share of the teacher's primary metric, {NO_RETENTION}. "
+    "Parameters exclude the heads. "
     "tokens/s is for the encoder alone, ms/seq the same for a single sequence. Not trained: no "
     "term of the learner's objective has trained the head that predicts it."
 )
@@ -86,8 +95,7 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
 
 
 def _row(name: str, facts: dict[str, Any], columns: Sequence[Column], colour: int) -> str:
-    retention = None if name == "teacher" else facts["retention"]
-    agreement = facts["agreement"]
+    retention, agreement = retention_of(name, facts), facts["agreement"]
     cells = [
         short(facts["parameters"]),
         *(score_of(facts, column) for column in columns),

@@ -25,9 +25,6 @@ TIMED = (
     "The time of a step is the median over this run's logged steps on rank 0, without evaluation, "
     "checkpoints and waiting for data."
 )
-STORED = (
-    "The teacher's predictions are stored: nobody pays for its forward pass, here or separately. "
-)
 COUNTED = "No step of this run was timed: these are the FLOPs of the models' matrix products."
 
 
@@ -51,20 +48,20 @@ class StepCosts:
 
 
 def savings_section(run: RunFiles) -> str:
-    """The costs side by side; empty until there are results, and without students."""
+    """The costs side by side; empty until there are results, and where nothing is saved."""
     found = step_costs(run)
     if found is None:
         return ""
     learners = costs(run, found)
+    if all(one.here >= one.separately for one in learners):
+        return ""
     total = Cost("", sum(one.here for one in learners), sum(one.separately for one in learners))
     rows = "".join(_row(plain_name(one.learner), one, found.timed) for one in learners)
     return (
         '<section class="savings"><h2>Cost</h2><div class="scroll"><table><thead><tr>'
         "<th>learner</th><th>in this job</th><th>separately</th><th>saved</th></tr></thead>"
         f"<tbody>{rows}{_row('together', total, found.timed)}</tbody></table></div>"
-        "<p>Separately: the teacher pre-trained alone, then each student in a job of its own with "
-        "a forward pass of each finished teacher that it reads in every step. "
-        f"{_remark(run, found)}</p></section>"
+        f"<p>{_separately(run)} {TIMED if found.timed else COUNTED}</p></section>"
     )
 
 
@@ -111,27 +108,36 @@ def _read(
 
 
 def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
-    """The cost of every learner.
+    """The cost of every trained learner.
 
-    Here a teacher that is frozen, or has used up its budget, runs once for all students that train.
+    Here a teacher that is frozen, or has used up its budget, runs once for all students that train:
+    those that read it share the cost of that pass equally.
     """
     assert run.evaluation is not None
     steps = {name: _steps(name, run.evaluation) for name in step.own}
-    taught = np.zeros(run.evaluation["step"], bool)
-    for student, teachers in step.reading.items():
-        if teachers:
-            taught[steps[student]] = True
+    shares = dict.fromkeys(step.reading, 0.0)
     found = []
     for name in filter(is_teacher, step.own):
-        is_trained = name == TEACHER and not run.config["teacher"].get("frozen")
+        is_trained = name == TEACHER and not _is_frozen(run)
         last = steps[name].stop if is_trained else 0
-        pretraining = last * step.own[name]
-        teaching = int(taught[last:].sum()) * step.teaching[name]
-        found.append(Cost(name, pretraining + teaching, pretraining))
+        if is_trained:
+            found.append(Cost(name, last * step.own[name], last * step.own[name]))
+        readers = [student for student, teachers in step.reading.items() if name in teachers]
+        count = np.zeros(run.evaluation["step"])
+        for student in readers:
+            count[steps[student]] += 1
+        for student in readers:
+            sharing = count[slice(max(last, steps[student].start), steps[student].stop)]
+            shares[student] += step.teaching[name] * float((1 / sharing).sum())
     for name, reading in step.reading.items():
         own, trained = step.own[name], steps[name].stop - steps[name].start
-        found.append(Cost(name, trained * own, trained * (own + sum(reading.values()))))
+        separately = trained * (own + sum(reading.values()))
+        found.append(Cost(name, trained * own + shares[name], separately))
     return found
+
+
+def _is_frozen(run: RunFiles) -> bool:
+    return bool(run.config["teacher"].get("frozen"))
 
 
 def _steps(name: str, evaluation: dict[str, Any]) -> slice:
@@ -145,9 +151,18 @@ def _is_stored(run: RunFiles) -> bool:
     return bool(run.config["teacher"].get("stored"))
 
 
-def _remark(run: RunFiles, found: StepCosts) -> str:
-    """What the costs are of, and what is missing from them."""
-    return (STORED if _is_stored(run) else "") + (TIMED if found.timed else COUNTED)
+def _separately(run: RunFiles) -> str:
+    """What is compared with this job."""
+    first = "" if _is_frozen(run) else "the teacher trained alone, then "
+    shared = (
+        "Here a finished teacher runs once a step; the students that read it share that cost."
+        if _is_frozen(run)
+        else ""
+    )
+    return (
+        f"Separately: {first}each student in a job of its own with a forward pass of each "
+        f"finished teacher that it reads in every step. {shared}"
+    ).strip()
 
 
 def _teaching(run: RunFiles, teacher: str) -> float:
@@ -171,12 +186,11 @@ def _median(rows: Sequence[dict[str, Any]], learner: str, *parts: str) -> float:
 
 def _row(name: str, cost: Cost, timed: bool) -> str:
     saved = cost.separately - cost.here
-    share = f" ({percent(saved / cost.separately)})" if saved and cost.separately else ""
-    cells = [_amount(cost.here, timed), _amount(cost.separately, timed)]
-    cells.append(f"{_amount(saved, timed)}{share}" if saved else "")
+    cells = [_amount(cost.here, timed), _amount(cost.separately, timed), ""]
+    if saved > 0:
+        cells[-1] = f"{_amount(saved, timed)} ({percent(saved / cost.separately)})"
     return f"<tr><td>{escape(name)}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _amount(amount: float, timed: bool) -> str:
-    sign = "-" if amount < 0 else ""
-    return sign + (duration(abs(amount)) if timed else f"{short(abs(amount))} FLOPs")
+    return duration(amount) if timed else f"{short(amount)} FLOPs"

@@ -9,7 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainer.report.words import percent, plain_name, score_of, short, steps_of
+from trainer.report.words import (
+    NO_RETENTION,
+    percent,
+    plain_name,
+    retention_of,
+    score_of,
+    short,
+    steps_of,
+)
 from trainer.run_folder.run_files import columns_of
 from trainer.scoring.column import Column
 
@@ -58,20 +66,20 @@ _OF_TEXT = (
 )
 _OF_A_TASK = "scores: on the validation examples; those that begin with test: on data.test;\n"
 _OF_ALL = (
-    "retention: share of the teacher's primary metric; not trained: no term of its objective has\n"
-    "trained the head that predicts it;\n"
+    f"retention: share of the teacher's primary metric, {NO_RETENTION};\n"
+    "not trained: no term of its objective has trained the head that predicts it;\n"
     "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
     "same for a single sequence; steps: those that changed its weights, up to its checkpoint"
 )
 
 
 def _cells(name: str, facts: dict[str, Any], columns: Sequence[Column]) -> list[str]:
-    retention, agreement = facts["retention"], facts["agreement"]
+    retention, agreement = retention_of(name, facts), facts["agreement"]
     return [
         plain_name(name),
         short(facts["parameters"]),
         *(score_of(facts, column) for column in columns),
-        "" if retention is None or name == "teacher" else percent(retention),
+        "" if retention is None else percent(retention),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
         short(1000 * facts["seconds_per_sequence"]),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.learner_names import TEACHER
 from trainer.scoring.column import Column
 
 
@@ -21,6 +22,8 @@ def short(number: float) -> str:
 
 
 NOT_TRAINED = "not trained"
+MOST_RETENTION = 2.0  # above it the teacher has hardly learnt, and a percentage says nothing
+NO_RETENTION = f"empty above {MOST_RETENTION:.0%}, since such a teacher has hardly learnt"
 
 
 def percent(share: float) -> str:
@@ -34,6 +37,14 @@ def score_of(facts: Mapping[str, Any], column: Column) -> str:
         return ""
     score = facts[column.name]
     return NOT_TRAINED if score is None else column.written(score)
+
+
+def retention_of(name: str, facts: Mapping[str, Any]) -> float | None:
+    """A student's retention of the teacher's score; None where a percentage would mislead."""
+    retention = facts["retention"]
+    if name == TEACHER or retention is None or not 0 <= retention <= MOST_RETENTION:
+        return None
+    return float(retention)
 
 
 def steps_of(facts: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from configs.strict_json import finite, from_json, read_json
 from configs.typed import convert
 from trainer.run_folder import metrics
 from trainer.scoring.column import NUMBER, Column
+from trainer.scoring.task_mean import TASK_MEAN
 
 Floats = NDArray[np.float64]
 
@@ -182,10 +183,12 @@ class RunFiles:
         found = np.array([(step, score) for step, score in scores if score is not None])
         return found.reshape(-1, 2)[:, 0], found.reshape(-1, 2)[:, 1]
 
-    def held_out_columns(self) -> set[str]:
-        """The names of the held-out scores that any learner has."""
+    def held_out_columns(self) -> list[str]:
+        """The names of the held-out scores that any learner has, the run's primary one first."""
         found = (metrics.split_held_out(key) for row in self.rows for key in row)
-        return {parts[2] for parts in found if parts}
+        names = dict.fromkeys(parts[2] for parts in found if parts)
+        first = self.evaluation["metric"] if self.evaluation else TASK_MEAN.name
+        return sorted(names, key=lambda name: name != first)
 
     def scores_in_charts(self) -> list[Column]:
         """The held-out scores that any learner has, with their headings.
@@ -193,7 +196,7 @@ class RunFiles:
         Before there are results, a heading is the part of the name by which scores differ.
         """
         known = {column.name: column for column in columns_of(self.evaluation or {"columns": []})}
-        names = sorted(self.held_out_columns() - known.keys())
+        names = [name for name in self.held_out_columns() if name not in known]
         heads = {
             name: head for name in names for head in self._heads if name.startswith(f"{head}_")
         }
@@ -201,7 +204,7 @@ class RunFiles:
             score = name.removeprefix(f"{heads.get(name, '')}_")
             several = len({*heads.values()}) > 1 and name in heads
             known[name] = Column(name, f"{heads[name]} {score}" if several else score, NUMBER)
-        return [known[name] for name in sorted(self.held_out_columns())]
+        return [known[name] for name in self.held_out_columns()]
 
     @property
     def _heads(self) -> list[str]:
