@@ -58,7 +58,9 @@ def predict(
     JSON. For a tagger that may be raw text, a sentence a line. A row without a text gets null. Long
     sentences and passages are read in windows; other long texts are cut, and counted on stderr. For
     retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
-    Prints one JSON object per line. With --speed it names the layer at which the example left.
+    Prints one JSON object per line; its "row" is the line or row of INPUT that it answers, from 1.
+    With --speed it names the layer at which the example left. What comes through a pipe is answered
+    as soon as its writer waits.
     """
     from configs.strict_json import finite
     from data_pipeline.text.text_files import STDIN
@@ -84,9 +86,10 @@ def predict(
             if documents
             else predictions(Path(folder), input_, own_device(), chosen, head, speed)
         )
-        for answer in answers:
-            as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
-            print(json.dumps(finite(answer), ensure_ascii=not as_text), file=file)
+        as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
+        for row, answer in enumerate(answers, start=1):
+            line = json.dumps(finite({"row": row, **answer}), ensure_ascii=not as_text)
+            print(line, file=file, flush=input_ == STDIN)  # whoever writes may wait for it
 
 
 def _assignment(word: str) -> tuple[str, str]:

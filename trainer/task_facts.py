@@ -62,11 +62,14 @@ class TaskFacts(Section):
         except ConfigError as error:
             raise ModelError(f"{error}; export the model again") from None
 
-    def with_columns(self, columns: Mapping[str, str]) -> TaskFacts:
-        """The same task with other places for some fields. Raises DataError for unknown fields."""
+    def with_columns(self, columns: Mapping[str, str], others: Sequence[str] = ()) -> TaskFacts:
+        """These facts with other places for some fields, or for `others` that are no texts.
+
+        Raises DataError for unknown fields.
+        """
         for name in columns:
-            if name not in self.fields:
-                there = nearest_of_all(name, self.fields)
+            if name not in self.fields and name not in others:
+                there = nearest_of_all(name, [*self.fields, *others])
                 raise DataError(f"--column {name}: no such field{there}")
         return replace(self, columns={**self.columns, **columns})
 

@@ -5,10 +5,11 @@ Or records with lists of words and tags, as `datasets` writes them, or raw text 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, dropwhile
+from itertools import chain, dropwhile, pairwise
 from typing import Any
 
 from data_pipeline.errors import DataError
@@ -16,12 +17,18 @@ from data_pipeline.task_files.contents import UTF_8, place, read_lines, source_n
 from data_pipeline.task_files.json_records import texts_in, value_in
 from data_pipeline.task_files.tables import read_records
 
+_log = logging.getLogger(__name__)
 DOCUMENT_START = "-DOCSTART-"
 LAST = -1  # the number of the last column
 WORDS, TAGS = ("tokens", "words"), ("ner_tags", "tags", "labels")  # usual names of lists
-FEWEST_ROWS = 4  # of as many cells each: fewer may be sentences of as many words
+TELLING_LINES = 64  # not blank, at the head of a file, which tell columns from raw text
+MOST_COLUMNS = 14  # CoNLL 2009 has them
+IN_COLUMNS = "columns, a word a line"
+RAW = "raw text, a sentence a line; if it has columns, say where the words are: --column word=1"
 CONLL_U_COLUMNS = 10
 _CONLL_U_NUMBER = re.compile(r"[0-9]+([-.][0-9]+)?")
+_ENTITY_TAG = re.compile(r"O|[BIESLUM]-\S+")
+_TAG = re.compile(r"O|[BIESLUM]-\S+|[A-Z]+[-A-Z0-9$_]*|[^\w\s]+")
 _WORD = re.compile(r"\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
 _GAP = re.compile(r"[ \t]+")
 
@@ -57,7 +64,10 @@ def read_tagged_records(
     encoding: str = UTF_8,
 ) -> Iterator[TaggedSentence]:
     """The sentences of JSON lines, JSON or Parquet; `word` and `tag` name the lists, if given."""
-    for where, record in read_records(path, encoding):
+    for where, record in read_records(path, encoding, keep_blank=not labelled):
+        if not record and not labelled:
+            yield TaggedSentence(where, (), ())
+            continue
         words = texts_in(record, _key(record, word, WORDS), where)
         tags: tuple[str, ...] = ()
         if labelled:
@@ -71,32 +81,85 @@ def read_tagged_records(
 
 
 def read_untagged(
-    path: str, word: int, labels: Collection[str], encoding: str = UTF_8
+    path: str,
+    word: int,
+    labels: Collection[str],
+    encoding: str = UTF_8,
+    has_columns: bool | None = None,
 ) -> Iterator[TaggedSentence]:
     """The sentences of a file to be tagged: of columns as in `read_conll`, or raw text.
 
     Each line of raw text is a sentence, which is split into words and punctuation; so a blank line
-    is one without words. Text has no tabs, and lines with unequal numbers of words. `labels` are
-    those of the model: a file whose lines end in them has columns.
+    is one without words. Unless the user says whether it `has_columns`, the first lines tell, see
+    `_has_columns`, and a warning says which it is. `labels` are those of the model. Holds no more
+    than these lines; the first of raw text is a sentence before the second is read.
     """
-    lines = [*read_lines(path, encoding)]
-    if word > 1 or _has_columns([line for _, line in lines if line.strip()], labels):
-        yield from _tagged(path, iter(lines), word, None)
+    lines = read_lines(path, encoding)
+    first: list[tuple[int, str]] = []
+    if has_columns is None:
+        first = _telling(lines, labels)
+        if not first:
+            raise DataError(f"{source_name(path)}: holds no words")
+        has_columns = _has_columns([line for _, line in first], labels)
+        _log.warning("%s: read as %s", source_name(path), IN_COLUMNS if has_columns else RAW)
+    if has_columns:
+        yield from _tagged(path, chain(first, lines), word, None)
         return
-    if not lines:
-        raise DataError(f"{source_name(path)}: holds no words")
-    for number, line in lines:
+    for number, line in chain(first, lines):
         yield TaggedSentence(place(path, number), tuple(_WORD.findall(line)), ())
 
 
+def _telling(lines: Iterator[tuple[int, str]], labels: Collection[str]) -> list[tuple[int, str]]:
+    """The lines that tell columns from raw text, up to the first that only one of them has."""
+    first: list[tuple[int, str]] = []
+    for number, line in lines:
+        first.append((number, line))
+        seen = [line for _, line in first if _counts(line)]
+        if seen and (_is_certain(line) or not _may_be_columns(seen[0], labels)):
+            break
+        if len(seen) == TELLING_LINES:
+            break
+    return first
+
+
+def _counts(line: str) -> bool:
+    """Whether a line tells anything: neither a blank one nor one of CoNLL-U's comments does."""
+    return bool(line.strip()) and not line.startswith("# ")
+
+
+def _is_certain(line: str) -> bool:
+    return "\t" in line or line.startswith(DOCUMENT_START)
+
+
+def _may_be_columns(line: str, labels: Collection[str]) -> bool:
+    cells = line.split()
+    return _is_certain(line) or len(cells) == 1 or _is_tag(cells[-1], labels)
+
+
+def _is_tag(cell: str, labels: Collection[str]) -> bool:
+    return cell in labels or _TAG.fullmatch(cell) is not None
+
+
 def _has_columns(lines: Sequence[str], labels: Collection[str]) -> bool:
-    rows = [line.split() for line in lines]
-    if any("\t" in line or line.startswith(DOCUMENT_START) for line in lines):
+    """Whether the first lines of a file are those of columns.
+
+    They are with a tab or ``-DOCSTART-``, with a word a line, and where most lines end in a label
+    of the model or a tag of entities. Lines that end in other capitals, as tags of parts of speech,
+    may be sentences that end in an abbreviation, so these must have as many cells each, at most
+    `MOST_COLUMNS`, and stand in groups with blank lines between them.
+    """
+    rows = [line.split() for line in lines if _counts(line)]
+    if any(map(_is_certain, lines)) or {len(row) for row in rows} == {1}:
         return True
-    if 2 * sum(row[-1] in labels for row in rows) > len(rows):
+    ends = [row[-1] for row in rows if len(row) > 1]
+    if 2 * sum(end in labels or _ENTITY_TAG.fullmatch(end) is not None for end in ends) > len(rows):
         return True
     widths = {len(row) for row in rows}
-    return widths == {1} or (len(widths) == 1 and len(rows) >= FEWEST_ROWS)
+    is_grouped = any(line.strip() and other.strip() for line, other in pairwise(lines)) and any(
+        not line.strip() for line in lines[:-1]
+    )
+    is_narrow = len(widths) == 1 and max(widths, default=0) <= MOST_COLUMNS
+    return is_grouped and is_narrow and all(_is_tag(end, labels) for end in ends)
 
 
 def _key(record: Mapping[str, Any], named: str | None, usual: Sequence[str]) -> str:

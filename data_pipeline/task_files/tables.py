@@ -231,10 +231,15 @@ def _comma_separated(path: str, encoding: str) -> Iterator[tuple[str, list[str]]
         raise DataError(f"{place(path, first)}: not valid CSV: {error}; check its quotes") from None
 
 
-def read_records(path: str, encoding: str = UTF_8) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(where, record) of each record of JSON lines, of a JSON array or of Parquet."""
+def read_records(
+    path: str, encoding: str = UTF_8, keep_blank: bool = False
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(where, record) of each record of JSON lines, of a JSON array or of Parquet.
+
+    Blank lines are left out, or, with `keep_blank`, are records without keys.
+    """
     is_parquet = LAYOUTS.get(suffix_of(path)) == PARQUET
-    return _parquet_records(path, {}) if is_parquet else _json_records(path, False, encoding)
+    return _parquet_records(path, {}) if is_parquet else _json_records(path, keep_blank, encoding)
 
 
 def _json_records(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import os
+import select
+import stat
 import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +22,7 @@ from data_pipeline.errors import DataError
 STDIN = "-"
 LONGEST_WINDOW = 1 << 31  # bytes, as of `zstd --long=31`; the library itself stops at 128 MiB
 COMPRESSED = (".gz", ".xz", ".zst", ".zip")
+PAUSE_SECONDS = 0.02  # a writer that has nothing for so long awaits answers to what it has written
 
 
 def suffix_of(path: str) -> str:
@@ -62,7 +67,7 @@ def open_text(path: str) -> BinaryIO:
     suffix = Path(path).suffix.lower()
     try:
         if path == STDIN:
-            return sys.stdin.buffer
+            return _standard_input(sys.stdin.buffer)
         if suffix == ".gz":
             return gzip.open(path, "rb")  # type: ignore[return-value]
         if suffix == ".xz":
@@ -74,6 +79,53 @@ def open_text(path: str) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def awaits_writer(path: str) -> bool:
+    """Whether the next read of standard input would wait for its writer; never so of a file."""
+    if path != STDIN:
+        return False
+    file = _standard_input(sys.stdin.buffer)
+    if file.closed or not isinstance(file, io.BufferedReader):
+        return False
+    return isinstance(file.raw, _Pollable) and file.raw.is_quiet(file)
+
+
+@lru_cache(maxsize=1)
+def _standard_input(file: BinaryIO) -> BinaryIO:
+    """The same bytes of a pipe or a terminal, in a file of which `awaits_writer` can tell."""
+    try:
+        is_live = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # no file: a test's input
+        return file
+    return io.BufferedReader(_Pollable(file.raw)) if is_live else file  # type: ignore[attr-defined]
+
+
+class _Pollable(io.RawIOBase):
+    """A stream that can be asked whether it has anything to read."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file = file
+        self._polls = self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """None where `is_quiet` asks and nothing has come."""
+        if self._polls and not select.select([self._file], [], [], PAUSE_SECONDS)[0]:
+            return None
+        size = 0 if self._ended else self._file.readinto(buffer)
+        self._ended = size == 0  # a terminal would be asked again
+        return int(size)
+
+    def is_quiet(self, buffered: io.BufferedReader) -> bool:
+        """Whether neither the buffer above the stream nor the stream has a byte now."""
+        self._polls = True
+        try:
+            return not buffered.peek(1)
+        finally:
+            self._polls = False
 
 
 @contextmanager

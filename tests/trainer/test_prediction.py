@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,10 +81,17 @@ def exported(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 
 def predicted(*words: object, given: str | None = None) -> list[dict[str, Any]]:
-    """The output of `tandem predict`."""
+    """The output of `tandem predict`, without the numbers of rows."""
     ended = CliRunner().invoke(tandem.main, ["predict", *map(str, words)], input=given)
     assert ended.exit_code == 0, ended.output
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    return unnumbered(ended.stdout)
+
+
+def unnumbered(output: str) -> list[dict[str, Any]]:
+    """The answers in JSON lines, which have the numbers of their rows, without these."""
+    answers = [json.loads(line) for line in output.splitlines()]
+    assert [answer.pop("row") for answer in answers] == [*range(1, len(answers) + 1)]
+    return answers
 
 
 def refused(*words: object) -> str:
@@ -169,7 +177,7 @@ def test_ways_in_and_out_for_texts(classifier, tmp_path) -> None:
     assert predicted(classifier, tmp_path / "a.txt") == expected
     out = tmp_path / "answers.jsonl"
     assert predicted(classifier, tmp_path / "a.csv", "--column", "text=1", "--out", out) == []
-    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    answers = unnumbered(out.read_text())
     assert answers[1:] == expected  # the header is a text too
     assert not list(tmp_path.glob("*.part"))
     os.mkfifo(pipe := tmp_path / "pipe")
@@ -264,14 +272,68 @@ def test_raw_sentences_are_split_and_tagged(exported, tmp_path) -> None:
     assert words("Ann came home\n") == [["Ann", "came", "home"]]
     assert words("Ann\ncame\n\nhome\n") == [["Ann", "came"], ["home"]], "a word a line"
     assert words(f"Ann {TAGS[0]}\ncame {TAGS[1]}\n") == [["Ann", "came"]], "columns"
+    equal = ["Ann came home today", "Bob saw the house", "She works at NASA", "They left at 10"]
+    assert words("".join(f"{line}\n" for line in equal)) == [line.split() for line in equal]
+    assert words("\n\n".join(equal[:3])) == [
+        equal[0].split(),
+        [],
+        equal[1].split(),
+        [],
+        equal[2].split(),
+    ]
+    assert words("We met NASA\nYou met ESA\nI met JAXA\nHe met UN\n")[0] == ["We", "met", "NASA"]
+    tagged = "Ann NNP\ncame VBD\n. .\n\nBob NNP\nleft VBD\n"
+    assert words(tagged) == [["Ann", "came", "."], ["Bob", "left"]], "parts of speech"
     (tmp_path / "a.txt").write_text("Ann\tO\ncame\tX\tO\n")
     assert "a.txt:2: has 3 columns, where its sentence begins with 2" in refused(
         folder, tmp_path / "a.txt"
     )
     lines = [{"tokens": ["Ann", "came"], "ner_tags": ["O", "O"]}, {"tokens": []}]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n\n" for line in lines))
     found = [one["words"] for one in predicted(folder, tmp_path / "a.jsonl")]
-    assert found == [["Ann", "came"], []]
+    assert found == [["Ann", "came"], [], [], []], "a blank line is answered too"
+
+
+def test_a_user_says_and_is_told_how_lines_are_read(exported, tmp_path, caplog) -> None:
+    folder = exported(TaskHeadConfig(TAGGING, TAGS), TaskFacts((), sequence_length=64))
+    (path := tmp_path / "a.txt").write_text("x ann noun\nx came verb\n")
+    assert [one["words"] for one in predicted(folder, path)] == [
+        ["x", "ann", "noun"],
+        ["x", "came", "verb"],
+    ]
+    assert f"{path}: read as raw text, a sentence a line; if it has columns, say" in caplog.text
+    caplog.clear()
+    (answer,) = predicted(folder, path, "--column", "word=2")
+    assert answer["words"] == ["ann", "came"]
+    assert "read as" not in caplog.text, "it was said"
+    for wrong in ("0", "form"):
+        assert f"--column word={wrong}: must be the number" in refused(
+            folder, path, "--column", f"word={wrong}"
+        )
+    path.write_text("Ann O\ncame O\n")
+    predicted(folder, path)
+    assert f"{path}: read as columns, a word a line" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [CLASSIFICATION, TAGGING])
+def test_a_pipe_is_answered_while_it_is_written(exported, kind: str) -> None:
+    labels = TAGS if kind == TAGGING else ["bad", "good"]
+    fields = () if kind == TAGGING else ("text",)
+    folder = exported(TaskHeadConfig(kind, labels), TaskFacts(fields, sequence_length=64))
+    command = [sys.executable, "-m", "tandem", "predict", str(folder), "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for row, text in enumerate(TEXTS[::2], start=1):
+            process.stdin.write(f"{text}\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["row"] == row
+        rest, _ = process.communicate("".join(f"{text}\n\n" for text in TEXTS), timeout=60)
+        rows = [json.loads(line)["row"] for line in rest.splitlines()]
+        assert rows == [*range(3, 3 + 2 * len(TEXTS))]
+        assert process.returncode == 0
 
 
 def test_a_word_without_a_token_is_unknown(exported, tmp_path) -> None:

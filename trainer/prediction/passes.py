@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import Vocabulary
+from data_pipeline.text.text_files import awaits_writer
 from model import Capture, Model
 from trainer.batches import rows_by_length
 
@@ -26,10 +27,18 @@ _Sequence = tuple[NDArray[np.integer], list[int]]
 T = TypeVar("T")
 
 
-def sorted_together(items: Iterable[T], most: int = AT_ONCE) -> Iterator[list[T]]:
-    """The items in order, in lists of `most`: what is sorted by length, and held, at a time."""
+def sorted_together(items: Iterable[T], most: int = AT_ONCE, path: str = "") -> Iterator[list[T]]:
+    """The items in order, in lists of `most`: what is sorted by length, and held, at a time.
+
+    Where they are read from a pipe, its `path`, a list ends as soon as its writer waits.
+    """
     rest = iter(items)
-    while some := list(islice(rest, most)):
+    while some := list(islice(rest, 1)):
+        while len(some) < most and not awaits_writer(path):
+            following = list(islice(rest, 1))
+            if not following:
+                break
+            some += following
         yield some
 
 

@@ -79,10 +79,10 @@ def predictions(
         facts = replace(facts, columns=names)
     elif path == STDIN or is_plain:  # it has no header, even if the training file had one
         facts = replace(facts, columns={})
-    facts = facts.with_columns(columns)
-    predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions())
+    facts = facts.with_columns(columns, kind.placed_fields)
+    predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions(), columns)
     queries = predictor.queries(path)
-    for some in sorted_together(queries):
+    for some in sorted_together(queries, path=path):
         yield from _answers(tuned, predictor, some, speed)
     tell_incomplete(path, predictor.unanswered, tuned.encoder)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -30,8 +30,11 @@ class Query:
 class Predictor(ABC):
     """Reads the input of one model's task and decodes its head's output.
 
-    `transitions` belong to a head with a CRF.
+    `transitions` belong to a head with a CRF. `columns`: those that the user names. placed_fields:
+    the fields besides texts that have columns.
     """
+
+    placed_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -39,9 +42,10 @@ class Predictor(ABC):
         facts: TaskFacts,
         encoder: TextEncoder,
         transitions: Transitions | None,
+        columns: Mapping[str, str],
     ) -> None:
         self.head, self.facts, self.encoder = head, facts, encoder
-        self.transitions = transitions
+        self.transitions, self.columns = transitions, columns
         self.unanswered = 0  # the queries so far that have no text
 
     @abstractmethod

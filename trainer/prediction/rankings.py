@@ -61,7 +61,8 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     passes = (tuned.outputs(some) for some in sorted_together(sequences))
     vectors = torch.stack([one for some in passes for one in some])
     unanswered = 0
-    for some in sorted_together(queries_in(queries, task.numbered_by_order, encoding)):
+    asked_for = queries_in(queries, task.numbered_by_order, encoding)
+    for some in sorted_together(asked_for, path=queries):
         asked = [task.query_sequence(query, encoder) for query in some if query.text.strip()]
         unanswered += len(some) - len(asked)
         outputs, none = iter(tuned.outputs(asked)), torch.zeros_like(vectors[0])

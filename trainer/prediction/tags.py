@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from data_pipeline import DataError
 from data_pipeline.examples.text_encoder import Windows
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.tables import holds_records
 from model import decode
 from trainer.prediction.predictor import Predictor, Query
+from trainer.tasks.tagging import WORD
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class TagPredictor(Predictor):
     window with the most context.
     """
 
+    placed_fields = (WORD,)
+
     def queries(self, path: str) -> Iterator[Query]:
         room = self.encoder.capacity(1)
         for sentence in self._sentences(path):
@@ -44,13 +48,19 @@ class TagPredictor(Predictor):
             yield Query(sequences, _Words(sentence.words, sizes.cumsum() - sizes, windows))
 
     def _sentences(self, path: str) -> Iterator[TaggedSentence]:
-        """Of lists of words, of columns, or of raw text; see `read_untagged`."""
-        word = self.facts.columns.get("word")
+        """Of lists of words, of columns, or of raw text; see `read_untagged`.
+
+        Raises DataError for a column that has no number, where they have no names.
+        """
+        word = self.facts.columns.get(WORD)
         if holds_records(path):
             key = None if word is None or word.isdecimal() else word
             return read_tagged_records(path, key, labelled=False, encoding=self.facts.encoding)
+        if WORD in self.columns and not (word and word.isdecimal() and int(word)):
+            raise DataError(f"--column {WORD}={word}: must be the number of a column, from 1")
         number = int(word) if word and word.isdecimal() else 1
-        return read_untagged(path, number, self.head.labels, self.facts.encoding)
+        has_columns = True if WORD in self.columns else None
+        return read_untagged(path, number, self.head.labels, self.facts.encoding, has_columns)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         read, tags = query.source, np.zeros(len(query.source.words), np.int64)

@@ -34,7 +34,7 @@ def translations(
     encoder = open_encoder(folder, model.config, facts.sequence_length)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
     texts, unanswered = read_sources(path, column, facts.encoding), 0
-    for some in sorted_together(texts, AT_ONCE):
+    for some in sorted_together(texts, AT_ONCE, path):
         sources = [_encoded(encoder, text, where) for where, text in some]
         unanswered += sources.count([])
         read = [source for source in sources if source]
