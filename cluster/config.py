@@ -12,7 +12,17 @@ from typing import Annotated, Any
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED, PORT
 from cluster.sbatch_options import OWN, gpus_in_gres
-from configs.rules import GIGABYTES, INDEX, Doc, Matches, Range, Unit, positive
+from configs.rules import (
+    GIGABYTES,
+    INDEX,
+    PATH,
+    VERBATIM,
+    Doc,
+    Matches,
+    Range,
+    Unit,
+    positive,
+)
 from configs.section import Refusal, Section
 from configs.typed import hints_of, options_of
 
@@ -90,13 +100,14 @@ class ClusterConfig(Section):
         Doc("Free space that the preflight requires in the run folder."),
     ] = 10.0
     modules: Annotated[list[str], Doc("Environment modules to load.")] = field(default_factory=list)
-    venv: Annotated[str, Doc("A virtual environment to activate.")] = ""
-    conda: Annotated[str, Doc("A conda environment to activate.")] = ""
+    venv: Annotated[str, PATH, Doc("A virtual environment to activate.")] = ""
+    conda: Annotated[str, PATH, Doc("A conda environment to activate.")] = ""
     container: Annotated[
         list[str], Doc("A prefix of the ranks' command: `[apptainer, exec, image.sif]`.")
     ] = field(default_factory=list)
     python: Annotated[
         str,
+        PATH,
         Doc(
             "The ranks' Python interpreter. Empty: the one that submits, or `python` where `venv`, "
             "`conda` or `container` is set."
@@ -112,14 +123,14 @@ class ClusterConfig(Section):
         Doc("Environment variables of the ranks."),
     ] = field(default_factory=dict)
     before: Annotated[
-        list[str], Doc("Shell commands on the first node, before the ranks start.")
+        list[str], VERBATIM, Doc("Shell commands on the first node, before the ranks start.")
     ] = field(default_factory=list)
-    after: Annotated[list[str], Doc("Shell commands after the ranks end, in every attempt.")] = (
-        field(default_factory=list)
-    )
-    at_end: Annotated[list[str], Doc("Shell commands that run once, when the run has ended.")] = (
-        field(default_factory=list)
-    )
+    after: Annotated[
+        list[str], VERBATIM, Doc("Shell commands after the ranks end, in every attempt.")
+    ] = field(default_factory=list)
+    at_end: Annotated[
+        list[str], VERBATIM, Doc("Shell commands that run once, when the run has ended.")
+    ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:
         if not self.node_counts:

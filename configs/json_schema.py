@@ -18,11 +18,12 @@ from configs.section import rules_in, split
 from configs.typed import options_of
 
 Schema = dict[str, Any]
+_INTERPOLATION = r"\$\{"  # what a text in place of a number or a boolean has in it
 # A number or a boolean is accepted as a string.
 _SCALARS: dict[Any, Schema] = {
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
+    int: {"type": ["integer", "string"], "pattern": _INTERPOLATION},
+    float: {"type": ["number", "string"], "pattern": _INTERPOLATION},
+    bool: {"type": ["boolean", "string"], "pattern": _INTERPOLATION},
     str: {"type": ["string", "number", "boolean"]},
     Any: {},
 }

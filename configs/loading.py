@@ -6,26 +6,18 @@ import dataclasses
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from configs.errors import ConfigError
+from configs.interpolation import MARK, escaped, expanded, resolved
 from configs.kinds import chosen
-from configs.typed import (
-    SectionField,
-    build,
-    convert,
-    hints_of,
-    inside,
-    nearest,
-    options_of,
-    sections_of,
-    shown,
-)
-from configs.yaml_text import MAX_DEPTH, parse
+from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
+from configs.yaml_text import MAX_DEPTH, Plain, parse
 
 SHIPPED = Path(__file__).parent
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it
@@ -33,15 +25,17 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML
 _NOT_IN_YAML = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 T = TypeVar("T")
+Paths = tuple[Path, ...]
 
 
 def find(name: str, kind: str) -> Path:
     """The YAML file called `name`: a path, or the stem of a shipped file of that kind.
 
-    A name with a folder or a suffix is a path. A path that begins with ``configs/`` is found in the
-    shipped files too, from any working directory. Raises ConfigError if there is no such file.
+    A name with a folder or a suffix is a path, with ``~`` and variables expanded. One that begins
+    with ``configs/`` is found in the shipped files too, from any working directory. Raises
+    ConfigError if there is no such file.
     """
-    given = Path(name)
+    given = Path(expanded(name))
     shipped = SHIPPED / kind / f"{name}.yaml"
     if not name:
         raise ConfigError(f"the name is empty; give the name of a {kind} config, or a path")
@@ -72,26 +66,25 @@ def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -
     key, for anything invalid.
     """
     path = find(name, kind)
-    return _overridden(_read(path), schema, kind, overrides, _Origin(str(path), (path,)))
+    return _loaded(_file(path, schema, kind), schema, overrides, _Place(str(path), kind))
 
 
 def load_text(text: str, schema: type[T], kind: str, overrides: Sequence[str], source: str) -> T:
     """As `load`, for a config given as text; `source` names its origin in messages."""
-    return _overridden(_tree(text, source), schema, kind, overrides, _Origin(source))
+    place = _Place(source, kind)
+    return _loaded(_with_base(_tree(text, source), schema, place), schema, overrides, place)
 
 
 def load_tree(name: str, schema: Any, kind: str) -> dict[str, Any]:
     """The keys and values of the config `name` (see `find`), not checked, without any `base`."""
     path = find(name, kind)
-    return _expand(_read(path), schema, kind, "", _Origin(str(path), (path,)))
+    return _composed(_file(path, schema, kind), schema, _Place(str(path), kind))
 
 
 def validate(tree: Mapping[str, Any], schema: type[T], source: str) -> T:
     """Convert a plain mapping to `schema`; `source` names its origin in messages."""
-    try:
+    with _naming(source):
         return build(tree, schema)
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
 
 
 def plain(text: str, source: str) -> dict[str, Any]:
@@ -104,154 +97,188 @@ def plain(text: str, source: str) -> dict[str, Any]:
 
 def dump(config: Any) -> str:
     """A config as YAML text, which `load` reads back into an equal dataclass."""
-    tree = dataclasses.asdict(config)
+    tree = escaped(dataclasses.asdict(config), type(config))
     return yaml.dump(tree, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Origin:
-    """The source of a tree: its file's name, and the files that lead to it through ``base``."""
+class _Place(NamedTuple):
+    """The place of a value: its file for messages, the kind of files it may name, its full key."""
 
     source: str
-    above: tuple[Path, ...] = ()
+    kind: str
+    key: str = ""
 
-    @property
-    def shipped_kind(self) -> str:
-        """The folder of ``configs/`` that the file which is read is in; empty: none."""
-        folder = self.above[-1].resolve().parent if self.above else Path()
-        return folder.name if folder.parent == SHIPPED.resolve() else ""
+    def at(self, name: str) -> _Place:
+        """The place of a field of the section here."""
+        return _Place(self.source, name, inside(self.key, name))
+
+    def entry(self, name: str | int) -> _Place:
+        """The place of an entry of the map or list here."""
+        key = f"{self.key}[{name}]" if isinstance(name, int) else inside(self.key, name)
+        return self._replace(key=key)
 
 
-def _overridden(
-    tree: dict[str, Any], schema: type[T], kind: str, overrides: Sequence[str], origin: _Origin
-) -> T:
-    tree = _expand(tree, schema, kind, "", origin)
+class _Base(Plain):
+    """The name of a file by an override of ``base`` alone, which keeps the keys beside it."""
+
+
+def _loaded(tree: dict[str, Any], schema: type[T], overrides: Sequence[str], place: _Place) -> T:
     for override in overrides:
-        changed = _merged(tree, _parse(override), schema, origin.source)
-        tree = _expand(changed, schema, kind, "", _Origin(origin.source))
-    prepare = getattr(schema, "prepare", None)
-    if prepare is not None:
-        _prepare(prepare, tree, origin.source)
-        tree = _expand(tree, schema, kind, "", _Origin(origin.source))
-    return validate(tree, schema, origin.source)
+        tree = _with_base(_merged(tree, _parse(override), schema, place), schema, place)
+    hooks: Any = schema
+    with _naming(place.source):
+        if "plugins" in tree and hasattr(schema, "declare"):
+            hooks.declare(resolved({"plugins": tree["plugins"]}, schema, tree))
+    tree = _composed(tree, schema, place)
+    with _naming(place.source):
+        if hasattr(schema, "compose"):
+            tree = hooks.compose(tree)
+    return validate(tree, schema, place.source)
 
 
-def _prepare(prepare: Callable[[dict[str, Any]], None], tree: dict[str, Any], source: str) -> None:
-    """Let a schema add the keys that the config itself names, by its class method ``prepare``."""
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Put the origin of a config before the message of any ConfigError."""
     try:
-        prepare(tree)
+        yield
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def _expand(
-    tree: Mapping[str, Any], schema: Any, kind: str, key: str, origin: _Origin
-) -> dict[str, Any]:
-    """Replace names and ``base`` keys by the contents of their files, depth first.
+def _composed(tree: dict[str, Any], schema: Any, place: _Place) -> dict[str, Any]:
+    """A tree with the contents of the files that it names, and the values of interpolations."""
+    tree = _expanded(tree, schema, place)
+    with _naming(place.source):
+        tree = resolved(tree, schema)
+    return typing.cast(dict[str, Any], _expanded(tree, schema, place))
 
-    `key` is the section's full key.
+
+def _file(path: Path, schema: Any, kind: str, key: str = "", above: Paths = ()) -> dict[str, Any]:
+    """The tree of a file, over the one of its ``base``; its sections may still name files.
+
+    `above` are the files that lead to it by their ``base``.
     """
+    folder = path.resolve().parent
+    if folder.parent == SHIPPED.resolve():
+        kind = folder.name  # a shipped file names others of its own kind
+    return _with_base(_read(path), schema, _Place(str(path), kind, key), (*above, path))
+
+
+def _with_base(
+    tree: Mapping[str, Any], schema: Any, place: _Place, above: Paths = ()
+) -> dict[str, Any]:
+    """The tree of a file or a section, over the one of the file that its ``base`` names."""
     tree = dict(tree)
-    if isinstance(tree.get("base"), str) and "base" not in hints_of(schema):
-        kind = origin.shipped_kind or kind  # a shipped file names others of its own kind
-        path = _find_base(tree.pop("base"), schema, kind, key, origin)
-        if path in origin.above:
-            raise ConfigError(f"{path}: base: must not lead back to this file")
-        below = _expand(_read(path), schema, kind, key, _Origin(str(path), (*origin.above, path)))
-        tree = _merged(below, tree, schema, origin.source, key)
-    for name, section in sections_of(chosen(schema, tree)).items():
-        if name in tree:
-            tree[name] = _expand_section(tree[name], section, name, inside(key, name), origin)
-    return tree
+    if not isinstance(tree.get("base"), str) or "base" in hints_of(schema):
+        return tree
+    path = _find_base(tree.pop("base"), schema, place)
+    if path in above:
+        raise ConfigError(f"{path}: base: must not lead back to this file")
+    below = _file(path, schema, place.kind, place.key, above)
+    return typing.cast(dict[str, Any], _merged(below, tree, schema, place))
 
 
-def _expand_section(value: Any, section: SectionField, kind: str, key: str, origin: _Origin) -> Any:
-    one = dataclasses.replace(section, container=None)
-    if section.container is dict and isinstance(value, dict):
+def _find_base(name: str, schema: Any, place: _Place) -> Path:
+    """The file of a ``base``, or of a section given as a name."""
+    try:
+        return find(name, place.kind)
+    except ConfigError as error:
+        begins = f"{place.source}: {place.key or 'base'}:"
+        if (SHIPPED / place.kind).is_dir() or not place.key:
+            raise ConfigError(f"{begins} {error}") from error
+        keys = ", ".join(hints_of(chosen(schema, {})))
+        raise ConfigError(
+            f"{begins} expected keys and values ({keys}) or a YAML file of them, not {shown(name)}"
+        ) from error
+
+
+def _expanded(value: Any, hint: Any, place: _Place) -> Any:
+    """A value with the contents of each file in place of its name, as a section or as ``base``."""
+    section, of_map, of_list = _forms(hint)
+    if section and isinstance(value, str) and MARK not in value:
+        value = {"base": value}
+    if isinstance(value, dict) and section:
+        value = _with_base(value, section, place)
+        hints = hints_of(chosen(section, value))
         return {
-            name: _expand_section(item, one, kind, inside(key, name), origin)
+            name: _expanded(item, hints.get(name, Any), place.at(name))
             for name, item in value.items()
         }
-    if section.container is list and isinstance(value, list):
-        return [
-            _expand_section(item, one, kind, f"{key}[{number}]", origin)
-            for number, item in enumerate(value)
-        ]
-    if section.container is None and isinstance(value, str):
-        value = {"base": value}
-    if section.container is None and isinstance(value, dict):
-        return _expand(value, section.schema, kind, key, _Origin(origin.source))
+    if isinstance(value, dict) and of_map:
+        return {name: _expanded(item, of_map, place.entry(name)) for name, item in value.items()}
+    if isinstance(value, list) and of_list:
+        return [_expanded(item, of_list, place.entry(number)) for number, item in enumerate(value)]
     return value
 
 
-def _find_base(name: str, schema: Any, kind: str, key: str, origin: _Origin) -> Path:
-    """The file of a ``base``, or of a section given as a name."""
-    try:
-        return find(name, kind)
-    except ConfigError as error:
-        place = f"{origin.source}: {key}: " if key else f"{origin.source}: base: "
-        if (SHIPPED / kind).is_dir() or not key:
-            raise ConfigError(f"{place}{error}") from error
-        keys = ", ".join(hints_of(chosen(schema, {})))
-        raise ConfigError(
-            f"{place}expected keys and values ({keys}) or a YAML file of them, not {shown(name)}"
-        ) from error
+def _forms(hint: Any) -> tuple[Any, Any, Any]:
+    """The dataclass of a type, and the types of the values in its map and list; None: no such."""
+    section = of_map = of_list = None
+    for option in options_of(hint):
+        origin, inner = typing.get_origin(option), typing.get_args(option)[-1:]
+        section = option if dataclasses.is_dataclass(option) else section
+        of_map = inner[0] if origin is dict else of_map
+        of_list = inner[0] if origin is list else of_list
+    return section, of_map, of_list
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `changes` over `base`; a section with its own ``base`` replaces the old section."""
-    merged = dict(base)
-    for key, value in changes.items():
-        below = merged.get(key)
-        renewed = isinstance(value, dict) and isinstance(value.get("base"), str)
-        if isinstance(value, dict) and isinstance(below, dict) and not renewed:
-            merged[key] = merge(below, value)
-        else:
-            merged[key] = value
-    return merged
+    return typing.cast(dict[str, Any], _merged(base, changes, Any, _Place("", "")))
 
 
-def _merged(
-    base: Mapping[str, Any], changes: Mapping[str, Any], schema: Any, source: str, key: str = ""
-) -> dict[str, Any]:
-    """Merge `changes` over `base`; a null takes the place of a section, and removes a map's entry.
+def _merged(below: Any, above: Any, hint: Any, place: _Place) -> Any:
+    """Merge a value of this type over another; `above` may have the indices of a list as keys.
 
-    `key` is the full key of this section. Raises ConfigError for an entry that is not there.
+    A null takes the place of a section, and removes a map's entry. Raises ConfigError for an entry
+    or an index that is not there.
     """
-    merged = merge(base, changes)
-    for name, hint in hints_of(chosen(schema, merged)).items():
-        before, change = base.get(name), changes.get(name)
-        if not isinstance(change, dict):
-            continue
-        before = before if isinstance(before, dict) else {}
-        place = inside(key, name)
-        option = next((one for one in options_of(hint) if one is not type(None)), hint)
-        if dataclasses.is_dataclass(option) and "base" not in change:
-            merged[name] = _merged(before, change, option, source, place)
-        elif typing.get_origin(option) is dict:
-            merged[name] = _merged_map(before, change, typing.get_args(option)[-1], source, place)
-    return merged
-
-
-def _merged_map(
-    base: Mapping[str, Any], changes: Mapping[str, Any], kind: Any, source: str, key: str
-) -> dict[str, Any]:
-    """Merge the entries of a map, whose values are of this `kind`, as `_merged` does."""
-    merged = merge(base, changes)
-    for name, change in changes.items():
-        if change is None and kind is not Any and type(None) not in options_of(kind):
-            if name not in base:
-                there = ", ".join(base) or "none"
+    section, of_map, of_list = _forms(hint)
+    if not isinstance(above, dict) or _renews(above):
+        return above
+    if isinstance(below, list) and above and all(map(str.isdecimal, above)):
+        return _merged_list(below, above, of_list or Any, place)
+    if section and isinstance(below, str):
+        below = {"base": below}
+    if section and isinstance(below, dict) and _removes(above):
+        below = _with_base(below, section, place)
+    merged = dict(below) if isinstance(below, dict) else {}
+    hints = hints_of(chosen(section, {**merged, **above})) if section else {}
+    for name, change in above.items():
+        if change is None and of_map not in (None, Any) and type(None) not in options_of(of_map):
+            if name not in merged:
                 raise ConfigError(
-                    f"{source}: {inside(key, name)}: there is no such entry to remove; "
-                    f"there are: {there}"
+                    f"{place.source}: {inside(place.key, name)}: there is no such entry to remove; "
+                    f"there are: {', '.join(merged) or 'none'}"
                 )
             del merged[name]
-        elif dataclasses.is_dataclass(kind) and isinstance(change, dict) and "base" not in change:
-            before = base.get(name)
-            below = before if isinstance(before, dict) else {}
-            merged[name] = _merged(below, change, kind, source, inside(key, name))
+        else:
+            where = place.entry(name) if of_map else place.at(name)
+            inner = of_map or hints.get(name, Any)
+            merged[name] = _merged(merged.get(name), change, inner, where)
     return merged
+
+
+def _merged_list(below: list[Any], above: dict[str, Any], inner: Any, place: _Place) -> list[Any]:
+    merged = list(below)
+    for index, change in above.items():
+        where = place.entry(int(index[:9]))
+        if int(index[:9]) >= len(below):
+            raise ConfigError(f"{where.source}: {where.key}: there are only {len(below)}")
+        merged[int(index)] = _merged(merged[int(index)], change, inner, where)
+    return merged
+
+
+def _renews(section: Mapping[str, Any]) -> bool:
+    """Whether a section names its own file, and so keeps nothing of the one that it replaces."""
+    return isinstance(section.get("base"), str) and not isinstance(section["base"], _Base)
+
+
+def _removes(tree: Any) -> bool:
+    """Whether there is a null in a tree."""
+    if isinstance(tree, dict):
+        return any(map(_removes, tree.values()))
+    return tree is None
 
 
 def assignment(key: str, value: object) -> str:
@@ -270,23 +297,39 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
     Raises ConfigError for one that is not in this form.
     """
     tree: dict[str, Any] = {}
-    for one in assignments:
-        tree = merge(tree, _parse(one))
+    for override in assignments:
+        tree = merge(tree, _parse(override))
     return tree
 
 
 def _parse(override: str) -> dict[str, Any]:
-    """``a.b=1`` as {"a": {"b": 1}}; the value is read as in a YAML file."""
-    key, equals, value = override.partition("=")
-    names = key.split(".")
-    if not equals or not all(names):
-        raise ConfigError(f"{shown(override)} is not an override; write key=value")
-    if len(names) > MAX_DEPTH:
+    """``a.b=1`` as {"a": {"b": 1}}, by OmegaConf's rules; the value is read as in a YAML file."""
+
+    key, *values = re.split(r"(?<!\\)=", override, maxsplit=1)
+    if key.count(".") + key.count("[") >= MAX_DEPTH:
         raise ConfigError(f"{shown(key)}: no key has this many levels")
-    tree = parse(value, shown(override)[:60])
-    for name in reversed(names):
+    keys = _keys_of(key)
+    if not values or not all(keys):
+        raise ConfigError(f"{shown(override)} is not an override; write key=value")
+    tree = parse(values[0], shown(override)[:60])
+    if keys[-1] == "base" and isinstance(tree, str):
+        tree = _Base(tree)
+    for name in reversed(keys):
         tree = {name: tree}
     return typing.cast(dict[str, Any], tree)
+
+
+def _keys_of(path: str) -> list[str]:
+    """``a.b[0]`` as ["a", "b", "0"], by OmegaConf's rules."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create()
+    OmegaConf.update(config, path, "")
+    keys, tree = [], OmegaConf.to_container(config)
+    while isinstance(tree, dict):
+        ((name, tree),) = tree.items()
+        keys.append(str(name))
+    return keys
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 
 from configs.declared import Declared, declared, explanation, notes_within, purpose, sections_within
 from configs.kinds import kinds_of
-from configs.rules import Rule
+from configs.rules import PATH, Rule
 from configs.section import split
 from configs.typed import options_of
 
@@ -90,20 +90,23 @@ class _Page:
         cells = [f"`{key.name}`", self._type(key.hint), _default(key), key.unit, allowed, meaning]
         return [cell.replace("|", "\\|") for cell in cells]
 
-    def _type(self, hint: Any, ending: str = "") -> str:
-        """The words for a type; `ending` is an s where there are several."""
-        kind = split(hint)[0]
+    def _type(self, hint: Any, ending: str = "", is_path: bool = False) -> str:
+        """The words for a type; `ending` is an s where there are several, texts or paths."""
+        kind, notes = split(hint)
+        is_path = is_path or PATH in notes
         options = options_of(kind)
         if len(options) > 1:
-            return ", or ".join(map(self._type, options))
+            return ", or ".join(self._type(option, is_path=is_path) for option in options)
         if dataclasses.is_dataclass(kind):
             return f"[section{ending}](#{_anchor(self._titles[kind])})"
         inner = typing.get_args(kind)
         if typing.get_origin(kind) is list:
-            return f"list of {self._type(inner[0], 's')}"
+            return f"list of {self._type(inner[0], 's', is_path)}"
         if typing.get_origin(kind) is dict:
             by = "name" if split(inner[0])[0] is str else self._type(inner[0])
-            return f"{self._type(inner[1], 's')} by {by}"
+            return f"{self._type(inner[1], 's', is_path)} by {by}"
+        if kind is str and is_path:
+            return f"path{ending}"
         return _WORDS[kind] + (ending if kind in (int, float, str) else "")
 
 

@@ -34,6 +34,17 @@ class Unit:
     name: str
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the text of a key is read, other than as it stands."""
+
+    name: str
+
+
+PATH = Reading("path")  # with ~ and variables such as $SCRATCH
+VERBATIM = Reading("verbatim")  # interpolations are left to whoever reads it, such as a shell
+
+
 class Rule(ABC):
     """A constraint on a value. In a message, `words` follow "must be"."""
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Annotated, Any
 
 from configs.rules import Rule
-from configs.typed import has_form, hints_of, inside, options_of, sections_of
+from configs.typed import has_form, hints_of, inside, options_of
 
 Refusal = tuple[str, str]  # the key, relative to this section, and why its value is refused
 _CONTAINERS = (list, tuple, Mapping)
@@ -68,7 +68,7 @@ def declare_fields(schema: type[Section], kinds: Mapping[str, Any]) -> None:
 
 def read_types_again() -> None:
     """Forget what was read of dataclasses' types, since one of them has changed."""
-    for cached in (annotated_hints, hints_of, sections_of, _declared):
+    for cached in (annotated_hints, hints_of, _declared):
         cached.cache_clear()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from configs.rules import INDEX, Doc
+from configs.rules import INDEX, PATH, Doc
 from configs.section import Refusal, Section
 
 KIND = "suite"
@@ -17,7 +17,9 @@ class SuiteTaskConfig(Section):
     """One task of a suite."""
 
     task: Annotated[
-        str, Doc("A task: a file, or a name from configs/task/; empty: the name that it has here.")
+        str,
+        PATH,
+        Doc("A task: a file, or a name from configs/task/; empty: the name that it has here."),
     ] = ""
     job: Annotated[
         dict[str, Any], Doc("Keys of the task's job, over its own and those shared by all tasks.")
@@ -34,6 +36,7 @@ class SuiteConfig(Section):
     )
     minimal_pairs: Annotated[
         dict[str, str],
+        PATH,
         Doc(
             "Files or folders of minimal pairs (BLiMP's JSON lines) by name, which are scored "
             "without fine-tuning; relative names start from job.data.root."

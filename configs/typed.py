@@ -211,27 +211,6 @@ def hints_of(schema: Any) -> dict[str, Any]:
     return typing.get_type_hints(schema)
 
 
-@dataclasses.dataclass(frozen=True)
-class SectionField:
-    """A field that holds a dataclass, or several in a `container` (dict by name, or list)."""
-
-    schema: Any
-    container: type[dict[Any, Any]] | type[list[Any]] | None
-
-
-@functools.cache
-def sections_of(schema: Any) -> dict[str, SectionField]:
-    """The fields of a dataclass that hold sections, by name."""
-    found = {}
-    for name, hint in hints_of(schema).items():
-        for option in options_of(hint):
-            container = typing.get_origin(option)
-            inner = typing.get_args(option)[-1] if container in (dict, list) else option
-            if dataclasses.is_dataclass(inner):
-                found[name] = SectionField(inner, container)
-    return found
-
-
 def options_of(hint: Any) -> tuple[Any, ...]:
     """The members of a union, or the one type itself."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -6,10 +6,9 @@ A scalar without quotes stays as it was written (`Plain`). The schema decides wh
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,7 +16,12 @@ from configs.errors import ConfigError
 
 MAX_DEPTH = 40  # levels of brackets and indentation
 MAX_VALUES = 100_000  # an alias counts each time it is used
-_REMEMBERED = 128  # texts: a job reads most shipped files several times
+
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader as _Base
+else:  # libyaml's loader, where PyYAML has it: a tenth of the time
+    _Base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Plain(str):
@@ -28,21 +32,10 @@ class Plain(str):
         return str(self)
 
 
-class _Loader(yaml.SafeLoader):
-    """Loads strings, nulls, lists and mappings; refuses other tags, duplicate keys and depth."""
+class _Loader(_Base):
+    """Loads strings, nulls, lists and mappings; refuses other tags and duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the base class's own kind
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node and its children."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels deep")
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """A dict with string keys."""
@@ -64,7 +57,7 @@ def _line(node: yaml.Node) -> str:
 
 def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
     text = loader.construct_scalar(node)
-    return Plain(text) if node.style is None else str(text)
+    return str(text) if node.style else Plain(text)
 
 
 _NULL, _MERGE = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"
@@ -86,23 +79,22 @@ def parse(text: str, source: str) -> Any:
     that it would exhaust the memory or the stack.
     """
     try:
-        return _copied(_parsed(text))
+        _require_shallow(text)
+        tree = yaml.load(text, _Loader)
+        _require_small(tree)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
-@functools.lru_cache(_REMEMBERED)
-def _parsed(text: str) -> Any:
-    tree = yaml.load(text, _Loader)
-    _require_small(tree)
     return tree
 
 
-def _copied(tree: Any) -> Any:
-    """The same lists and mappings, which the caller may change."""
-    if isinstance(tree, dict):
-        return {key: _copied(value) for key, value in tree.items()}
-    return [_copied(one) for one in tree] if isinstance(tree, list) else tree
+def _require_shallow(text: str) -> None:
+    """Raise YAMLError for too many levels, which would exhaust the stack of a loader."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"more than {MAX_DEPTH} levels deep")
 
 
 def _require_small(tree: Any) -> None:

@@ -12,7 +12,9 @@ from configs.rules import (
     COUNT,
     FRACTION,
     NOT_EMPTY,
+    PATH,
     TEXT_ENCODING,
+    VERBATIM,
     Ascending,
     Doc,
     Matches,
@@ -38,7 +40,7 @@ TASK_NAME = Matches(r"(?!\d)\w+", "made of letters, digits and _, and begin with
 class SourceConfig(Section):
     """One corpus of a mixture."""
 
-    path: Annotated[str, NOT_EMPTY, Doc("A corpus folder or URL.")]
+    path: Annotated[str, PATH, NOT_EMPTY, Doc("A corpus folder or URL.")]
     weight: Annotated[
         float,
         positive(1e9),
@@ -61,12 +63,17 @@ class PhaseConfig(Section):
 class TaskFilesConfig(Section):
     """A task's files of labelled examples, and which of their columns are read."""
 
-    train: Annotated[str, Doc("A task's training file; the job then reads no text corpus.")] = ""
+    train: Annotated[
+        str, PATH, Doc("A task's training file; the job then reads no text corpus.")
+    ] = ""
     validation: Annotated[
-        str, Doc("A task's file to score on; empty: `validation_fraction` of the training file.")
+        str,
+        PATH,
+        Doc("A task's file to score on; empty: `validation_fraction` of the training file."),
     ] = ""
     test: Annotated[
         str,
+        PATH,
         Doc(
             "A task's labelled file that is scored as well, at the end; without labels, give it to "
             "`tandem predict` instead."
@@ -85,7 +92,9 @@ class TaskFilesConfig(Section):
         Doc("Score only this many from the start of the validation and test files; null: all."),
     ] = None
     root: Annotated[
-        str, Doc("The folder of these files; a name may leave out .gz, .xz, .zst or .zip.")
+        str,
+        PATH,
+        Doc("The folder of these files; a name may leave out .gz, .xz, .zst or .zip."),
     ] = ""
     columns: Annotated[
         dict[str, str],
@@ -99,6 +108,7 @@ class TaskFilesConfig(Section):
     )
     files: Annotated[
         dict[str, str],
+        PATH,
         Doc("Other files that a task reads, by the names that it gives them, in the same folder."),
     ] = field(default_factory=dict)
     validation_fraction: Annotated[
@@ -136,6 +146,7 @@ class TaskDataConfig(TaskFilesConfig):
 
     path: Annotated[
         str,
+        PATH,
         Doc("The folder of its encoded examples; empty: one beside the runs, named by content."),
     ] = ""
     sequence_length: Annotated[
@@ -160,6 +171,7 @@ class DataConfig(TaskFilesConfig):
 
     path: Annotated[
         str,
+        PATH,
         Doc(
             "A corpus folder or URL; or set `mixture`. For a task, the folder of its encoded "
             "examples; empty: one beside the runs, named after its content."
@@ -171,6 +183,7 @@ class DataConfig(TaskFilesConfig):
     ] = field(default_factory=dict)
     tokenizer: Annotated[
         str | None,
+        PATH,
         NOT_EMPTY,
         Doc(
             "A task's tokenizer; null: that of the first learner with init.pretrained, teachers "
@@ -210,6 +223,7 @@ class DataConfig(TaskFilesConfig):
     ] = "stop"
     cache_dir: Annotated[
         str | None,
+        PATH,
         NOT_EMPTY,
         Doc(
             "Where shards of URLs are kept, shared by the ranks of a node; null: "
@@ -225,6 +239,7 @@ class DataConfig(TaskFilesConfig):
     ] = 50.0
     stage: Annotated[
         str | None,
+        VERBATIM,
         NOT_EMPTY,
         Doc(
             "A folder on each node's own disk, or a variable of its environment such as `$TMPDIR`, "

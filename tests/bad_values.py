@@ -31,7 +31,7 @@ NEVER = {
 }
 NO_NUMBER = {
     "a text": "many", "a quoted number": "'1'", "true": "true", "nothing": "''",
-    "not a number": ".nan", "infinity": "-.inf", "an interpolation": "${steps}",
+    "not a number": ".nan", "infinity": "-.inf", "an interpolation": "${no.such.key}",
     "a number's expression": "1+1", "a list": "[1]", "a mapping": "{1: 1}",
 }  # fmt: skip
 NO_WHOLE_NUMBER = {"a fraction": "2.5", "beyond 64 bits": str(2**63), "far below": str(-(10**30))}

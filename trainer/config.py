@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from configs.rules import (
     HOURS,
     INDEX,
     NOT_EMPTY,
+    PATH,
     SECONDS,
     Doc,
     Matches,
@@ -192,6 +193,7 @@ class JobConfig(Section):
     ] = None
     tasks: Annotated[
         dict[Annotated[str, TASK_NAME], str],
+        PATH,
         Doc(
             "Tasks that are learnt together, one in each step: a name of configs/task, or a file, "
             "for each. They become `data.tasks` and the `tasks` of objectives."
@@ -216,10 +218,11 @@ class JobConfig(Section):
     ] = field(default_factory=list)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     output_dir: Annotated[
-        str, NOT_EMPTY, Doc("The folder in which the run's folder is created.")
+        str, PATH, NOT_EMPTY, Doc("The folder in which the run's folder is created.")
     ] = "runs"
     plugins: Annotated[
         list[str],
+        PATH,
         Doc("Your own Python files that define tasks, terms of objectives or kinds of models."),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0
@@ -246,17 +249,22 @@ class JobConfig(Section):
     ] = "other"
 
     @classmethod
-    def prepare(cls, tree: dict[str, Any]) -> None:
-        """Load the plugins, whose tasks become keys of an objective.
+    def declare(cls, tree: Mapping[str, Any]) -> None:
+        """Load the `plugins` in a job's tree, whose terms become keys of an objective."""
+        load_plugins(convert(tree["plugins"], list[str], "plugins"))
+
+    @classmethod
+    def compose(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        """The tree of a job with the sections that others of its keys stand for.
 
         The `tasks` become sections of data and objectives. A learner without a `model` gets the
         model of its init.pretrained. Students that begin beside an untrained teacher get a
         `min_lead`.
         """
-        load_plugins(convert(tree.get("plugins", []), list[str], "plugins"))
         fill_in_tasks(tree, cls)
         fill_in_models(tree)
         fill_in_leads(tree)
+        return tree
 
     def in_steps(self) -> JobConfig:
         """This job with fractions of its steps converted to steps, and learners' own patience."""

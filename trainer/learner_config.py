@@ -11,6 +11,7 @@ import trainer.tasks  # noqa: F401 - their terms are keys of an objective
 from configs.rules import (
     INDEX,
     NOT_EMPTY,
+    PATH,
     PROBABILITY,
     WEIGHT,
     Doc,
@@ -70,10 +71,11 @@ class InitConfig(Section):
         bool, Doc("Initialise embeddings and heads from the teacher's when the student starts.")
     ] = False
     pretrained: Annotated[
-        str | None, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
+        str | None, PATH, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
     ] = None
     word_vectors: Annotated[
         str | None,
+        PATH,
         NOT_EMPTY,
         Doc(
             "A file in GloVe's or word2vec's text form. A token that begins a word starts with the "

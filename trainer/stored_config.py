@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from configs.rules import COUNT, NOT_EMPTY, Doc, OneOf
+from configs.rules import COUNT, NOT_EMPTY, PATH, Doc, OneOf
 from configs.section import Refusal, Section
 from model import ModelShape
 
@@ -24,7 +24,7 @@ class StoredConfig(Section):
     of them in fp32, exactly the teacher's.
     """
 
-    path: Annotated[str, NOT_EMPTY, Doc("The folder.")]
+    path: Annotated[str, PATH, NOT_EMPTY, Doc("The folder.")]
     top_k: Annotated[
         int | None, COUNT, Doc("How many logits of a position are stored; null: all of them.")
     ] = 8

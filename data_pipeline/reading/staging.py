@@ -157,7 +157,7 @@ def stage_folder(stage: str, key: str) -> Path:
 
     Raises DataError for a variable that is not set, or empty, on this node.
     """
-    path = os.path.expandvars(stage)
+    path = os.path.expanduser(os.path.expandvars(stage))
     if not path or "$" in path:
         raise DataError(
             f"data.stage: {stage} names a variable that is not set on this node; set it, or name "
