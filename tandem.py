@@ -6,9 +6,41 @@ request after saving (start it again to resume).
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
 import click
 
-from commands import (
+_FOLDER = Path(__file__).resolve().parent
+_PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer")
+
+
+class _PackagesHere:
+    """An import hook that finds Tandem's packages in this file's folder alone.
+
+    Python looks first in the user's folder, which may have a `configs/` or a `model.py` of its own.
+    """
+
+    @staticmethod
+    def find_spec(
+        name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The package of this name; None for every other module."""
+        return PathFinder.find_spec(name, [str(_FOLDER)]) if name in _PACKAGES else None
+
+
+for _name in _PACKAGES:
+    _file = getattr(sys.modules.get(_name), "__file__", None)
+    if _file is not None and _FOLDER not in Path(_file).resolve().parents:
+        raise ImportError(
+            f"{_file} has the name of a package of Tandem, `{_name}`: import tandem before it, or "
+            "rename it"
+        )
+sys.meta_path.insert(0, _PackagesHere)
+
+from commands import (  # noqa: E402
     analysis,
     data,
     embedding,
@@ -23,8 +55,8 @@ from commands import (
     tokenizers,
     training,
 )
-from commands.ending import unwind_all
-from commands.errors import OneLineErrors
+from commands.ending import unwind_all  # noqa: E402
+from commands.errors import OneLineErrors  # noqa: E402
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

@@ -49,7 +49,8 @@ def _encode_in_parallel(
     # Workers are forked from a server that has only imported modules. This process may have threads
     # of the tokenizer library, which do not survive a fork.
     context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    # The program that runs now, or its entry, decides where modules of this name are imported from.
+    context.set_forkserver_preload(["__main__", "tandem", __name__])
     with (
         ThreadPoolExecutor(1) as starter,
         ProcessPoolExecutor(others, context, _start_worker, arguments) as pool,

@@ -28,9 +28,15 @@ MODES = ("auto", "offline", "disabled")
 LATER = ("ended", "finished")  # what an attempt adds to its record when it is over
 
 _log = logging.getLogger(__name__)
+_ROOT = str(Path(__file__).parents[2])
 _FOLLOWER = Path(__file__).with_name("wandb_follower.py")
-# Run by path, so that it does not import torch and DeepSpeed through this package.
-_PROGRAM = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+# Run by path, so that it does not import torch and DeepSpeed through this package. Its own imports
+# are looked for in this checkout before the user's folder.
+_PROGRAM = """
+import runpy, sys
+sys.path.insert(0, sys.argv.pop(1))
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
 
 
 class Tracking:
@@ -110,7 +116,7 @@ def start(
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
         with (run_folder / "logs" / "wandb.log").open("ab") as log:
             follower = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(_FOLLOWER), json.dumps(options)],
+                [sys.executable, "-c", _PROGRAM, _ROOT, str(_FOLLOWER), json.dumps(options)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

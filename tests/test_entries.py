@@ -1,0 +1,105 @@
+"""Every way to start Tandem, from a folder that holds modules with the names of its packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+
+PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer")
+SCRIPT = Path(sys.executable).with_name("tandem")
+ENTRIES = {
+    "console script": [SCRIPT],
+    "module": [sys.executable, "-m", "tandem"],
+    "file": [sys.executable, REPOSITORY / "tandem.py"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "tandem"],
+}
+IN_PYTHON = """
+import tandem, commands.data
+print(commands.data.__file__)
+"""
+
+
+@pytest.fixture
+def user_folder(tmp_path: Path) -> Path:
+    """A project of the user's, whose modules must not be imported."""
+    folder = tmp_path / "project"
+    for name in PACKAGES[:4]:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("1 / 0  # the user's\n")
+    for name in PACKAGES[4:]:
+        (folder / f"{name}.py").write_text("1 / 0  # the user's\n")
+    return folder
+
+
+def run(command: list[object], folder: Path, **changes: str) -> str:
+    """The output of a process that starts in `folder`, without this repository on its path."""
+    environment = {**command_environment(), **changes}
+    if not changes:
+        del environment["PYTHONPATH"]
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ZeroDivisionError" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_imports_its_own_packages(entry: str, user_folder: Path) -> None:
+    shown = run([*ENTRIES[entry], "model", "bert_tiny", "--json"], user_folder)
+    assert json.loads(shown)["parameters"] == 4_385_920
+
+
+def test_python_imports_the_packages_beside_tandem(user_folder: Path) -> None:
+    shown = run([sys.executable, "-c", IN_PYTHON], user_folder)
+    assert Path(shown.strip()).parent == REPOSITORY / "commands"
+
+
+def test_a_module_that_was_imported_under_a_package_s_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    program = [sys.executable, "-c", "import model, tandem"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: {tmp_path}/model.py has the name of a package of Tandem, `model`: "
+        "import tandem before it, or rename it"
+    )
+
+
+def test_processes_that_a_command_starts_do_too(user_folder: Path, corpus: Path) -> None:
+    """The workers of a build, a run's ranks, its Weights & Biases process, and its report."""
+    text = user_folder / "text.txt"
+    text.write_text("\n\n".join(f"Sentence {k} of a text. It is short." for k in range(3000)))
+    tokenizer = corpus.parent / "tokenizer"
+    build = ["data", "build", text, "--tokenizer", tokenizer, "--out", "corpus", "--workers", 2]
+    entry = ENTRIES["file"]
+    run([*entry, *build], user_folder)
+    job = ["train", TINY_JOB, f"data.path={corpus}", "output_dir=runs", "--nproc", 2]
+    run([*entry, *job, "log.wandb=offline"], user_folder)
+    logs = "".join(path.read_text() for path in user_folder.glob("runs/tiny/logs/*"))
+    assert "ZeroDivisionError" not in logs
+    assert list(user_folder.glob("runs/tiny/wandb/offline-run-*"))
+    assert (user_folder / "runs/tiny/report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_wheel_does_too(user_folder: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", installed]
+    subprocess.run([*pip, REPOSITORY], check=True, timeout=600)
+    for entry in (ENTRIES["module"], [sys.executable, installed / "bin/tandem"]):
+        shown = run(
+            [*entry, "model", "bert_tiny", "--json"], user_folder, PYTHONPATH=os.fspath(installed)
+        )
+        assert json.loads(shown)["parameters"] == 4_385_920
