@@ -31,7 +31,7 @@ def main(x: str, y: str, kept: Path) -> None:
         raise click.ClickException(f"{kept}: no study has both {x} and {y}")
     name, table = f"{x}_and_{y}", agreement.table(found)
     (kept / f"{name}.svg").write_text(agreement.drawn(found, x, y), encoding="utf-8")
-    page.renew(page.of_results(kept), name, table)
+    page.renew(kept, name, table)
     click.echo(table)
 
 

@@ -19,7 +19,7 @@ any time and given again. ``key=value`` overrides change every job, and so their
 
 Where a study names ``minimal_pairs``, a file in the folder of the corpus, the models of its table
 are scored by these too. After every run a picture of the first score is drawn beside the results,
-and the table is renewed in their page, ``docs/studies.md``, where this has marks for it. Results
+and the table is renewed in their pages, ``docs/studies/*.md``, where these have marks for it. Results
 with overrides are only printed.
 """
 
@@ -164,7 +164,7 @@ def render(name: str, study: StudyConfig, kept: Path, overrides: Sequence[str]) 
     table = tables.of_scores(study, found, overrides)
     if not overrides:
         pictures.write(kept / f"{name}.svg", study, found)
-        page.renew(page.of_results(kept), name, table)
+        page.renew(kept, name, table)
     return table
 
 

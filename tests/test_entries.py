@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,14 @@ ENTRIES = {
     "console script": [SCRIPT],
     "module": [sys.executable, "-m", "tandem"],
     "file": [sys.executable, REPOSITORY / "tandem.py"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "tandem"],
+    "torchrun": [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=1",
+        "-m",
+        "tandem",
+    ],
 }
 IN_PYTHON = """
 import tandem, commands.data
@@ -29,7 +35,11 @@ print(commands.data.__file__)
 @pytest.fixture
 def user_folder(tmp_path: Path) -> Path:
     """A project of the user's, whose modules must not be imported."""
-    folder = tmp_path / "project"
+    return write_user_folder(tmp_path / "project")
+
+
+def write_user_folder(folder: Path) -> Path:
+    """Write packages and modules with the names of Tandem's, which fail when they are imported."""
     for name in PACKAGES[:4]:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("1 / 0  # the user's\n")
@@ -38,11 +48,10 @@ def user_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def run(command: list[object], folder: Path, **changes: str) -> str:
+def run(command: list[object], folder: Path) -> str:
     """The output of a process that starts in `folder`, without this repository on its path."""
-    environment = {**command_environment(), **changes}
-    if not changes:
-        del environment["PYTHONPATH"]
+    environment = command_environment()
+    del environment["PYTHONPATH"]
     done = subprocess.run(
         list(map(str, command)),
         cwd=folder,
@@ -91,15 +100,3 @@ def test_processes_that_a_command_starts_do_too(user_folder: Path, corpus: Path)
     assert "ZeroDivisionError" not in logs
     assert list(user_folder.glob("runs/tiny/wandb/offline-run-*"))
     assert (user_folder / "runs/tiny/report.html").exists()
-
-
-@pytest.mark.slow
-def test_a_wheel_does_too(user_folder: Path, tmp_path: Path) -> None:
-    installed = tmp_path / "installed"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", installed]
-    subprocess.run([*pip, REPOSITORY], check=True, timeout=600)
-    for entry in (ENTRIES["module"], [sys.executable, installed / "bin/tandem"]):
-        shown = run(
-            [*entry, "model", "bert_tiny", "--json"], user_folder, PYTHONPATH=os.fspath(installed)
-        )
-        assert json.loads(shown)["parameters"] == 4_385_920

@@ -12,7 +12,7 @@ from trainer.learner_config import TRANSFERS, InitConfig
 from trainer.objectives.objective_config import TEACHER_SOURCES, ObjectiveConfig
 
 Kind = TypeVar("Kind")
-MIN_LEAD = 0.25  # nats; docs/studies.md, "Listening to an untrained teacher"
+MIN_LEAD = 0.25  # nats; docs/studies/listening.md
 # Which recipe the study is about. Terms between layers help a student from the first step on, and
 # disturb it where they set in later.
 LABELS, PREDICTIONS = "mlm", {"soft_kl", "soft_cross_entropy"}

@@ -76,7 +76,8 @@ def test_the_command_draws_prints_and_renews_the_page(
 ):
     config = two_arms()
     monkeypatch.setattr(score_agreement, "load", lambda _: config)
-    kept, text = tmp_path / "studies/results", tmp_path / "studies.md"
+    kept, text = tmp_path / "studies/results", tmp_path / "studies/pairs.md"
+    text.parent.mkdir()
     text.write_text("<!-- table of accuracy_and_minimal_pairs -->\n<!-- end of table -->\n")
     words = ["accuracy", "minimal_pairs", "--results", str(kept)]
 

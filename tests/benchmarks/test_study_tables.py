@@ -109,8 +109,10 @@ def test_the_picture_has_a_row_for_each_learner_and_a_dot_for_each_run():
 
 def test_the_tables_of_the_page_are_those_of_the_results():
     kept = REPOSITORY / "docs/studies/results"
-    text = page.of_results(kept).read_text(encoding="utf-8")
-    for marked in page.MARKED.finditer(text):
+    text = "".join(path.read_text(encoding="utf-8") for path in page.pages_of(kept))
+    marks = [*page.MARKED.finditer(text)]
+    assert len(marks) > 15
+    for marked in marks:
         name = marked["study"]
         x, both, y = name.partition("_and_")
         if both:
@@ -123,7 +125,7 @@ def test_the_tables_of_the_page_are_those_of_the_results():
 
 
 def test_a_page_is_whole_whenever_another_runner_reads_it(tmp_path):
-    text, seen, over = tmp_path / "studies.md", set[int](), threading.Event()
+    text, seen, over = tmp_path / "why.md", set[int](), threading.Event()
     text.write_text("Before.\n<!-- table of why -->\n<!-- end of table -->\n", encoding="utf-8")
 
     def read():
@@ -133,7 +135,7 @@ def test_a_page_is_whole_whenever_another_runner_reads_it(tmp_path):
     reader = threading.Thread(target=read)
     reader.start()
     for rows in range(100):
-        page.renew(text, "why", "| row |\n" * 1000 + str(rows % 2))
+        page.renew(tmp_path / "results", "why", "| row |\n" * 1000 + str(rows % 2))
     over.set()
     reader.join()
     assert len(seen) <= 2, "it was seen before, and with a table"
@@ -144,7 +146,8 @@ def test_a_table_is_renewed_between_its_marks_as_soon_as_a_run_has_ended(tmp_pat
     config, kept = two_arms(), tmp_path / "studies" / "results"
     of_other = "<!-- table of other -->\n| 1 |\n<!-- end of table -->\n"
     marks = "Before.\n\n<!-- table of why -->\n{}<!-- end of table -->\n\nAfter.\n" + of_other
-    text = tmp_path / "studies.md"
+    text = tmp_path / "studies/why.md"
+    text.parent.mkdir()
     text.write_text(marks.format("old\n"), encoding="utf-8")
 
     def train(file: Path, overrides: list[str]) -> bool:
@@ -166,7 +169,8 @@ def test_a_table_is_renewed_between_its_marks_as_soon_as_a_run_has_ended(tmp_pat
 
 def test_results_with_overrides_are_printed_and_leave_page_and_picture_alone(tmp_path):
     config, kept = two_arms(), tmp_path / "studies" / "results"
-    text = tmp_path / "studies.md"
+    text = tmp_path / "studies/why.md"
+    text.parent.mkdir()
     text.write_text("<!-- table of why -->\nold\n<!-- end of table -->\n", encoding="utf-8")
     overrides = ("steps=2",)
     ended = result(config, "first", 1, teacher=0.5)
