@@ -15,7 +15,7 @@ from tests.test_entries import write_user_folder
 
 @pytest.mark.slow
 def test_an_installed_tandem_finds_its_configs(tmp_path):
-    """`pip install .` (its dependencies aside), run from a folder with modules of the same names."""
+    """`pip install .` (its dependencies aside), in a folder with modules of the same names."""
     source, installed = tmp_path / "source", tmp_path / "installed"
     left_out = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
     shutil.copytree(REPOSITORY, source, ignore=left_out)
