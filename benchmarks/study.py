@@ -19,7 +19,7 @@ any time and given again. ``key=value`` overrides change every job, and so their
 
 Where a study names ``minimal_pairs``, a file in the folder of the corpus, the models of its table
 are scored by these too. After every run a picture of the first score is drawn beside the results,
-and the table is renewed in their pages, ``docs/studies/*.md``, where these have marks for it. Results
+and the table is renewed in the pages of ``docs/studies`` that have marks for it. Results
 with overrides are only printed.
 """
 
