@@ -3,7 +3,7 @@
 # start again.
 #
 # An attempt makes progress when the newest step in `metrics.jsonl` or among the checkpoints is higher
-# than ever before. When more attempts in a row than the budget make none, the job ends. The account
+# than ever before, or predictions have been stored. When more attempts in a row than the budget make none, the job ends. The account
 # is opened at the start of an attempt and closed at its end. An attempt that never reached its end
 # (a dead node) is counted at the start of the next one. The account also holds the attempt's number,
 # so that a batch shell that was cut off from SLURM can see that it has been replaced.
@@ -18,12 +18,19 @@ usage=$account/usage     # a line for each start: begin, GPUs, end
 me=$SLURM_JOB_ID/${SLURM_RESTART_COUNT:-0}
 starts=0 seconds_left=0 timer='' best=0 no_progress=0
 
-newest_step() { # the highest step that was logged or saved
+newest_step() { # FOLDER of a run: the highest step that was logged or saved
   {
     echo 0
-    tail -n 2 "$run/metrics.jsonl" | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p'
-    ls "$run/checkpoints" | sed -n 's/^step-0*\([0-9][0-9]*\)$/\1/p'
+    tail -n 2 "$1/metrics.jsonl" | sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p'
+    ls "$1/checkpoints" | sed -n 's/^step-0*\([0-9][0-9]*\)$/\1/p'
   } 2>/dev/null | sort -n | tail -n 1
+}
+
+progress() { # the newest step, of all runs of a suite together, and the files of predictions
+  local folder done=0
+  for folder in "$run" "$run"/runs/*/; do done=$((done + $(newest_step "$folder"))); done
+  [ -z "$stored" ] || done=$((done + $(ls "$stored" 2>/dev/null | wc -l)))
+  echo "$done"
 }
 
 stop_requested() {
@@ -38,7 +45,7 @@ open_account() { # sets $verdict where the run may not start again
     refuse_folder
     return
   fi
-  best=$(newest_step)
+  best=$(progress)
   if [ -s "$record" ]; then
     read -r best_before no_progress_before state attempt <"$record"
     if [ "$best_before" = final ]; then
@@ -64,7 +71,7 @@ refuse_folder() { # this node cannot write to it, and another may; SLURM counts 
 
 close_account() {
   local step
-  step=$(newest_step)
+  step=$(progress)
   if [ "$step" -gt "$best" ]; then
     best=$step no_progress=0
   elif [ "$ended$preempted" = nono ]; then

@@ -12,9 +12,10 @@ from rich.text import Text
 import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
+from cluster.run_files import trains
 from cluster.sbatch_options import refuse_unknown
 from cluster.scheduler import cancel, expected_start, of_run, queued_jobs
-from cluster.script import build
+from cluster.script import TRAINING, Work, build
 from cluster.shell_lines import refuse_broken
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
@@ -33,16 +34,18 @@ def submit(
     chain: int = 1,
     dry_run: bool = False,
     batches: Sequence[int] = (),
+    work: Work = TRAINING,
 ) -> None:
     """``tandem submit``: submit a job to SLURM, or with `dry_run` print its script.
 
     Args:
         run: the run folder.
-        config: the text of the resolved job config.
+        config: the text of the resolved config of a job or suite.
         cluster: a name or file of ``configs/cluster``.
         options: the rest of the command line (``--nodes 4 --time 24:00:00``).
         seeds: each gets a run of its own, NAME-seedSEED.
         batches: global batch sizes; each must divide evenly over the ranks.
+        work: the stages of the job.
 
     Raises LaunchError and ConfigError.
     """
@@ -55,7 +58,9 @@ def submit(
     refuse_unknown(site.sbatch)
     refuse_broken(site)
     _require_equal_shares(batches, site)
-    job = plan_job(name, run, site, seeds, chained=chain > 1)
+    if "evaluate" in work.stages and site.node_counts[-1] > 1:
+        raise LaunchError(f"nodes: {site.nodes}: an evaluation runs on one node; add --nodes 1")
+    job = plan_job(name, run, site, seeds, chained=chain > 1, work=work)
     if dry_run:
         print(build(job, site), end="")
         return
@@ -101,6 +106,10 @@ def cancel_waiting(run: Path) -> tuple[list[str], bool]:
     if waiting:
         cancel(waiting)
         lines = [f"{run}: cancelled before it started: job {', '.join(waiting)}"]
+    if started and not trains(run):  # its processes read no requests
+        cancel(started)
+        lines += [f"{run}: cancelled job {', '.join(started)}; what it has done stays"]
+        started = []
     if started and is_array(run):
         lines += [f"{run}: job {', '.join(started)} keeps running; stop each run: {run}-seedN"]
     return lines, bool(started) and not is_array(run)

@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.errors import LaunchError
 
@@ -23,6 +24,7 @@ LAST_PORT = 2**16 - 1
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EXPORTED = (*TORCHRUN, "GROUP_RANK")
 PORT = "TANDEM_PORT"  # where the batch script has found that nothing listens
+FINISHED = "TANDEM_FINISHED"  # the file by which it knows that a command has done its work
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,15 @@ def incarnation(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """SLURM's job id (empty without SLURM), and how often the launcher restarted this job."""
     restarts = env.get("SLURM_RESTART_COUNT", env.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return env.get("SLURM_JOB_ID", ""), int(restarts)
+
+
+def report_finished(env: Mapping[str, str] = os.environ) -> None:
+    """Tell the batch script, if there is one, that this command has done all of its work.
+
+    The exit code does not: srun returns 0 for processes that it has lost, too.
+    """
+    if file := env.get(FINISHED):
+        Path(file).touch()
 
 
 def free_port() -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from configs.runs import remarks_in
 from configs.strict_json import is_torn, parse_json
 
+STAGES = "stages"  # of a submission that does not train, a stage a line
 TAIL_BYTES = 256 * 1024  # read from the end of metrics.jsonl: hundreds of rows
 
 RECORDS = ("metrics.jsonl", "slurm.jsonl", "alerts.jsonl", "slow_ranks.json", "setbacks.json")
@@ -23,6 +24,12 @@ EVENT_TYPES = {"event": str, "time": NUMBER, "job": str}  # of what the status i
 ATTEMPT_TYPES = {"process": int, "machine": str, "started": int, "time": NUMBER, "job": str}
 
 Row = dict[str, Any]
+
+
+def trains(run: Path) -> bool:
+    """Whether a folder is a run's, rather than that of stored predictions, a suite or scores."""
+    newest = max(run.glob("submissions/*/job.sbatch"), default=None)
+    return newest is None or not newest.with_name(STAGES).exists()
 
 
 def newest_rows(file: Path) -> list[Row]:

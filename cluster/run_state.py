@@ -215,8 +215,10 @@ def _quiet_too_long(known: Evidence) -> float | None:
 
     A touched attempt record is not progress: rank 0 touches it even while another rank hangs.
     """
-    signs = ("metrics.jsonl", "config.yaml", "slurm.jsonl")
-    quiet = min(seconds_since(known.run / name) for name in signs)
+    signs = [known.run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
+    if not known.rows:  # what is not training yet, or never does, tells its log how it gets on
+        signs += known.run.glob("logs/*.log")
+    quiet = min(map(seconds_since, signs))
     usual = _usual_interval(training_rows(known.rows)[-USUAL_ROWS:])
     return quiet if stall_timeout(usual) < quiet < math.inf else None
 

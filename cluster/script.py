@@ -56,6 +56,33 @@ exit 69
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a job does: the stages train, store and evaluate, one after another.
+
+    Each is the command of that name, with the submitted config. An evaluation is started once, on
+    one node; of the other stages each rank is a process.
+    """
+
+    stages: tuple[str, ...] = ("train",)
+    stored: str = ""  # the folder that `store` writes
+    suite: str = ""  # the suite's name; its config is submitted, rather than a job's
+    arguments: tuple[str, ...] = ()  # of `tandem evaluate`
+
+    @property
+    def trains(self) -> bool:
+        """Whether its folder is a run's."""
+        return "train" in self.stages
+
+    @property
+    def config(self) -> str:
+        """The file of the submitted config."""
+        return f"{self.suite or 'config'}.yaml"
+
+
+TRAINING = Work()
+
+
+@dataclass(frozen=True)
 class Job:
     """One submission; every path is absolute and visible from every node."""
 
@@ -66,6 +93,7 @@ class Job:
     python: str
     seeds: tuple[int, ...] = ()  # a job array with one run per seed
     chained: bool = False  # another job of the same run follows, so this one is never requeued
+    work: Work = TRAINING
 
 
 def build(job: Job, cluster: ClusterConfig) -> str:
@@ -147,14 +175,15 @@ def _tasks(cluster: ClusterConfig) -> dict[str, str]:
 
 def _work(job: Job, cluster: ClusterConfig) -> str:
     """The shell variables that describe the job."""
-    python = job.python
-    train = [python, f"{job.submission}/code/tandem.py", "train", f"{job.submission}/config.yaml"]
+    check = [job.python, "-m", "cluster.preflight"]
     lines = [
         "# What runs",
         f"run={_quote(str(job.run))}",
         f"submission={_quote(str(job.submission))}",
-        _array("train", [*cluster.container, *train]),
-        _array("check", [*cluster.container, python, "-m", "cluster.preflight"]),
+        f"stages=({' '.join(job.work.stages)})",
+        *(_array(stage, _command(job, cluster, stage)) for stage in job.work.stages),
+        f"stored={_quote(job.work.stored) if job.work.stored else ''}",
+        _array("check", [*cluster.container, *check]),
         _array("srun", _srun(cluster)),
         _array("check_srun", _srun(cluster, RESHAPING)),
         f"ranks={cluster.ranks}  # per node",
@@ -175,9 +204,20 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
             f"seeds=({' '.join(map(str, job.seeds))})",
             "seed=${seeds[$SLURM_ARRAY_TASK_ID]}",
             "run+=-seed$seed",
-            f'train+=("seed=$seed" {_name_of_seed(job.name)})',
+            *(f'{stage}+=("seed=$seed" {_name_of_seed(job.name)})' for stage in job.work.stages),
         ]
     return "\n".join([*lines, "log=$run/logs/slurm-$SLURM_JOB_ID.log"]) + "\n"
+
+
+def _command(job: Job, cluster: ClusterConfig, stage: str) -> list[str]:
+    config = str(job.submission / job.work.config)
+    words = [config]
+    if stage == "evaluate":
+        words = [*(["--suite", config] if job.work.suite else []), *job.work.arguments]
+        if job.work.suite and not cluster.gpus:
+            words += ["--nproc", str(cluster.ranks)]
+    program = [job.python, f"{job.submission}/code/tandem.py", stage]
+    return [*cluster.container, *program, *words]
 
 
 def _environment(cluster: ClusterConfig) -> str:

@@ -22,8 +22,9 @@ import yaml
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.limits import refuse_never_granted
+from cluster.run_files import STAGES
 from cluster.scheduler import NEVER_PASSES, cancel, of_run, queued_jobs, slurm_command
-from cluster.script import Job, build
+from cluster.script import TRAINING, Job, Work, build
 
 SOURCE = Path(__file__).parent.parent  # a checkout, or site-packages
 PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer", "tandem.py")
@@ -42,6 +43,7 @@ def plan_job(
     cluster: ClusterConfig,
     seeds: Sequence[int] = (),
     chained: bool = False,
+    work: Work = TRAINING,
 ) -> Job:
     """The job that a submission from this working directory would create; writes nothing."""
     taken = [int(path.name) for path in run.glob("submissions/*") if path.name.isdigit()]
@@ -53,6 +55,7 @@ def plan_job(
         python=cluster.python or ("python" if cluster.has_own_python else sys.executable),
         seeds=tuple(seeds),
         chained=chained,
+        work=work,
     )
 
 
@@ -182,8 +185,10 @@ def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
     for name in PACKAGES:
         _copy(source / name, code / name)
     (code / "REVISION").write_text(_revision(source))
-    (job.submission / "config.yaml").write_text(_with_own_plugins(config, job.submission))
+    (job.submission / job.work.config).write_text(_with_own_plugins(config, job.submission))
     (job.submission / "job.sbatch").write_text(text)
+    if not job.work.trains:
+        (job.submission / STAGES).write_text("".join(f"{stage}\n" for stage in job.work.stages))
     if job.seeds:
         (job.submission / "seeds").write_text("".join(f"{seed}\n" for seed in job.seeds))
 

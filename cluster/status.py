@@ -29,6 +29,7 @@ from cluster.run_files import (
     newest_rows,
     setbacks,
     slow_ranks,
+    trains,
 )
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
@@ -75,7 +76,7 @@ def read_runs(
     of jobs that have left it. A folder that cannot be read becomes an ``unreadable`` row.
     """
     begun = {*filter(has_begun, root.glob("*"))}
-    waiting = {path.parents[2] for path in root.glob("*/submissions/*/config.yaml")} - begun
+    waiting = {path.parents[2] for path in root.glob("*/submissions/*/*.yaml")} - begun
     shown = begun | {run for run in waiting if not is_array(run) or _is_row(run)}
     return _rows([run for run in shown if not run.name.startswith(".")], jobs, read_ends)
 
@@ -151,7 +152,10 @@ def read_run(
     rows, job = known.rows, known.job
     checkpoint, age = newest_checkpoint(run)
     results = json_object(run / "evaluation.json")
-    is_finished = steps is not None and has_ended(results, steps, hours)
+    if trains(run):
+        is_finished = steps is not None and has_ended(results, steps, hours)
+    else:
+        is_finished = known.last_event == "done" and known.left_unstarted is None
     state, reason = state_of(known, is_finished)
     return RunStatus(
         name=run.resolve().name,
@@ -227,6 +231,8 @@ def _budget(run: Path) -> tuple[int | None, float | None]:
 
     They are unknown (None) until the first start of a run has accepted its config.
     """
+    if not trains(run):
+        return None, None
     array = run.resolve().with_name(re.sub(r"-seed\d+$", "", run.resolve().name))
     submitted = [*run.glob("submissions/*/config.yaml"), *array.glob("submissions/*/config.yaml")]
     files = [run / "config.yaml", *sorted(submitted, reverse=True)]

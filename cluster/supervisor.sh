@@ -8,7 +8,8 @@
 # progress, and in all) bound that.
 #
 # Proof that nobody should start it again:
-# - The record of this start's attempt says that the run is finished, whatever the exit code.
+# - The record of this start's attempt says that the run is finished, whatever the exit code. Stages
+#   other than training leave a file in the account when they end.
 # - `tandem stop` left a file in the run folder. A copy that SLURM requeues by itself does not start.
 # - A set-up command failed: no rank starts in an incomplete environment.
 # - At a first start, the node check says that all nodes lack the same thing.
@@ -62,9 +63,15 @@ own_attempt() { # the record of the attempt that this start of the job began, if
     grep -q "\"restart\": ${SLURM_RESTART_COUNT:-0}[,}]" "$newest" && echo "$newest"
 }
 
-finished() {
-  local own
-  own=$(own_attempt) && grep -q '"finished": true' "$own"
+finished() { # [STAGE]: whether it has come to its end, or all of them have
+  local stage own
+  for stage in ${1:-${stages[*]}}; do
+    if [ "$stage" != train ]; then
+      [ -e "$account/$stage" ] || return # the command wrote it last
+    else
+      own=$(own_attempt) && grep -q '"finished": true' "$own" || return
+    fi
+  done
 }
 
 deliver() {
@@ -156,6 +163,7 @@ leave_set_up() { # on exit during set-up, by `must` or by the line itself
 }
 
 attempt() { # sets $code
+  local stage
   code=75
   [ "$warned$ended" = nono ] || return
   choose_port
@@ -167,11 +175,26 @@ attempt() { # sets $code
     code=69
     return
   fi
-  logged=$(wc -c 2>/dev/null <"$log")
-  supervise srun --nodes="$SLURM_NNODES" --ntasks=$((SLURM_NNODES * ranks)) \
-    --ntasks-per-node="$ranks" "${srun[@]}" "${train[@]}"
-  code=$?
-  [ "$code" != 0 ] || code=70
+  for stage in "${stages[@]}"; do
+    ! finished "$stage" || continue
+    code=75
+    [ "$warned$ended" = nono ] && ! stop_requested || return
+    logged=$(wc -c 2>/dev/null <"$log")
+    launch "$stage"
+    code=$?
+    [ "$code" != 0 ] || finished "$stage" || code=70
+    [ "$code" = 0 ] || return
+  done
+}
+
+launch() { # STAGE: one process for each rank; an evaluation is one, which starts what it needs
+  local words="$1[@]"
+  local tasks=(--ntasks=$((SLURM_NNODES * ranks)) --ntasks-per-node="$ranks")
+  if [ "$1" = evaluate ]; then
+    tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=$((ranks * ${SLURM_CPUS_PER_TASK:-1})))
+  fi
+  export TANDEM_FINISHED=$account/$1
+  supervise srun --nodes="$SLURM_NNODES" "${tasks[@]}" "${srun[@]}" "${!words}"
 }
 
 judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $code

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import changes_since_run, load_job
-from commands.options import PATH
+from commands.options import PATH, numbers
 from commands.output import ignore_write_errors
-from commands.submission import numbers
 from commands.training import announce_if_finished, final_results, run_ranks
 from configs import ConfigError, assignment
 from configs.runs import STOPPED

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from configs.typed import shown
+
 
 class Number(click.FloatRange):
     """A number in a range; click's own range accepts NaN."""
@@ -74,3 +76,14 @@ def parse_pair(text: str, separator: str, option: str) -> tuple[int, int]:
     if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < MAX_DIGITS):
         raise click.UsageError(f"{option} {text}: must be two numbers, as in 0{separator}4")
     return int(first), int(last)
+
+
+def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
+    """The seeds of an option such as 1,2,3, each named once."""
+    found = [] if text is None else text.split(",")
+    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in found):
+        raise click.BadParameter(f"{shown(text)}: must be numbers, such as 1,2,3")
+    seeds = [int(number) for number in found]
+    if len(set(seeds)) < len(seeds):
+        raise click.BadParameter(f"{text}: name each seed once")
+    return seeds

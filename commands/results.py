@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from commands.ending import unwound
-from commands.options import PATH, TEXT
-from commands.submission import numbers
-from commands.suites import compare
+from commands.options import PATH, TEXT, numbers
+from commands.suites import compare, default_folder, models_and_overrides
 
 
 @click.command()
@@ -20,6 +19,7 @@ from commands.suites import compare
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
 @click.option("--seeds", callback=numbers, help="Seeds instead of the suite's, such as 1,2,3.")
 @click.option("--untrained", is_flag=True, help="Compare the first DIR with random weights too.")
+@click.option("--nproc", type=click.IntRange(min=1), help="Processes that train for a suite.")
 def evaluate(
     names: tuple[str, ...],
     learner: str | None,
@@ -28,27 +28,28 @@ def evaluate(
     out: str | None,
     seeds: list[int],
     untrained: bool,
+    nproc: int | None,
 ) -> None:
     """Score RUN's learners on held-out text or examples, or the models in DIRs on a suite of tasks.
 
     With --suite, every model is fine-tuned on every task and compared with the first one; job keys
     change every task's job. The same command resumes a comparison that was stopped.
     """
+    from cluster.ranks import report_finished
+
     if suite is not None:
         if learner or as_json:
             raise click.UsageError("--learner and --json do not go with --suite")
-        overrides = [name for name in names if "=" in name and not Path(name).is_dir()]
-        folders = [name for name in names if name not in overrides]
-        if not folders:
-            raise click.UsageError("--suite: name the folder of a model, or several")
-        to = Path(out or f"runs/suites/{Path(suite).stem}")
-        compare(suite, folders, to, overrides, seeds, untrained)
-        return
-    if out or seeds or untrained or len(names) > 1:
+        folders, overrides = models_and_overrides(names)
+        to = Path(out or default_folder(suite))
+        compare(suite, folders, to, overrides, seeds, untrained, nproc)
+    elif out or seeds or untrained or nproc or len(names) > 1:
         raise click.UsageError(
-            "one RUN; --out, --seeds, --untrained and several names are for --suite"
+            "one RUN; --out, --seeds, --untrained, --nproc and several names are for --suite"
         )
-    _evaluate_run(names[0], learner, as_json)
+    else:
+        _evaluate_run(names[0], learner, as_json)
+    report_finished()
 
 
 @unwound()

@@ -31,11 +31,15 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 
 
 def _store_as_rank(config: str, overrides: tuple[str, ...]) -> int:
-    from cluster.ranks import derive, export
+    from cluster.ranks import derive, export, report_finished
     from cluster.signals import StopRequest
 
     with StopRequest() as stop:
-        export(derive())
+        ranks = derive()
+        export(ranks)
         from trainer.storing import store
 
-        return store(lambda: load_job(config, overrides), lambda: stop.requested, click.echo).value
+        code = store(lambda: load_job(config, overrides), lambda: stop.requested, click.echo).value
+        if ranks.rank == 0 and code == 0:
+            report_finished()
+        return code

@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from commands.job_configs import load_job, warn_about
-from commands.options import MAX_DIGITS, PATH
-from configs.typed import shown
+from commands.options import PATH, numbers
+from commands.suites import default_folder, prepare
 
 if TYPE_CHECKING:
+    from cluster.script import Work
     from trainer.config import JobConfig
 
+# What each command may be given; a suite is what `evaluate --suite` compares.
+OPTIONS = {
+    "train": {"model", "store", "seeds"},
+    "finetune": {"model", "store", "seeds"},
+    "store": {"model"},
+    "evaluate": set(),
+    "suite": {"suite", "out", "untrained", "seeds"},
+}
 
-def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
-    """The seeds of an option such as 1,2,3, each named once."""
-    found = [] if text is None else text.split(",")
-    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in found):
-        raise click.BadParameter(f"{shown(text)}: must be numbers, such as 1,2,3")
-    seeds = [int(number) for number in found]
-    if len(set(seeds)) < len(seeds):
-        raise click.BadParameter(f"{text}: name each seed once")
-    return seeds
+
+@dataclass(frozen=True)
+class _Submission:
+    """What goes to SLURM: a config, the folder of the job's records, and its stages."""
+
+    name: str
+    run: Path
+    config: str
+    work: Work
+    seeds: Sequence[int] = ()
+    batches: Sequence[int] = ()
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("config", type=PATH)
-@click.argument("rest", nargs=-1, metavar="[KEY=VALUE]... [--SBATCH-OPTION VALUE]...")
+@click.argument(
+    "words",
+    type=PATH,
+    nargs=-1,
+    required=True,
+    metavar="CONFIG [KEY=VALUE]... [--SBATCH-OPTION VALUE]...",
+)
 @click.option("--cluster", type=PATH, help="The cluster: a name or file of configs/cluster.")
 @click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
 @click.option(
@@ -42,38 +59,146 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
     help="Submit this many jobs that follow each other, for queues without requeues.",
 )
 @click.option("--model", type=PATH, help="The folder of the model that a task fine-tunes.")
+@click.option("--store", is_flag=True, help="Store the teacher's predictions first, in one job.")
+@click.option("--suite", type=PATH, help="The suite on which `submit evaluate` compares DIRs.")
+@click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
+@click.option("--untrained", is_flag=True, help="Compare the first DIR with random weights too.")
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option(
     "--check/--no-check", default=True, help="Whether to check first that the run can start."
 )
 def submit(
-    config: str, rest: tuple[str, ...], model: str | None, check: bool, **options: Any
+    words: tuple[str, ...],
+    cluster: str | None,
+    chain: int,
+    dry_run: bool,
+    check: bool,
+    **given: Any,
 ) -> None:
-    """Submit the job CONFIG to SLURM, with any option of sbatch."""
-    import configs
-    from cluster.commands import submit as submit_job
-    from trainer.run_folder.folder import RunFolder
+    """Submit the job CONFIG to SLURM, with any option of sbatch.
 
-    if config.startswith("-"):
-        raise click.UsageError(f"{config}: put CONFIG before the options of sbatch")
+    `tandem submit store CONFIG`, `submit evaluate RUN` and `submit evaluate --suite SUITE DIR...`
+    submit the commands of these names. What is named comes before the options of sbatch.
+    """
+    from cluster.commands import submit as submit_job
+
+    command, words = (words[0], words[1:]) if words[0] in OPTIONS else ("train", words)
+    kind = "suite" if command == "evaluate" and given["suite"] else command
+    for option in sorted({name for name, value in given.items() if value} - OPTIONS[kind]):
+        raise click.UsageError(f"--{option} does not go with `tandem submit {command}`")
+    names = _names(words, kind)
+    rest = [word for word in words if word not in names]
     pairs = list(zip(rest, ("", *rest), strict=False))
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
+    sbatch = [word for word, before in pairs if not _is_override(word, before)]
+    check = check and not dry_run
+    if kind == "suite":
+        made = _suite(names, overrides, check, **given)
+    elif kind == "evaluate":
+        made = _evaluation(names, overrides, check)
+    else:
+        made = _job(names, overrides, check, command, **given)
+    facts = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    submit_job(cluster=cluster, options=sbatch, chain=chain, dry_run=dry_run, **facts)
+
+
+def _names(words: Sequence[str], kind: str) -> list[str]:
+    """The CONFIG, RUN or DIRs among the words of a command, which come before its options."""
+    first = itertools.takewhile(lambda word: not word.startswith("-"), words)
+    names = [word for word in first if "=" not in word or Path(word).exists()]
+    if not names:
+        raise click.UsageError(
+            f"{words[0]}: put CONFIG before the options of sbatch" if words else "name a CONFIG"
+        )
+    return names if kind == "suite" else names[:1]
+
+
+def _job(
+    names: Sequence[str],
+    overrides: tuple[str, ...],
+    check: bool,
+    command: str,
+    model: str | None,
+    store: bool,
+    seeds: Sequence[int],
+    **_: Any,
+) -> _Submission:
+    """The job of `tandem train` or `store`, or of both one after the other."""
+    import configs
+    from cluster.script import Work
+    from trainer.run_folder.folder import RunFolder
+
+    (config,) = names
+    if store and seeds:
+        raise click.UsageError("--store: with --seeds each job would store another order of data")
     if model is not None:  # and named as `tandem finetune` names its runs
         name = f"{Path(config).stem}-{Path(model).resolve().name}"
         words = {"teacher.init.pretrained": str(Path(model)), "name": name}
         overrides = (*(configs.assignment(*word) for word in words.items()), *overrides)
-    sbatch = [word for word, before in pairs if not _is_override(word, before)]
     job = load_job(config, overrides)
-    if check and not options["dry_run"]:
-        _require_startable(job, options["seeds"])
+    stages = ("store",) * (store or command == "store") + ("train",) * (command != "store")
+    if "store" in stages and job.teacher.stored is None:
+        raise configs.ConfigError("teacher.stored: must be set: a path, top_k and precision")
+    if check and "train" in stages:
+        _require_startable(job, seeds, stores_first=store)
+    elif check:
+        from trainer.job_data.fit import require_inputs
+
+        require_inputs(job)
     warn_about(job)
-    run = RunFolder.of(job).path
+    run, stored = RunFolder.of(job).path, job.teacher.stored if "store" in stages else None
+    work = Work(stages, stored.path if stored else "")
+    if "train" not in stages:
+        run = run.with_name(f"{job.name}-store")
     sizes = [job.batch.at(0).sequences, *(growth.size for growth in job.batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
-    submit_job(job.name, run, configs.dump(job), options=sbatch, batches=batches, **options)
+    return _Submission(run.name, run, configs.dump(job), work, seeds, batches)
 
 
-def _require_startable(job: JobConfig, seeds: Sequence[int]) -> None:
+def _suite(
+    names: Sequence[str],
+    overrides: tuple[str, ...],
+    check: bool,
+    suite: str,
+    out: str | None,
+    untrained: bool,
+    seeds: Sequence[int],
+    **_: Any,
+) -> _Submission:
+    """The comparison of models by `tandem evaluate --suite`, with a copy of the suite."""
+    import configs
+    from cluster.script import Work
+    from configs.suites import SuiteConfig
+
+    config = configs.dump(configs.load(suite, SuiteConfig, "suite"))
+    folder = Path(out or default_folder(suite))
+    if check:
+        prepare(suite, names, folder, overrides, seeds, untrained)
+    arguments = [*names, *overrides, "--out", str(folder)]
+    arguments += ["--seeds", ",".join(map(str, seeds))] if seeds else []
+    arguments += ["--untrained"] if untrained else []
+    work = Work(("evaluate",), suite=Path(suite).stem, arguments=tuple(arguments))
+    return _Submission(folder.resolve().name, folder, config, work)
+
+
+def _evaluation(names: Sequence[str], overrides: tuple[str, ...], check: bool) -> _Submission:
+    """The scores of a run by `tandem evaluate`; they are in the job's log."""
+    from cluster.script import Work
+    from trainer.evaluation.finished import SavedLearners
+    from trainer.run_folder.folder import RunFolder
+
+    if overrides:
+        raise click.UsageError(f"{overrides[0]}: a run is scored as it was configured")
+    folder = RunFolder.existing(names[0])
+    if check:
+        SavedLearners(folder)
+    path = folder.path.resolve()
+    run = path.with_name(f"{path.name}-evaluate")
+    work = Work(("evaluate",), arguments=(str(path),))
+    return _Submission(run.name, run, folder.config.read_text(encoding="utf-8"), work)
+
+
+def _require_startable(job: JobConfig, seeds: Sequence[int], stores_first: bool) -> None:
     """Raise what would end each run of the job as it starts, if that can be known here.
 
     Raises LaunchError where no run has anything left to do.
@@ -89,7 +214,7 @@ def _require_startable(job: JobConfig, seeds: Sequence[int]) -> None:
         folders = ", ".join(str(RunFolder.of(run).path) for run in runs)
         raise LaunchError(f"{folders}: finished; for another run, give the job another name")
     for run in unfinished:
-        require_startable(run)
+        require_startable(run, stores_first)
 
 
 def _is_override(word: str, before: str) -> bool:

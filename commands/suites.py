@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import configs
 from commands.job_configs import changes_since_run, load_job
 from commands.training import final_results, run_ranks
+from configs.runs import STOPPED
 
 if TYPE_CHECKING:
     from configs.suites import SuiteConfig, SuiteTaskConfig
@@ -69,6 +72,33 @@ class _Run:
         return (*self.changes, configs.assignment("name", self.name))
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """A suite, and the runs that it makes of the models; `words` are those of every job."""
+
+    suite: SuiteConfig
+    models: Mapping[str, _Model]
+    jobs: Mapping[_Run, JobConfig]
+    words: Sequence[str]
+
+
+def default_folder(name: str) -> str:
+    """Where a comparison goes unless a user says so."""
+    return f"runs/suites/{Path(name).stem}"
+
+
+def models_and_overrides(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The folders of models, and the keys of jobs, among the words of a command.
+
+    Raises UsageError where there is no folder.
+    """
+    overrides = [name for name in names if "=" in name and not Path(name).is_dir()]
+    folders = [name for name in names if name not in overrides]
+    if not folders:
+        raise click.UsageError("--suite: name the folder of a model, or several")
+    return folders, overrides
+
+
 def compare(
     name: str,
     folders: Sequence[str],
@@ -76,17 +106,61 @@ def compare(
     overrides: Sequence[str],
     seeds: Sequence[int],
     untrained: bool,
+    nproc: int | None = None,
 ) -> None:
     """Fine-tune and score the models in `folders` on a suite, as far as that is not done yet.
 
     With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
-    ``suite.json`` and ``report.html``. Raises ConfigError, ModelError and DataError before
-    anything is trained, also where two runs would have one name, and where `out` has a run of
-    another job by the same name, or of a model that has been overwritten since.
+    ``suite.json`` and ``report.html``. SIGTERM and SIGUSR1 end the process with exit code 75.
+    Raises as `prepare` does.
     """
-    from configs.suites import SuiteConfig
     from trainer.suites.comparison import comparison_table, write_comparison
     from trainer.suites.results import to_json
+
+    with _stopping():
+        plan = prepare(name, folders, out, overrides, seeds, untrained)
+        evaluations = {run: _evaluation_of(run, job, out, nproc) for run, job in plan.jobs.items()}
+        results = _results(plan.suite, plan.models, evaluations, plan.words)
+    (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
+    about = plan.suite.about
+    write_comparison(out / REPORT, Path(name).stem, about, results)
+    click.echo(f"{about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
+    if others := _finished_others(out, [*plan.jobs]):
+        click.echo(
+            f"Left out: {others} finished runs in {out / RUNS} of other models, tasks or seeds, "
+            "which this command does not name"
+        )
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """End at SIGTERM and SIGUSR1 as a stopped run does: what is finished is not done again."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(STOPPED)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def prepare(
+    name: str,
+    folders: Sequence[str],
+    out: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    untrained: bool,
+) -> _Comparison:
+    """Load and check what `compare` takes, and encode the examples below `out`.
+
+    Raises ConfigError, ModelError and DataError, also where two runs would have one name, and where
+    `out` has a run of another job by the same name, or of a model that has been overwritten since.
+    """
+    from configs.suites import SuiteConfig
 
     suite = configs.load(name, SuiteConfig, "suite")
     _refuse_own_keys(suite, overrides)
@@ -110,16 +184,7 @@ def compare(
         _require_same(job)
     _require_unchanged(models, known, out)
     _require_pairs(suite, models, (*shared, *overrides))
-    evaluations = {run: _evaluation_of(run, job, out) for run, job in jobs.items()}
-    results = _results(suite, models, evaluations, (*shared, *overrides))
-    (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
-    write_comparison(out / REPORT, Path(name).stem, suite.about, results)
-    click.echo(f"{suite.about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
-    if others := _finished_others(out, runs):
-        click.echo(
-            f"Left out: {others} finished runs in {out / RUNS} of other models, tasks or seeds, "
-            "which this command does not name"
-        )
+    return _Comparison(suite, models, jobs, (*shared, *overrides))
 
 
 def _finished_others(out: Path, runs: Sequence[_Run]) -> int:
@@ -243,7 +308,7 @@ def _known_digests(out: Path) -> dict[str, Any]:
     return known
 
 
-def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:
+def _evaluation_of(run: _Run, job: JobConfig, out: Path, nproc: int | None) -> dict[str, Any]:
     """The results of a run, which is trained to its end first, unless it has come to it."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import primary_of, read_evaluation
@@ -252,7 +317,7 @@ def _evaluation_of(run: _Run, job: JobConfig, out: Path) -> dict[str, Any]:
     found = final_results(job)
     if found is None:
         with _output_to(out / "logs" / f"{run.name}.log"):
-            code = run_ranks(run.config, run.words, None, one_of_several=True)
+            code = run_ranks(run.config, run.words, nproc, one_of_several=True)
         if code:
             click.echo(f"tandem: ended at {run.name}; the same command goes on there", err=True)
             sys.exit(code)

@@ -133,7 +133,7 @@ ROOMS = {
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
         "errors options output ending job_configs data tokenizers runs models embedding training "
-        "submission storing finetuning suites results prediction analysis reference schema"
+        "storing finetuning suites results submission prediction analysis reference schema"
     ),
 }
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from cluster.config import ClusterConfig
-from cluster.script import Job, build
+from cluster.script import TRAINING, Job, build
 from cluster.slurm import SOURCE
 from tests.waiting import SECONDS, until
 
@@ -62,11 +62,13 @@ class Run:
             (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
             (folder / "bin" / name).chmod(0o755)
         self.chained = cluster.pop("chained", False)
+        self.work = cluster.pop("work", TRAINING)
         self.cluster = ClusterConfig(**({"nodes": "2", "preflight": False} | cluster))
 
     def start(self, train: str, restart: int = 0, **env: str) -> subprocess.Popen:
         run = self.folder / "run"
-        job = Job("j", run, self.submission, self.folder, "python", chained=self.chained)
+        chained = self.chained
+        job = Job("j", run, self.submission, self.folder, "python", (), chained, self.work)
         script = self.folder / "job.sbatch"
         script.write_text(build(job, self.cluster))
         env = {

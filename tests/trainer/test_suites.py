@@ -148,8 +148,11 @@ def test_a_score_undefined_for_every_seed_has_no_mean() -> None:
 
 @pytest.fixture(scope="module")
 def folder(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_suite(tmp_path_factory.mktemp("suite"), text)
+
+
+def write_suite(folder: Path, text: Path) -> Path:
     """A suite with its files, and two models."""
-    folder = tmp_path_factory.mktemp("suite")
     train([str(text)], "wordpiece", 300, str(folder / "tokenizer"))
     size = load(folder / "tokenizer")[1].vocab_size
     for name, layers in (("big", 2), ("small", 1)):

@@ -47,8 +47,10 @@ def start_run(config: JobConfig, owner: Owner) -> StartedRun:
     return StartedRun(config, attempt)
 
 
-def require_startable(config: JobConfig) -> None:
+def require_startable(config: JobConfig, stores_first: bool = False) -> None:
     """Raise what would end the run as it starts, if it can be known on this machine.
+
+    With `stores_first`, the predictions that it reads are written before it starts.
 
     Where corpora are behind URLs, which only the nodes may reach, nothing is compared with them.
     Raises DataError, TrainingError or CheckpointError. May take 30 s.
@@ -57,8 +59,9 @@ def require_startable(config: JobConfig) -> None:
     corpora = open_corpora(config.data, urls=False)
     if len(corpora) == max(1, len(config.data.mixture) + len(config.data.tasks)):
         changes_since_checkpoint(config, corpora)
-        require_same_order(config, corpora)
-    elif config.teacher.stored is not None:
+        if not stores_first:
+            require_same_order(config, corpora)
+    elif config.teacher.stored is not None and not stores_first:
         Manifest.load(Path(config.teacher.stored.path))
     require_inputs(config)
 
