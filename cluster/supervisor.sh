@@ -262,6 +262,7 @@ new_lines() { tail -c "+$((logged + 1))" "$log" 2>/dev/null; } # with --label ea
 killed_rank() { # what srun says about the first rank that a signal ended
   local said where how
   if said=$(new_lines | grep -m 1 -iE 'oom[-_ ]kill(ed)?( event|\b)|: Out Of Memory'); then
+    [[ $said == srun:* ]] || said=$(new_lines | grep -m 1 '^srun: error: .*: Killed')
     where=$(rank_of "$said")
     echo "${where:-a rank} ran out of memory; raise --mem"
     return

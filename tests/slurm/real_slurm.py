@@ -49,7 +49,7 @@ def why_not() -> str | None:
 
 
 class RealSlurm:
-    def __init__(self, nodes: int = 3, gpus: int = 0) -> None:
+    def __init__(self, nodes: int = 3, gpus: int = 0, cgroups: bool = False) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.root = self.home  # where commands run
         self.tag = f"{os.getpid():x}{time.monotonic_ns() >> 20 & 0xFFF:x}"
@@ -57,7 +57,7 @@ class RealSlurm:
         network = _free_network()
         self.reserved = contextlib.ExitStack()  # its ports
         ports = [self.reserved.enter_context(reserved_port()) for _ in range(2)]
-        self.layout = Layout(self.home, network, names, *ports, gpus=gpus)
+        self.layout = Layout(self.home, network, names, *ports, gpus=gpus, cgroups=cgroups)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.inits: dict[str, int] = {}  # the pid of each node's first process
         self.marked: set[str] = set()  # nodes that are not as they were when they were booted

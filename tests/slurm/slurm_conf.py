@@ -20,6 +20,7 @@ class Layout:
     node_port: int
     cpus: int = 4
     gpus: int = 0  # pretended: /dev/null under another name
+    cgroups: bool = False  # memory is limited by the kernel
 
     @property
     def conf(self) -> Path:
@@ -46,6 +47,9 @@ class Layout:
         self.configure({})
         if self.gpus:
             self._write_gpus()
+        if self.cgroups:
+            lines = ["CgroupPlugin=cgroup/v1", "ConstrainRAMSpace=yes", "ConstrainSwapSpace=yes"]
+            (self.root / "etc/cgroup.conf").write_text("\n".join(lines) + "\n")
 
     def configure(self, changes: Mapping[str, object]) -> None:
         """Write slurm.conf, with some of its settings changed."""
@@ -81,9 +85,8 @@ class Layout:
             f"SlurmctldLogFile={root}/log/slurmctld.log",
             f"SlurmdLogFile={root}/log/slurmd.%n.log",
             "MailProg=/bin/true",
-            # without cgroups
             "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
+            f"TaskPlugin=task/{'cgroup' if self.cgroups else 'none'}",
             "JobAcctGatherType=jobacct_gather/none",
             "MpiDefault=none",
             "SwitchType=switch/none",

@@ -56,6 +56,8 @@ def break_off(config: dict, step: int, rank: int) -> None:
     """Fail in the way, and at the step, that the config states."""
     if step == config.get("crash_at"):
         os.abort()
+    if step == config.get("grow_at") and rank == 1:
+        print(len(bytearray(500 << 20)))
     if step == config.get("killed_at") and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if step == config.get("fail_at"):
