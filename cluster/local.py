@@ -32,7 +32,7 @@ from types import FrameType
 from typing import NoReturn
 
 from cluster.errors import LaunchError
-from cluster.ranks import Ranks, export, reserved_port
+from cluster.ranks import OUTCOME, Ranks, export, reserved_port
 from cluster.signals import STOP_SIGNALS, hang_up_is_stop
 from configs.runs import STOPPED
 
@@ -307,6 +307,7 @@ def _redirect(rank: int, errors: int) -> None:
 
 def _set_environment(ranks: Ranks) -> None:
     export(ranks)
+    os.environ.pop(OUTCOME, None)  # that of the launcher
     threads = len(os.sched_getaffinity(0)) // ranks.local_world_size
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a hostname need not resolve on a laptop

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import LaunchError
+from configs.runs import STOPPED
 
 # Below Linux's ephemeral ports (32768 and up), so that no client socket takes one first.
 FIRST_PORT, PORTS = 16000, 16000
@@ -24,7 +25,7 @@ LAST_PORT = 2**16 - 1
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EXPORTED = (*TORCHRUN, "GROUP_RANK")
 PORT = "TANDEM_PORT"  # where the batch script has found that nothing listens
-FINISHED = "TANDEM_FINISHED"  # the file by which it knows that a command has done its work
+OUTCOME = "TANDEM_OUTCOME"  # the file by which it knows how a command has ended
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,18 @@ def incarnation(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
     return env.get("SLURM_JOB_ID", ""), int(restarts)
 
 
-def report_finished(env: Mapping[str, str] = os.environ) -> None:
-    """Tell the batch script, if there is one, that this command has done all of its work.
+def reported(code: int, env: Mapping[str, str] = os.environ) -> int:
+    """Tell the batch script, if there is one, how this process ends; returns its exit code.
 
-    The exit code does not: srun returns 0 for processes that it has lost, too.
+    The script does not learn it from exit codes: srun returns 0 for processes that it has lost,
+    too, and SLURM's accounting takes a 75 for a failure, though the process did as it was told.
     """
-    if file := env.get(FINISHED):
-        Path(file).touch()
+    file = env.get(OUTCOME)
+    if file is None or code not in (0, STOPPED):
+        return code
+    if env.get("SLURM_PROCID", "0") == "0":
+        Path(f"{file}.stopped" if code else file).touch()
+    return 0
 
 
 def free_port() -> int:

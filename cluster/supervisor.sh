@@ -20,10 +20,10 @@
 #
 # What happens otherwise:
 # - Before the time limit SLURM sends USR1. The script forwards it to the ranks, which save and
-#   exit 75; then the script requeues the job.
+#   report a stop (code 75 below) in a file; then the script requeues the job.
 # - TERM means that SLURM itself ends the job. The cause is `scancel`, which is final; an immediate
 #   preemption, after which SLURM requeues by itself; or a time limit reached before the ranks saved.
-# - In a preemption with a grace time SLURM signals only the step: the ranks, which save and exit 75,
+# - In a preemption with a grace time SLURM signals only the step: the ranks, which save and stop,
 #   or the node check. The script finds the preemption in SLURM's record of the job, and requeues it.
 # - Exit code 0 without the record of a finished run is counted as 70. srun also returns 0 for ranks
 #   that it has lost, for example when a node dies or a job is cancelled.
@@ -182,7 +182,10 @@ attempt() { # sets $code
     logged=$(wc -c 2>/dev/null <"$log")
     launch "$stage"
     code=$?
-    [ "$code" != 0 ] || finished "$stage" || code=70
+    if [ "$code" = 0 ] && ! finished "$stage"; then
+      code=70
+      [ ! -e "$account/$stage.stopped" ] || code=75 # a step that exits 75 has FAILED, for SLURM
+    fi
     [ "$code" = 0 ] || return
   done
 }
@@ -193,7 +196,8 @@ launch() { # STAGE: one process for each rank; an evaluation is one, which start
   if [ "$1" = evaluate ]; then
     tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=$((ranks * ${SLURM_CPUS_PER_TASK:-1})))
   fi
-  export TANDEM_FINISHED=$account/$1
+  export TANDEM_OUTCOME=$account/$1
+  rm -f "$TANDEM_OUTCOME.stopped"
   supervise srun --nodes="$SLURM_NNODES" "${tasks[@]}" "${srun[@]}" "${!words}"
 }
 

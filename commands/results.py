@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from commands.ending import unwound
 from commands.options import PATH, TEXT, numbers
 from commands.suites import compare, default_folder, models_and_overrides
+from configs.runs import STOPPED
 
 
 @click.command()
@@ -35,21 +37,24 @@ def evaluate(
     With --suite, every model is fine-tuned on every task and compared with the first one; job keys
     change every task's job. The same command resumes a comparison that was stopped.
     """
-    from cluster.ranks import report_finished
+    from cluster.ranks import reported
 
     if suite is not None:
         if learner or as_json:
             raise click.UsageError("--learner and --json do not go with --suite")
         folders, overrides = models_and_overrides(names)
         to = Path(out or default_folder(suite))
-        compare(suite, folders, to, overrides, seeds, untrained, nproc)
+        try:
+            compare(suite, folders, to, overrides, seeds, untrained, nproc)
+        except SystemExit as ended:
+            sys.exit(reported(STOPPED) if ended.code == STOPPED else ended.code)
     elif out or seeds or untrained or nproc or len(names) > 1:
         raise click.UsageError(
             "one RUN; --out, --seeds, --untrained, --nproc and several names are for --suite"
         )
     else:
         _evaluate_run(names[0], learner, as_json)
-    report_finished()
+    reported(0)
 
 
 @unwound()

@@ -31,15 +31,12 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 
 
 def _store_as_rank(config: str, overrides: tuple[str, ...]) -> int:
-    from cluster.ranks import derive, export, report_finished
+    from cluster.ranks import derive, export, reported
     from cluster.signals import StopRequest
 
     with StopRequest() as stop:
-        ranks = derive()
-        export(ranks)
+        export(derive())
         from trainer.storing import store
 
-        code = store(lambda: load_job(config, overrides), lambda: stop.requested, click.echo).value
-        if ranks.rank == 0 and code == 0:
-            report_finished()
-        return code
+        outcome = store(lambda: load_job(config, overrides), lambda: stop.requested, click.echo)
+        return reported(outcome.value)

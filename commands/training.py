@@ -102,7 +102,7 @@ def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:
 
 
 def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:
-    from cluster.ranks import derive, export, incarnation
+    from cluster.ranks import derive, export, incarnation, reported
     from cluster.signals import StopRequest
 
     with StopRequest() as stop:
@@ -118,7 +118,7 @@ def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None
             restart=restart,
             startup=startup,
         )
-        return ended.value
+        return reported(ended.value)
 
 
 def _announce(folder: Any, results: dict[str, Any]) -> None:

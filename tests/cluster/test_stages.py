@@ -9,6 +9,7 @@ from click.testing import CliRunner
 import configs
 import tandem
 from cluster import commands
+from cluster.ranks import reported
 from cluster.scheduler import QueuedJob
 from cluster.script import Work
 from cluster.status import read_run, read_runs
@@ -23,7 +24,7 @@ BOTH = Work(("store", "train"), "targets")
 
 STORES = """
 case "$*" in
-*"tandem.py store"*) echo stored >>"$CALLS.store"; touch "$TANDEM_FINISHED"; exit 0 ;;
+*"tandem.py store"*) echo stored >>"$CALLS.store"; touch "$TANDEM_OUTCOME"; exit 0 ;;
 esac
 """
 
@@ -33,9 +34,32 @@ def test_the_proof_of_an_end_is_what_the_command_leaves(tmp_path, work):
     """Not the exit code of srun, and not the records of another attempt."""
     run = Run(tmp_path, work=work)
     assert run.end("attempt ', \"finished\": true'; exit 0")[:2] == ("requeue", 70)
-    assert run.end('touch "$TANDEM_FINISHED"; kill -9 $$', 1) == ("done", 0, "finished")
+    assert run.end('touch "$TANDEM_OUTCOME"; kill -9 $$', 1) == ("done", 0, "finished")
     assert run.end("touch started; exit 1", 2) == ("done", 0, "finished")
     assert not (tmp_path / "run/started").exists()
+
+
+def test_a_stop_is_told_without_an_exit_code_that_slurm_counts_as_a_failure(tmp_path):
+    run = Run(tmp_path)
+    stops = 'touch "$TANDEM_OUTCOME.stopped"; exit 0'
+    assert run.end(f"step 1; {stops}")[:2] == ("requeue", 0)
+    assert run.end("step 2; exit 0", 1)[:2] == ("requeue", 70), "that of the start before is gone"
+
+
+@pytest.mark.parametrize(
+    ("code", "rank", "exits", "written"),
+    [
+        (0, "0", 0, ["train"]),
+        (75, "0", 0, ["train.stopped"]),
+        (75, "1", 0, []),
+        (1, "0", 1, []),
+    ],
+)
+def test_a_process_reports_its_end_to_the_batch_script(tmp_path, code, rank, exits, written):
+    env = {"TANDEM_OUTCOME": str(tmp_path / "train"), "SLURM_PROCID": rank}
+    assert reported(code, env) == exits
+    assert [path.name for path in tmp_path.iterdir()] == written
+    assert reported(code, {}) == code
 
 
 def test_predictions_are_stored_once_and_then_read(tmp_path):
@@ -76,7 +100,7 @@ def test_an_evaluation_is_one_process_with_the_cpus_of_all_ranks(tmp_path):
     given = {"nodes": "1", "ranks_per_node": 4, "sbatch": {"cpus-per-task": "3"}}
     run = Run(tmp_path, work=EVALUATE, **given)
     env = {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_PER_TASK": "3"}
-    run.end('echo "$*" >words; touch "$TANDEM_FINISHED"', **env)
+    run.end('echo "$*" >words; touch "$TANDEM_OUTCOME"', **env)
     words = (tmp_path / "run/words").read_text()
     assert "--nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 " in words
     config = f"{run.submission}/glue.yaml"

@@ -64,6 +64,7 @@ def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> No
     job.end()
     assert job.steps == list(range(1, 31))
     assert ("requeue", "preempted") in job.events
+    assert "Exited with exit code" not in job.log, "its step has not failed for SLURM"
 
 
 def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:
@@ -123,6 +124,7 @@ def test_the_time_limit_itself(slurm: RealSlurm, source: Path) -> None:
     until(lambda: job.events[-1][0] == "done", "the end", 400)
     assert job.steps == list(range(1, 151))
     assert ("requeue", "the time limit") in job.events
+    assert "Exited with exit code" not in job.log, "its step has not failed for SLURM"
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """A stand-in for training, without torch, which obeys the same contract in a few lines.
 
-It resumes from its newest checkpoint, logs a line per step, and stops on request, after saving,
-with exit code 75. It records its attempt, and in ``seen/`` who ran where. At the step `hold_at` it
-waits for a file ``go``, so that a test can disturb it there on a machine of any speed.
+It resumes from its newest checkpoint, logs a line per step, and stops on request, after saving. It
+records its attempt, and in ``seen/`` who ran where. At the step `hold_at` it waits for a file
+``go``, so that a test can disturb it there on a machine of any speed.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.ranks import derive, incarnation
+from cluster.ranks import derive, incarnation, reported
 from cluster.signals import StopRequest
 
 NOTED = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS", "SITE")
@@ -36,7 +36,7 @@ def main() -> int:
                 time.sleep(config.get("saving", 0))
                 if ranks.rank == 0:
                     (run / f"checkpoints/step-{step:09d}").mkdir(parents=True, exist_ok=True)
-                return 75
+                return reported(75)
             time.sleep(config["seconds"])
             if step == config.get("hold_at") and not (run / "go").exists():
                 continue
