@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from model.accounting import describe
 from model.model_config import Ability, ModelConfig
+from model.model_use import use_section
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
@@ -28,6 +29,9 @@ _PIPELINES = {  # kind of head -> its task in the Hub's terms
     VECTOR: "sentence-similarity",
     OTHER: "feature-extraction",
 }
+# tests/trainer/test_families.py loads exports in both versions.
+_LOADS = "It loads with `transformers` 4.57 or newer, 5 included."
+_LOADS_HERE = "It loads with Tandem: `transformers` has no class for it."
 _TAGS = {"fill-mask": "masked-language-modeling, ", "translation": "translation, "}
 
 
@@ -36,10 +40,11 @@ class Training:
     """The training of a model, as its model card describes it.
 
     base: the model whose weights it began with, as its job names it; empty: random ones.
-    learning_rate: the highest. objectives: name -> weight and settings, as in the job. metrics:
-    name -> held-out value. predicts: whether the masked-LM head was trained. teacher: the model
-    that it was distilled from; empty if there was none. license: an SPDX identifier in the spelling
-    of the Hugging Face hub, such as apache-2.0; "other" if none was chosen.
+    learning_rate: the highest. objectives: name -> weight and settings, as in the job. scored: the
+    data that `metrics` are about; these are by name. predicts: whether the masked-LM head was
+    trained. teacher: the model that it was distilled from; empty if there was none. license: an
+    SPDX identifier in the spelling of the Hugging Face hub, such as apache-2.0; "other" if none was
+    chosen. texts: how many texts an input has, 1 or 2.
     """
 
     data: str
@@ -49,24 +54,32 @@ class Training:
     seed: int
     base: str = ""
     objectives: Mapping[str, str] = field(default_factory=dict)
+    scored: str = "Held-out text"
     metrics: Mapping[str, float] = field(default_factory=dict)
     teacher: str = ""
     license: str = "other"
     revision: str = ""
     predicts: bool = True
+    texts: int = 1
 
 
-def model_card(name: str, config: ModelConfig, training: Training | None = None) -> str:
-    """The model card in Markdown, with the hub's front matter: sizes, training, metrics, license.
+def model_card(
+    name: str,
+    config: ModelConfig,
+    training: Training | None = None,
+    in_transformers: bool = True,
+) -> str:
+    """The model card in Markdown: the hub's front matter, size, use, training, metrics, license.
 
-    Without `training` the card says that the training is not recorded.
+    Without `training` the card says that the training is not recorded. in_transformers: whether
+    `transformers` loads the model.
     """
     size = describe(config)
     license = training.license if training else "other"
     predicts = config.mlm_head and (training is None or training.predicts)
     lines = [
         "---",
-        "library_name: transformers",
+        *(["library_name: transformers"] if in_transformers else []),
         f"pipeline_tag: {_pipeline(config, predicts)}",
         f"license: {license}",
         f"tags: [{_TAGS.get(_pipeline(config, config.mlm_head), '')}tandem]",
@@ -81,6 +94,9 @@ def model_card(name: str, config: ModelConfig, training: Training | None = None)
     for task, head in config.task_heads.items():
         labels = f" ({', '.join(head.labels)})" if head.labels else ""
         lines += [f"Head `{task}`: {head.kind}{labels}.", ""]
+    texts = training.texts if training else 1
+    lines += [use_section(config, texts, in_transformers, predicts).strip(), ""]
+    lines += [_LOADS if in_transformers else _LOADS_HERE, ""]
     if training is None:
         lines.append("How it was trained is not recorded.")
     else:
@@ -133,6 +149,6 @@ def _training(training: Training, untrained: bool) -> list[str]:
             " hidden states, or fine-tune it.",
         ]
     if training.metrics:
-        lines += ["", "## Held-out text", "", "| metric | value |", "|---|---|"]
+        lines += ["", f"## {training.scored}", "", "| metric | value |", "|---|---|"]
         lines += [f"| {name} | {value:.4f} |" for name, value in training.metrics.items()]
     return lines

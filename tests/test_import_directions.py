@@ -55,8 +55,8 @@ ROOMS = {
         "errors precision task_head_config crf outputs model_config config parts heads "
         "attention_kernel branches generation protocol segment_pairs attention feed_forward "
         "encoder embedding decoder pooler flops early_leaving initial_values masked_language_model "
-        "attention_heads kinds skeleton initialisation layer_selection accounting model_card "
-        "hugging_face onnx_export"
+        "attention_heads kinds skeleton initialisation layer_selection accounting model_use "
+        "model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights tensors "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -70,7 +71,13 @@ def test_exports_load_in_transformers(finished, corpus, learner):
     assert (ours - expected)[attended].abs().max() < 1e-5
     built_with = Tokenizer.from_file(str(corpus / "tokenizer" / "tokenizer.json"))
     assert tokenizer(texts).input_ids == [built_with.encode(text).ids for text in texts]
-    assert "## Held-out text" in (folder / "README.md").read_text()
+    assert "## Held-out text of " in (folder / "README.md").read_text()
+
+
+def test_every_file_of_a_run_follows_the_umask(finished):
+    os.umask(mask := os.umask(0))
+    for path in finished[0].rglob("*"):
+        assert path.stat().st_mode & 0o777 & ~0o111 == 0o666 & ~mask, path
 
 
 def test_time_and_bytes_are_logged_and_a_trace_is_written(finished):

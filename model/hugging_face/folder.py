@@ -7,8 +7,9 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,9 +33,6 @@ from model.model_config import Ability, ModelConfig
 from model.protocol import Model
 
 OWN_TYPE = "tandem"
-# The last line of a model card; tests/trainer/test_families.py loads exports in both versions.
-_LOADS = "\nIt loads with `transformers` 4.57 or newer, 5 included.\n"
-_LOADS_HERE = "\nIt loads with Tandem: `transformers` has no class for it.\n"
 # Exceptions caused by wrong values in config.json; torch raises RuntimeError for huge sizes.
 _WRONG_VALUES = (
     *(ValueError, TypeError, AttributeError),
@@ -134,16 +132,15 @@ def save_pretrained(
     model: Model | tuple[ModelConfig, Mapping[str, Tensor]],
     folder: str | Path,
     tokenizer: str | Path | None = None,
-    card: str = "",
+    card: Callable[[bool], str] | None = None,
     special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
     """Write a model, or its configuration and state, as a folder that `transformers` loads.
 
     Tokenizer files are copied from the folder `tokenizer`. Its `special_ids` (by the keys of
-    `SPECIAL_IDS`) go into config.json. README.md is `card`, made by `model_card`, and what loads
-    the model; by default it is a card without training. Returns an empty string if `transformers`
-    can express the model. Otherwise it returns one line that says why not, and the folder has
-    Tandem's own format.
+    `SPECIAL_IDS`) go into config.json. Returns an empty string if `transformers` can express the
+    model. Otherwise it returns one line that says why not, and the folder has Tandem's own format.
+    README.md is what `card` makes of whether it can; by default it is a card without training.
     """
     if isinstance(model, Model):
         config, state = model.config, dict(model.state_dict())
@@ -162,11 +159,8 @@ def save_pretrained(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         write_tensors(folder / "model.safetensors", tensors)
-        card = card or model_card(folder.resolve().name, config)
-        card += _LOADS_HERE if reason else _LOADS
-        if reason:
-            card = card.replace("library_name: transformers\n", "", 1)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        of_format = card or partial(model_card, folder.resolve().name, config, None)
+        (folder / "README.md").write_text(of_format(not reason), encoding="utf-8")
         for path in files:
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)

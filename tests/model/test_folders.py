@@ -325,13 +325,16 @@ def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
     model.save_pretrained(
-        model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "tokenizer", card="# Card\n"
+        model.build(SMALL, 0),
+        tmp_path / "out",
+        tokenizer=tmp_path / "tokenizer",
+        card=lambda in_transformers: f"# Card {in_transformers}\n",
     )
     expected = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     exported = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert exported("a models").input_ids == expected("a models").input_ids
     assert exported.model_max_length == model.build(SMALL, 0).config.longest_sequence
-    assert (tmp_path / "out" / "README.md").read_text().startswith("# Card\n")
+    assert (tmp_path / "out" / "README.md").read_text() == "# Card True\n"
     with pytest.raises(model.ModelError, match="holds no tokenizer files"):
         model.save_pretrained(model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "no")
 

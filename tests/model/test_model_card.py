@@ -16,6 +16,7 @@ TRAINING = model.Training(
     learning_rate=3e-4,
     seed=7,
     base="models/bert",
+    scored="Held-out text of prose",
     objectives={"mlm": "weight 2.0", "soft_kl": "weight 5.0, temperature 2.0"},
     metrics={"masked-LM loss": 4.3219, "accuracy": 0.213},
     teacher="demo_teacher, in the same job",
@@ -29,6 +30,7 @@ def test_it_holds_everything_about_the_training() -> None:
     _, front, body = text.split("---\n", 2)
     assert yaml.safe_load(front)["license"] == "apache-2.0"
     assert body.startswith("# student\n")
+    assert "\n## Held-out text of prose\n" in body
     for fact in ("prose, 1.2M tokens", "1,800", "14,745,600", "temperature 2.0", "4.3219",
                  "demo_teacher, in the same job", "Learning rate: 0.0003", "Seed: 7",
                  "Base model: models/bert", "apache-2.0", "abc1234", "2 layers"):  # fmt: skip
@@ -63,6 +65,17 @@ def test_a_fine_tuned_model_names_its_head() -> None:
     assert yaml.safe_load(front)["tags"] == ["tandem"]
     assert "Head `names`: tagging (O, B-PER)." in body
     assert "masked" not in body.partition("## Held-out")[0]
+    assert 'pipeline("token-classification", model=".")' in body
+
+
+def test_a_model_of_our_own_format_shows_the_command_that_reads_it() -> None:
+    config = dataclasses.replace(SMALL, mlm_head=False)
+    assert "tandem embed . '" in model.model_card("a", config, TRAINING, False)
+    for name, kind, labels in (("names", "tagging", ["O", "B-PER"]), ("answers", "span", [])):
+        config = model.with_task_head(config, name, model.TaskHeadConfig(kind, labels))
+    assert "| tandem predict . - --head names\n" in model.model_card("a", config, TRAINING, False)
+    only = dataclasses.replace(config, task_heads={"answers": config.task_heads["answers"]})
+    assert "tandem predict . questions.json\n" in model.model_card("a", only, TRAINING, False)
 
 
 def test_every_saved_folder_has_a_model_card(tmp_path: Path) -> None:
@@ -70,12 +83,12 @@ def test_every_saved_folder_has_a_model_card(tmp_path: Path) -> None:
     text = (tmp_path / "mine" / "README.md").read_text()
     assert "# mine" in text
     assert "not recorded" in text
-    assert text.endswith("\nIt loads with `transformers` 4.57 or newer, 5 included.\n")
+    assert "\nIt loads with `transformers` 4.57 or newer, 5 included.\n" in text
     ours = dataclasses.replace(SMALL, pooler="first")
     model.save_pretrained(model.build(ours, 0), tmp_path / "ours")
     text = (tmp_path / "ours" / "README.md").read_text()
     assert "library_name" not in text
-    assert text.endswith("\nIt loads with Tandem: `transformers` has no class for it.\n")
+    assert "\nIt loads with Tandem: `transformers` has no class for it.\n" in text
 
 
 def test_a_model_that_translates_is_none_that_fills_masks() -> None:

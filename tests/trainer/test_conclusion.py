@@ -98,7 +98,7 @@ def test_an_export_has_the_final_figures_and_the_ids_of_its_tokenizer(finished, 
     folder = run.export(learner)
     results = json.loads(run.evaluation.read_text())["learners"][learner]["corpora"]["data"]
     for kind in ("loss", "accuracy"):
-        assert f"| data {kind} | {results[kind]:.4f} |" in (folder / "README.md").read_text()
+        assert f"| {kind} | {results[kind]:.4f} |" in (folder / "README.md").read_text()
     config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     for key in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         assert getattr(config, key) == getattr(tokenizer, key) is not None
@@ -113,4 +113,4 @@ def test_a_card_has_the_last_scores_where_a_run_goes_on(ended):
 
     export_learner(SavedLearners(ended), "teacher", out)
     newest = metrics.series(metrics.read(ended.metrics), "val/data/teacher/accuracy")[1][-1]
-    assert f"| data accuracy | {newest:.4f} |" in (out / "README.md").read_text()
+    assert f"| accuracy | {newest:.4f} |" in (out / "README.md").read_text()

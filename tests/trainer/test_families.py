@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -163,6 +167,51 @@ def require_equal(exported: Path, task: str, told: Told) -> None:
 def test_an_export_reads_what_its_own_tokenizer_gives(folder: Path, task: str, family: str) -> None:
     exported = export_of(folder, task, family)
     require_equal(exported, task, told_by_export(exported, task))
+
+
+def pasted(exported: Path, language: str) -> str:
+    """What the code of a model card prints in the folder of the model."""
+    card = (exported / "README.md").read_text()
+    (code,) = re.findall(rf"## Use\n.*?```{language}\n(.*?)```\n", card, re.DOTALL)
+    if language == "python":
+        printed = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.chdir(exported)
+            exec(code, {})
+        return printed.getvalue()
+    places = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = command_environment() | {"PATH": places}
+    words = ["bash", "-ec", code]
+    done = subprocess.run(words, cwd=exported, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("task", CLASSES)
+def test_the_code_of_a_model_card_runs_as_pasted(folder: Path, task: str, family: str) -> None:
+    printed = pasted(export_of(folder, task, family), "python")
+    labels = {TEXT: "token_str", "single_sentence": "label", "sentence_pair": "label"}
+    assert labels.get(task, "") in printed
+
+
+@pytest.mark.parametrize("task", ["single_sentence", "sentence_pair", TEXT])
+def test_the_code_of_a_model_card_of_our_own_format_runs(folder: Path, task: str) -> None:
+    printed = pasted(export_of(folder, task, "bilstm"), "bash")
+    if task != TEXT:
+        assert {"label", "number"} & json.loads(printed).keys()
+    assert printed
+
+
+def test_a_card_names_the_data_and_no_internals(folder: Path) -> None:
+    exported = export_of(folder, "single_sentence", "modernbert")
+    card = (exported / "README.md").read_text()
+    assert f"- Data: {folder.name}/texts.tsv\n" in card
+    assert f"\n## Validation file {folder.name}/texts.tsv\n" in card
+    assert re.search(r"^\| accuracy \| 0\.\d{4} \|$", card, re.MULTILINE)
+    assert "| single_sentence | weight 1.0 |" in card
+    for internal in (str(folder), "single_sentence_accuracy", "Held-out"):
+        assert internal not in card
 
 
 def fine_tuned_by_transformers(exported: Path, out: Path, **changes: object) -> Path:

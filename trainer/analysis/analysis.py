@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def with_pruned(
     device = next(model.parameters()).device
     prune(model, heads)
     title = f"{source.resolve().name} without {count} attention heads"
-    card = model_card(title, model.config)
+    card = partial(model_card, title, model.config, None)
     with written_whole(part):
         save_pretrained(model, part, source, card, special_ids_in(source))
         write_config(model.config, part, title)

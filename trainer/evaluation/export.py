@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import TaskOfJob, tasks_of
 from trainer.learner_config import LearnerConfig
+from trainer.objectives.term import TermConfig
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
+from trainer.scoring.scores import columns_of
 from trainer.task_facts import TaskFacts, write_facts
 
+PAIR_OF_TEXTS = ("text_a", "text_b")
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +58,7 @@ def export_learner(
     title = f"{saved.job.name} {name.removeprefix('students/')}"
     results = results or read_evaluation(saved.folder.evaluation)
     training = None if saved.config(name).frozen else _training(saved, name, results)
-    card = model_card(title, config, training)
+    card = partial(model_card, title, config, training)
     corpus = next(iter(saved.corpora.values()))
     ids = _special_ids(corpus.vocabulary)
     with written_whole(out):
@@ -107,7 +111,8 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
     """The facts about the learner's training for the model card."""
     state = saved.state_of(name)
     counters = state.learners[name]
-    terms = saved.config(name).objective.terms()
+    terms, view = saved.config(name).objective.terms(), saved.config(name).view
+    tasks = tasks_of(saved.job) if saved.job.data.has_examples else []
     return Training(
         data=_data(saved),
         steps=counters.steps_taken(state.step),
@@ -116,30 +121,66 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         seed=saved.job.seed,
         base=_base(saved.config(name)),
         objectives={term: _settings(section) for term, section in terms.items()},
-        metrics={
-            f"{corpus} {kind}": value
-            for (corpus, kind), value in _scores(saved, name, results).items()
-        },
+        scored=_scored(saved),
+        metrics=_metrics(saved, name, results),
         teacher=_teacher(saved.job) if saved.config(name).objective.needs_teacher() else "",
         license=saved.job.license,
         revision=saved.folder.revision(),
         predicts=MASKED in saved.trained_heads(name),
+        texts=2 if any(one.task.texts_of(view) == PAIR_OF_TEXTS for one in tasks) else 1,
     )
 
 
 def _data(saved: SavedLearners) -> str:
-    """The corpora, or the training file of each task."""
+    """The corpora, or the training file of each task, by name."""
     if not saved.job.data.has_examples:
         return ", ".join(saved.corpora)
-    return ", ".join(f"{one.data.train} ({one.name})" for one in tasks_of(saved.job))
+    tasks = tasks_of(saved.job)
+    names = [_file_name(one, one.data.train) for one in tasks]
+    if len(tasks) == 1:
+        return names[0]
+    return ", ".join(f"{name} ({one.name})" for name, one in zip(names, tasks, strict=True))
+
+
+def _file_name(task: TaskOfJob, path: str | None) -> str:
+    """A file's name with that of its folder, since many are called train.tsv."""
+    return "/".join((Path(task.data.root) / (path or "")).parts[-2:])
+
+
+def _scored(saved: SavedLearners) -> str:
+    """The data that scores are about, as a heading."""
+    if not saved.job.data.has_examples:
+        return f"Held-out text of {', '.join(saved.corpora)}"
+    first, *others = tasks_of(saved.job)
+    if others:
+        return "Validation files"
+    path = first.data.validation
+    return f"Validation file {_file_name(first, path)}" if path else "Validation examples"
+
+
+def _metrics(
+    saved: SavedLearners, name: str, results: Mapping[str, Any] | None
+) -> dict[str, float]:
+    """The scores by the headings of tables, with the corpus or task where there are several."""
+    columns = columns_of(saved.job.metrics_of(saved.config(name)))
+    scores = _scores(saved, name, results)
+    several = len({corpus for corpus, _ in scores}) > 1 and not saved.job.data.has_examples
+    return {
+        f"{corpus} {columns[kind].heading}" if several else columns[kind].heading: value
+        for (corpus, kind), value in scores.items()
+        if kind in columns
+    }
 
 
 def _base(learner: LearnerConfig) -> str:
-    """What the learner's first weights were."""
+    """What the learner's first weights were: a model by its folder's name, or by run and name."""
     init = learner.init
     if init.teacher_layers:
         return "layers of the teacher in this job"
-    return "" if init.random else init.pretrained or ""
+    if init.random or not init.pretrained:
+        return ""
+    *_, run, folder, name = ("", "", *Path(init.pretrained).parts)
+    return f"{run} {name}" if folder == "exports" else name
 
 
 def _teacher(job: JobConfig) -> str:
@@ -150,10 +191,11 @@ def _teacher(job: JobConfig) -> str:
     return f"the teacher of the job {job.name}, {how}, and its finished teachers {others}"
 
 
-def _settings(section: object) -> str:
-    assert dataclasses.is_dataclass(section)
-    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _settings(section: TermConfig) -> str:
+    """The weight of a term, and its other settings that differ from the defaults."""
+    changed = section.changed(*(field.name for field in dataclasses.fields(section)))
+    shown = dict.fromkeys(["weight", *(name for name in changed if name != "labels")])
+    return ", ".join(f"{name} {getattr(section, name)}" for name in shown)
 
 
 def _scores(
