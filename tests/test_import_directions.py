@@ -105,12 +105,12 @@ ROOMS = {
     ),
     "trainer/scoring": (
         "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
-        "exact_search ranking_metric translating"
+        "exact_search ranking_metric translating branch_metric"
     ),
     "trainer/footprint": "models_table fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads held_out setbacks "
-        "evaluations finished agreement breakdown final_scores export"
+        "evaluations finished agreement mistakes rankings breakdown final_scores export"
     ),
     "trainer/prediction": (
         "passes fine_tuned predictor texts tags choices spans vectors translations predicting "

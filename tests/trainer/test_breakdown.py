@@ -11,12 +11,27 @@ from seqeval.metrics import f1_score
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from data_pipeline.tokenization.tokenizer import load
-from model import CLASSIFICATION, ModelConfig, TaskHeadConfig, with_task_head
+from model import (
+    CLASSIFICATION,
+    MULTI_LABEL,
+    REGRESSION,
+    ModelConfig,
+    TaskHeadConfig,
+    with_task_head,
+)
 from model.task_head_config import TAGGING
 from tests.trainer import tiny
 from trainer.batches import MicroBatch, MicroTarget
-from trainer.evaluation.breakdown import WRONG, Breakdown
-from trainer.scoring.task_metrics import END, ClassMetric, TagMetric
+from trainer.evaluation.breakdown import Breakdown
+from trainer.evaluation.mistakes import WRONG
+from trainer.scoring.task_metrics import (
+    END,
+    ClassMetric,
+    GroupRanking,
+    MultiLabelMetric,
+    NumberMetric,
+    TagMetric,
+)
 
 LABELS = ["bad", "good", "neither"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC"]
@@ -61,6 +76,59 @@ def test_classes_are_counted_as_sklearn_counts_them(corpus: Path) -> None:
     for one in result["wrong"]:
         assert one["text"] == " ".join(WORDS)
         assert one["label"] != one["predicted"]
+
+
+def test_labels_that_may_all_be_right_are_counted_as_sklearn_counts_them(corpus: Path) -> None:
+    right, predicted = (
+        torch.randint(0, 2, (60, 3), generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
+    )
+    metric, folder = MultiLabelMetric("moods", ["micro_f1"]), corpus.parent / "tokenizer"
+    found = Breakdown([metric], with_head("moods", MULTI_LABEL, LABELS), folder)
+    batch, _ = batch_of(folder, 60, moods=MicroTarget(right))
+    numbers = torch.arange(3).expand(60, 3)
+    found.add(batch, [torch.stack([predicted, right, numbers], dim=-1).view(-1, 3).double()])
+    result = found.finish()["moods"]
+    theirs = np.array(precision_recall_fscore_support(right.numpy(), predicted.numpy())).T
+    ours = [[*result["by_class"][label].values()] for label in LABELS]
+    np.testing.assert_allclose(ours, theirs)
+    assert result["wrong_examples"] == int((right != predicted).any(dim=1).sum())
+    assert "confusion" not in result
+    assert any("(none)" in one.values() for one in result["wrong"])
+
+
+def test_the_largest_errors_of_numbers_come_first(corpus: Path) -> None:
+    right = torch.arange(30.0)
+    right[3] = torch.nan
+    guesses = torch.where(torch.arange(30) % 7 == 0, right * 3, right + 0.5)
+    metric, folder = NumberMetric("stars", ["pearson"]), corpus.parent / "tokenizer"
+    found = Breakdown([metric], with_head("stars", REGRESSION, []), folder)
+    batch, _ = batch_of(folder, 30, stars=MicroTarget(right))
+    known = ~right.isnan()
+    found.add(batch, [torch.stack([guesses, right], dim=1)[known]])
+    result = found.finish()["stars"]
+    assert [one["label"] for one in result["wrong"][:5]] == ["28", "21", "14", "7", "1"]
+    assert result["wrong"][0]["predicted"] == "84"
+    assert len(result["wrong"]) == WRONG
+    assert {tuple(point) for point in result["points"]} == {
+        (a, b) for a, b in zip(right[known].tolist(), guesses[known].tolist(), strict=True)
+    }
+
+
+def test_queries_whose_right_answer_stands_low_come_first(corpus: Path) -> None:
+    """Of equal margins the right answers come last; a query without a right one is no mistake."""
+    margins = [0.9, 0.1, 0.5, 0.5, 0.7, 0.2, 0.1, 0.3]
+    labels = [1, 0, 1, 0, 0, 0, 1, 0]
+    groups = [0, 0, 1, 1, 2, 2, 2, 3]
+    metric, folder = GroupRanking("answers", ["map"]), corpus.parent / "tokenizer"
+    found = Breakdown([metric], with_head("answers", CLASSIFICATION, ["no", "yes"]), folder)
+    targets = {"answers": labels, GroupRanking.group("answers"): groups}
+    given = {name: MicroTarget(torch.tensor(one)) for name, one in targets.items()}
+    batch, _ = batch_of(folder, 8, **given)
+    found.add(batch, [torch.tensor([margins, labels, groups]).T])
+    result = found.finish()["answers"]
+    assert result["wrong_examples"] == 2
+    assert [one["label"][:2] for one in result["wrong"]] == ["3.", "2."]
 
 
 def test_entities_are_counted_by_type_and_the_wrong_words_are_named(corpus: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,18 @@ def export_of(folder: Path, task: str, family: str) -> Path:
     return folder / "runs" / task / "exports" / ("teacher" if family == "bert" else family)
 
 
+def mistakes_told(folder: Path, task: str, answers: list[dict[str, Any]]) -> int:
+    """How many answers of `tandem predict` are wrong, by the files that are scored."""
+    if task in MORE:
+        return sum(one["documents"][0]["id"] != f"d{n}" for n, one in enumerate(answers))
+    text = (folder / TASKS[task]).read_text()
+    if task == "single_sentence":
+        right = [line.rpartition("\t")[2] for line in text.splitlines()[1:]]
+        return sum(one["label"] != label for one, label in zip(answers, right, strict=True))
+    right = [record[1][0]["answer"] for record in json.loads(text)]
+    return sum(one["answer"] != answer for one, answer in zip(answers, right, strict=True))
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_every_family_learns_every_task_and_predicts(folder: Path, task: str) -> None:
     results = json.loads((folder / "runs" / task / "evaluation.json").read_text())
@@ -142,7 +155,17 @@ def test_every_family_learns_every_task_and_predicts(folder: Path, task: str) ->
             words += ["--candidates", f"{folder}/candidates.jsonl"] * (task == "reranking")
         ended = CliRunner().invoke(tandem.main, ["predict", *words])
         assert ended.exit_code == 0, ended.output
-        assert len(ended.stdout.splitlines()) == (8 if task in MORE else 16)
+        answers = [json.loads(line) for line in ended.stdout.splitlines()]
+        assert len(answers) == (8 if task in MORE else 16)
+        breakdown = results["learners"][learner]["breakdown"][task]
+        if task == "sentence_pair":  # a number
+            assert (len(breakdown["wrong"]), len(breakdown["points"])) == (16, 16)
+        elif task == "span":
+            exact = results["learners"][learner]["span_exact_match"]
+            assert breakdown["wrong_examples"] == round(16 * (1 - exact))
+        elif task != "tagging":
+            assert breakdown["wrong_examples"] == mistakes_told(folder, task, answers)
+            assert all(all(one.values()) for one in breakdown["wrong"])
 
 
 def test_every_family_learns_beside_a_teacher_of_the_next_sentence(folder: Path) -> None:

@@ -7,6 +7,14 @@ def test_the_machine_in_a_few_words():
     assert re.fullmatch(r".+, \d+ cores?, \d+ GiB", machine.describe())
 
 
+def test_the_name_of_a_processor_is_short(monkeypatch, tmp_path):
+    facts = tmp_path / "cpuinfo"
+    facts.write_text("model name\t: Intel(R) Xeon(R) Gold CPU @ 2.50GHz\n")
+    monkeypatch.setattr(machine, "CPU_FACTS", facts)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert machine.describe().startswith("Intel Xeon Gold, ")
+
+
 def test_a_processor_without_a_name(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "CPU_FACTS", tmp_path / "none")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -18,6 +18,7 @@ from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.page import render as render_analysis
 from trainer.analysis.patterns import KEY_SETS, PATTERNS
+from trainer.evaluation.mistakes import LARGEST
 from trainer.report.page import render
 from trainer.report.scale import around_points
 from trainer.run_folder.metrics_log import MetricsLog
@@ -38,6 +39,17 @@ BREAKDOWN = {
     "wrong": [{"text": "<b>a gypsy_text | another " * 9, "label": "jpq", "predicted": "gjq"}],
     "wrong_examples": 41,
 }
+MISTAKES = {  # of a head of each kind
+    "names": BREAKDOWN,
+    "stars_jpq": {
+        "points": [[number / 7, number / 8 + 0.3 * (number % 5)] for number in range(60)],
+        **{"wrong": BREAKDOWN["wrong"], "wrong_examples": 60, "order": LARGEST},
+    },
+    "leaving_jpq": {
+        "by_exit": {f"layer {n}": {"accuracy": 0.5 + n / 50, "layers": n} for n in range(1, 13)}
+        | {"speed 0.5": {"accuracy": 0.71, "layers": 4.25}},
+    },
+}
 
 
 def run_page(folder: Path, students: tuple[str, ...] = STUDENTS) -> str:
@@ -51,7 +63,7 @@ def run_page(folder: Path, students: tuple[str, ...] = STUDENTS) -> str:
     for number, facts in enumerate(results["learners"].values()):
         facts["accuracy"] = 0.9 - 0.004 * number
         facts["parameters"] = 10_000_000 - 900_000 * number
-        facts["breakdown"] = {"names": BREAKDOWN}
+        facts["breakdown"] = MISTAKES
     (folder / "evaluation.json").write_text(json.dumps(results))
     return render(RunFiles.read(folder))
 
@@ -123,6 +135,13 @@ def test_classes_confusions_and_wrong_examples_are_shown(tmp_path: Path) -> None
     assert "&lt;b&gt;a gypsy_text" in page
     assert page.count("right \\ predicted") == 1 + len(STUDENTS)
     assert "<td>66.0% (50.0%, 100.0%)</td>" in page
+
+
+def test_points_exits_and_the_largest_errors_are_shown(tmp_path: Path) -> None:
+    page = run_page(tmp_path / "run")
+    assert "1 of 60, those with the largest errors" in page
+    assert page.count('class="dots"') == 1 + len(STUDENTS)
+    assert "<td>speed 0.5</td><td>71.0% (4.2)</td>" in page
 
 
 def test_each_pattern_has_the_map_of_its_most_typical_head() -> None:

@@ -290,6 +290,24 @@ def test_fastbert_runs_as_shipped(finetuned) -> None:
     assert (exported / "task.json").exists()
 
 
+def test_the_exits_of_a_finished_run_are_those_that_predictions_take(finetuned) -> None:
+    facts = json.loads(finetuned.evaluation.read_text())["learners"]["teacher"]
+    exits = facts["breakdown"]["single_sentence"]["by_exit"]
+    assert [*exits] == [*(f"layer {n}" for n in (1, 2, 3)),
+                        *(f"speed {speed}" for speed in (0.1, 0.3, 0.5, 0.8))]  # fmt: skip
+    assert exits["layer 3"]["accuracy"] == facts["single_sentence_accuracy"]
+    exported = finetuned.path / "exports" / "teacher"
+    rows = (finetuned.path.parent / "dev.tsv").read_text().splitlines()[1:]
+    for speed in (0.5, 0.8):
+        told = predicted(exported, finetuned.path.parent / "dev.tsv", "--speed", speed)
+        right = [
+            row["label"] == line.rpartition("\t")[2] for row, line in zip(told, rows, strict=True)
+        ]
+        found = exits[f"speed {speed}"]
+        assert found["accuracy"] == pytest.approx(sum(right) / len(rows))
+        assert found["layers"] == pytest.approx(sum(row["layer"] for row in told) / len(rows))
+
+
 def test_fastbert_of_pairs_runs_as_shipped(finetuned, tmp_path) -> None:
     model = finetuned.path.parent / "model"
     rows = [f"{text}\t{line}" for line in lines(24, 0) for text in ("the of", "to was")]

@@ -25,6 +25,7 @@ from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
+from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.column import Column
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import Metrics, columns_of
@@ -152,7 +153,10 @@ class _Measurement:
 
     def _score(self, name: str, model: Model) -> Scores:
         """The scores on the validation split, with their breakdown."""
+        heads = model.config.task_heads.items()
+        branches = [BranchMetric(name) for name, head in heads if head.branches]
         metrics, corpus = self._metrics(name), next(iter(self.saved.corpora.values()))
+        metrics = (*metrics, *branches)
         breakdown = Breakdown(metrics, model.config, corpus.tokenizer_dir)
         scores = self._scores(name, model, self.validation, metrics, breakdown)
         trained = self.saved.trained_heads(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 
 import torch
 
 CPU_FACTS = Path("/proc/cpuinfo")
+NOISE = re.compile(r"\((?:R|TM)\)| CPU| Processor| @ .*")  # in the names of processors
 
 
 def describe() -> str:
@@ -29,5 +31,5 @@ def _processor() -> str:
     if CPU_FACTS.exists():
         for line in CPU_FACTS.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+                return NOISE.sub("", line.partition(":")[2]).strip()
     return platform.machine()

@@ -152,6 +152,26 @@ def scatter(
     return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
 
 
+def cloud(title: str, note: str, points: Sequence[Sequence[float]], colour: int) -> str:
+    """Many dots [N, 2] on equal scales: the right number on x, the predicted one on y."""
+    low, high = padded(np.array(points, dtype=np.float64))
+    x, y, ticks = Scale(low, high), Scale(high, low), nice_ticks(low, high, 5)
+    dots = "".join(f"M{SIZE * x(right):.0f} {SIZE * y(told):.0f}h0" for right, told in points)
+    inside = [
+        _svg(
+            [
+                *(_rule(y(tick), "grid") for tick in ticks),
+                f'<line class="level" x1="0" y1="{SIZE}" x2="{SIZE}" y2="0"/>',
+                f'<path class="dots" style="--c:var(--c{colour})" d="{dots}"/>',
+            ]
+        ),
+        *(_y_label(short(tick), y(tick)) for tick in ticks),
+        *(_x_label(short(tick), x(tick)) for tick in ticks),
+    ]
+    plot = _frame(title, "", inside, "right")
+    return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
+
+
 def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> str:
     x = Scale(0.0, _right_end(series, axis))
     ticks = nice_ticks(y.end, y.start)

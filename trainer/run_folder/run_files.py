@@ -64,14 +64,27 @@ class _WrongExample(Section):
 
 
 @dataclass
+class _Exit(Section):
+    accuracy: float
+    layers: float
+
+
+@dataclass
 class _Breakdown(Section):
-    labels: list[str]
-    confusion: list[list[int]]
-    by_class: dict[str, _ClassScores]
-    wrong: list[_WrongExample]
-    wrong_examples: Annotated[int, INDEX]
+    """The parts of a head's breakdown that its metrics give (`trainer.evaluation.mistakes`)."""
+
+    labels: list[str] = field(default_factory=list)
+    confusion: list[list[int]] = field(default_factory=list)
+    by_class: dict[str, _ClassScores] = field(default_factory=dict)
+    by_exit: dict[str, _Exit] = field(default_factory=dict)
+    points: list[list[float]] = field(default_factory=list)
+    wrong: list[_WrongExample] = field(default_factory=list)
+    wrong_examples: Annotated[int, INDEX] = 0
+    order: str = ""
 
     def conflicts(self) -> Iterator[Refusal]:
+        if any(len(point) != 2 for point in self.points):
+            yield "points", "must be pairs: the right number and the predicted one"
         size = len(self.labels)
         if [len(row) for row in self.confusion] != [size] * size:
             yield "confusion", "must have a row and a column for each label"

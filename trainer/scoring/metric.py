@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class Metric(ABC, Generic[Outputs]):
 
     head: str  # the head that is scored; until it is trained, its scores are meaningless
     columns: tuple[Column, ...]
+    reads_branches: ClassVar[bool] = False  # of the head, besides its last one
 
     @property
     def primary(self) -> Column:

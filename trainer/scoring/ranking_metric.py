@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.collection import Ranking, best_first, by_query
+from data_pipeline.task_files.collection import Ranking, Relevance, best_first, by_query
 from trainer.scoring.column import Column
 from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.metric import GatheredMetric
@@ -69,11 +69,15 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        ranking = self.ranking(total.cpu())
-        relevance, without_text = by_query(self._read["relevance"]), self._read["without_text"]
-        judged = {query: relevance[query] for query in (*ranking, *without_text)}
+        ranking, judged = self.judged(total.cpu())
         found = ranking_scores(_by_name(ranking), _by_name(judged), self.names)
         return {f"{self.head}_{name}": score for name, score in found.items()}
+
+    def judged(self, rows: Tensor) -> tuple[Ranking, Relevance]:
+        """The ranking of each query that has been read, and the judgements of all that count."""
+        ranking = self.ranking(rows)
+        relevance, without_text = by_query(self._read["relevance"]), self._read["without_text"]
+        return ranking, {query: relevance[query] for query in (*ranking, *without_text)}
 
     @abstractmethod
     def ranking(self, rows: Tensor) -> Ranking:

@@ -132,8 +132,14 @@ def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
 
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
     """What the metrics read from a model's features besides its predictions."""
-    heads = {metric.head for metric in metrics}
-    return Capture(last_hidden_state=PAIRS in heads, heads=tuple(sorted(heads - {MASKED, PAIRS})))
+    read = [*metrics]
+    heads = {metric.head for metric in read}
+    branches = sorted(metric.head for metric in read if metric.reads_branches)
+    return Capture(
+        last_hidden_state=PAIRS in heads,
+        heads=tuple(sorted(heads - {MASKED, PAIRS})),
+        branches=tuple(branches),
+    )
 
 
 def shown(

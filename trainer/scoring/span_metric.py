@@ -71,7 +71,7 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
         return f"{head}_ends"
 
     @cached_property
-    def _questions(self) -> RightAnswers:
+    def questions(self) -> RightAnswers:
         return self.answers()
 
     def tuned_on(self, scores: Mapping[str, float | None]) -> SpanMetric:
@@ -90,22 +90,28 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
             return {}
-        ids, contexts, answers = zip(*self._questions, strict=True)
-        right = dict(zip(ids, answers, strict=True))
-        best = best_answers(total.cpu().numpy(), contexts)
-        found = {ids[number]: answer for number, answer in best.items()}
-        texts = {name: one.span.text for name, one in found.items()}
-        threshold = None
-        if self.unanswerable:
-            margins = {name: one.margin for name, one in found.items()}
-            known = self.known
-            threshold = best_threshold(texts, margins, right) if known is None else known
-            texts = {
-                name: texts[name] if one.given(threshold) else "" for name, one in found.items()
-            }
-        scores = answer_scores(texts, right)
+        texts, threshold = self.given(total)
+        scores = answer_scores(texts, self._right)
         shown = {f"{self.head}_{name}": scores[name] for name in self.names}
         return shown if threshold is None else {**shown, self.threshold(self.head): threshold}
+
+    def given(self, total: Tensor) -> tuple[dict[str, str], float | None]:
+        """The answer to each question, by its id, and the threshold above which it is empty."""
+        best = best_answers(total.cpu().numpy(), [context for _, context, _ in self.questions])
+        found = {self.questions[number][0]: answer for number, answer in best.items()}
+        texts = {name: one.span.text for name, one in found.items()}
+        if not self.unanswerable:
+            return texts, None
+        margins = {name: one.margin for name, one in found.items()}
+        known = self.known
+        threshold = best_threshold(texts, margins, self._right) if known is None else known
+        return {
+            name: texts[name] if one.given(threshold) else "" for name, one in found.items()
+        }, threshold
+
+    @property
+    def _right(self) -> dict[str, list[str]]:
+        return {name: answers for name, _, answers in self.questions}
 
 
 def best_spans(logits: Tensor, batch: MicroBatch, head: str, longest: int) -> Tensor:
