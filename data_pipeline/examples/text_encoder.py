@@ -86,21 +86,20 @@ class TextEncoder:
         return self.vocabulary.mask if number is None else number
 
     def sequence(self, texts: Sequence[str], place: str) -> list[NDArray[np.integer]]:
-        """The segments of one sequence, cut to fit: the longest loses its last tokens first."""
-        segments = [self.array(self.encode(text, place).ids) for text in texts]
-        room = self.capacity(len(segments))
-        sizes = [len(segment) for segment in segments]
-        excess = sum(sizes) - room
-        if excess <= 0:
-            return segments
-        self.cut.add(place)
-        if len(sizes) == 2:
-            longer, shorter = sorted(range(2), key=lambda number: -sizes[number])
-            sizes[longer] = max(room - sizes[shorter], room - room // 2)
-            sizes[shorter] = room - sizes[longer]
-        else:
-            sizes[0] = room
-        return [segment[:size] for segment, size in zip(segments, sizes, strict=True)]
+        """The segments of one sequence, cut to fit: the longest text loses its last tokens first.
+
+        A third text and those behind it belong to the second segment, each after a separator.
+        """
+        parts = [self.encode(text, place).ids for text in texts]
+        separators = max(0, len(parts) - 2)
+        sizes = [len(part) for part in parts]
+        fitting = _cut(sizes, self.capacity(len(parts) - separators) - separators)
+        if fitting != sizes:
+            self.cut.add(place)
+        parts = [part[:size] for part, size in zip(parts, fitting, strict=True)]
+        for part in parts[2:]:
+            parts[1] += [self.vocabulary.sep, *part]
+        return [self.array(part) for part in parts[:2]]
 
     def cut_to_fit(
         self, ids: Sequence[int], labels: Sequence[int], place: str
@@ -122,3 +121,12 @@ class TextEncoder:
     def array(self, ids: Sequence[int]) -> NDArray[np.integer]:
         """Ids as they are stored."""
         return np.array(ids, self._dtype)
+
+
+def _cut(sizes: Sequence[int], room: int) -> list[int]:
+    """Sizes with a sum of at most `room`: the longest are cut to one length, or nearly."""
+    left, fitting = room, [*sizes]
+    for rank, number in enumerate(sorted(range(len(sizes)), key=lambda number: sizes[number])):
+        fitting[number] = min(sizes[number], left // (len(sizes) - rank))
+        left -= fitting[number]
+    return fitting

@@ -25,12 +25,19 @@ class ChoiceQuestion:
     question: str
     choices: tuple[str, ...]
     answer: int | None
+    is_separated: bool = False
 
-    def with_choice(self, choice: str) -> str:
-        """The question with a choice: in its blank, as in ALBERT's code for RACE, or behind it."""
+    def texts_with(self, choice: str) -> list[str]:
+        """What is read of a choice: the passage, then the question with the choice.
+
+        The choice stands in the question's blank or behind it, as in ALBERT's code for RACE; if
+        `is_separated`, it is a text by itself, as in the BERT baseline of DREAM's authors.
+        """
+        if self.is_separated:
+            return [self.passage, self.question, choice]
         if "_" in self.question:
-            return self.question.replace("_", choice)
-        return f"{self.question} {choice}"
+            return [self.passage, self.question.replace("_", choice)]
+        return [self.passage, f"{self.question} {choice}"]
 
 
 def read_multiple_choice(
@@ -41,15 +48,20 @@ def read_multiple_choice(
     Files and folders whose names begin with a dot are left out.
     A file holds DREAM's list of dialogues, a RACE record (or a list of them), or RACE records a
     line each. With `labelled` False, answers are not read. Raises DataError for a file without
-    questions, and for an answer that is none of the choices.
+    questions, an answer that is none of the choices, and an id that comes twice, as where RACE's
+    files stand beside one that joins them.
     """
-    empty = True
+    seen: set[str] = set()
     for file in _files(path):
         for where, record in _records(file, encoding):
             for question in _questions(where, record, labelled):
-                empty = False
+                if question.id in seen:
+                    raise DataError(
+                        f"{question.where}: the id {question.id} comes twice; remove one of them"
+                    )
+                seen.add(question.id)
                 yield question
-    if empty:
+    if not seen:
         raise DataError(f"{source_name(path)}: holds no questions")
 
 
@@ -106,7 +118,7 @@ def _dream(where: str, record: list[Any], labelled: bool) -> Iterator[ChoiceQues
         right = _index(here, choices, text_in(asked, "answer", here)) if labelled else None
         question = text_in(asked, "question", here)
         name = f"{record[2]}-{number}"
-        yield _checked(ChoiceQuestion(here, name, passage, question, choices, right))
+        yield _checked(ChoiceQuestion(here, name, passage, question, choices, right, True))
 
 
 def _index(where: str, choices: tuple[str, ...] | str, answer: str) -> int:

@@ -81,22 +81,27 @@ def test_race_in_each_of_its_forms(write: Callable[[str, str], str], tmp_path: P
     )
     assert ((one.id, one.answer), (two.id, two.answer)) == (("high1.txt-0", 1), ("high1.txt-1", 0))
     assert one.where.endswith("high1.txt: record 1: question 1")
-    assert len([*read_multiple_choice(write("a.json", json.dumps([RACE, RACE], indent=2)))]) == 4
-    lines = [*read_multiple_choice(write("a.jsonl", f"{line}\n\n{line}\n"))]
+    records = [RACE | {"id": f"high{number}.txt"} for number in range(2, 6)]
+    assert len([*read_multiple_choice(write("a.json", json.dumps(records[:2], indent=2)))]) == 4
+    third, fourth = map(json.dumps, records[2:])
+    lines = [*read_multiple_choice(write("a.jsonl", f"{third}\n\n{fourth}\n"))]
     assert lines[2].where.endswith("a.jsonl:3: question 1")
     write(".DS_Store", "\0")
     (tmp_path / ".cache").mkdir()
     write(".cache/a.txt", "\0")
     assert len([*read_multiple_choice(str(tmp_path))]) == 2 + 4 + 4
     assert next(read_multiple_choice(str(tmp_path), labelled=False)).answer is None
+    write("all.txt", line)
+    with pytest.raises(DataError, match=r"high1.txt: record 1.*: the id high1.txt-0 comes twice"):
+        [*read_multiple_choice(str(tmp_path))]
 
 
 def test_a_choice_stands_in_the_blank_of_its_question(write: Callable[[str, str], str]) -> None:
     """As ALBERT's race_utils.py has it; without a blank, behind the question."""
     record = RACE | {"questions": ["She sold it to _ .", "Who sold it?"]}
     blank, asked = read_multiple_choice(write("a.json", json.dumps(record)))
-    assert blank.with_choice("Bob") == "She sold it to Bob ."
-    assert asked.with_choice("Bob") == "Who sold it? Bob"
+    assert blank.texts_with("Bob") == [RACE["article"], "She sold it to Bob ."]
+    assert asked.texts_with("Bob") == [RACE["article"], "Who sold it? Bob"]
 
 
 def test_dream(tmp_path: Path) -> None:
@@ -105,7 +110,7 @@ def test_dream(tmp_path: Path) -> None:
     (question,) = read_multiple_choice(str(path))
     where = f"{path}: record 1: id 4, question 1"
     passage = "M: Tea?\nW: No."
-    assert question == ChoiceQuestion(where, "4-0", passage, "Tea?", ("yes", "no"), 1)
+    assert question == ChoiceQuestion(where, "4-0", passage, "Tea?", ("yes", "no"), 1, True)
 
 
 @pytest.mark.parametrize(

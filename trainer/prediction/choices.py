@@ -23,10 +23,10 @@ class ChoicePredictor(Predictor):
 
     def queries(self, path: str) -> Iterator[Query]:
         for one in read_multiple_choice(path, False, self.facts.encoding):
-            texts = [[one.passage, one.with_choice(choice)] for choice in one.choices]
+            texts = [one.texts_with(choice) for choice in one.choices]
             sequences: list[Segments] = []
             with suppress(EmptyText):
-                sequences = [self.encoder.sequence(pair, one.where) for pair in texts]
+                sequences = [self.encoder.sequence(read, one.where) for read in texts]
             self.unanswered += not sequences
             yield Query(sequences, one)
 

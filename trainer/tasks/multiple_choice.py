@@ -37,7 +37,7 @@ class MultipleChoice(TaskConfig):
     """Choose the right one of several answers (the JSON format of RACE and DREAM).
 
     An example has one sequence per answer: the passage, then the question with that answer in
-    its blank ``_``, or behind it.
+    its blank ``_``, or behind it, in DREAM behind a separator.
     """
 
     metrics: Annotated[
@@ -64,8 +64,7 @@ class MultipleChoice(TaskConfig):
                 raise DataError(f"{one.where}: {why}; every question must have the same number")
             assert one.answer is not None
             sequences = [
-                encoder.sequence([one.passage, one.with_choice(choice)], one.where)
-                for choice in one.choices
+                encoder.sequence(one.texts_with(choice), one.where) for choice in one.choices
             ]
             parts = sum(1 << PARTS.index(part) for part in parts_of(one))
             targets = {self.head: one.answer, PartAccuracy.parts(self.head): parts}

@@ -106,6 +106,13 @@ class SentenceTask(TaskConfig):
             "refused otherwise. QQP has such rows."
         ),
     ] = False
+    ignored_labels: Annotated[
+        list[str],
+        Doc(
+            "Rows with one of these labels are left out, counted: in MNLI and SNLI, - says "
+            "that the annotators disagree."
+        ),
+    ] = field(default_factory=list)
     metrics: Annotated[
         list[str],
         OneOf(*SCORES),
@@ -131,6 +138,10 @@ class SentenceTask(TaskConfig):
             yield "metrics", f"{binary} needs two labels, and there are {len(self.labels)}"
         if self.target == LABELS and self.unlabelled:
             yield "unlabelled", "an empty list says that no label is right; remove it"
+        if self.target != CLASSES and self.ignored_labels:
+            yield "ignored_labels", f"target: {self.target} has no such labels; remove them"
+        if ignored := ", ".join(sorted({*self.ignored_labels} & {*self.labels})):
+            yield "ignored_labels", f"{ignored} is one of the labels; remove it here or there"
         if self.target == NUMBER and self.class_weights:
             yield "class_weights", "target: number has no labels; remove them"
         if self.labels and (unknown := self._unknown_weights(self.labels)):
@@ -183,9 +194,14 @@ class SentenceTask(TaskConfig):
         *fields: str,
         on_malformed: OnMalformed | None = None,
         on_blank: Callable[[str], None] = lambda place: None,
+        on_ignored: Callable[[str], None] = lambda place: None,
     ) -> Iterator[Row]:
         told = (on_malformed or (lambda error: None)) if self.skip_malformed else None
-        return super().rows(file, *fields, on_malformed=told, on_blank=on_blank)
+        for place, row in super().rows(file, *fields, on_malformed=told, on_blank=on_blank):
+            if row.get(LABEL) in self.ignored_labels:
+                on_ignored(f"{place}: {row[LABEL]}")
+            else:
+                yield place, row
 
     def _unfit_for(self, labels: Sequence[str]) -> str:
         """The metrics that have no meaning with these labels, in words."""
@@ -195,8 +211,14 @@ class SentenceTask(TaskConfig):
         groups: dict[str, int] = {}
         malformed: list[DataError] = []
         blank: list[str] = []
-        tell = malformed.append, blank.append
-        rows = self.rows(file, *self.fields, on_malformed=tell[0], on_blank=tell[1])
+        ignored: list[str] = []
+        rows = self.rows(
+            file,
+            *self.fields,
+            on_malformed=malformed.append,
+            on_blank=blank.append,
+            on_ignored=ignored.append,
+        )
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
             targets = self._targets(row, place)
@@ -206,6 +228,7 @@ class SentenceTask(TaskConfig):
             yield EncodedExample([sequence], targets)
         tell_dropped(file, "malformed rows", malformed)
         tell_dropped(file, "blank rows", blank)
+        tell_dropped(file, "rows with an ignored label", ignored)
 
     @property
     def ranks(self) -> bool:
