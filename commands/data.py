@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 COPIES = click.option(
     "--copies",
     type=click.IntRange(1, 1000),
-    default=20,
+    default=30,
     show_default=True,
-    help="Copies of each example; those that come out alike are written once.",
+    help="Copies of each text; those that come out alike are written once.",
 )
 LEARNER = click.option(
     "--learner",

@@ -295,3 +295,19 @@ def test_the_command_writes_a_table_or_says_in_one_line_why_not(folder, tmp_path
     assert done.returncode == 0, done.stderr
     assert "examples, made of 5, are in" in done.stdout
     assert json.loads((tmp_path / "more.tsv.json").read_text())["copies"] == 2
+
+
+def test_as_many_copies_are_made_as_by_tinyberts_code(folder, tmp_path) -> None:
+    """30 of MRPC, CoLA, RTE and STS-B; every word may be replaced, so that few come out alike."""
+    words = ["mrpc", f"data.root={folder}", "data.train=train.tsv", "data.validation=dev.tsv"]
+    words += ["data.columns={text_a: text_a, text_b: text_b, label: label}"]
+    words += ["--model", folder / "model", "--probability", "1", "--candidates", "600"]
+    done = tandem("data", "augment", *words, "--out", tmp_path / "more.tsv")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "more.tsv.json").read_text())["copies"] == 30
+    rows = [
+        row for _, row in read_table(str(tmp_path / "more.tsv"), {"a": "text_a", "b": "text_b"})
+    ]
+    first = rows[0]
+    copies = [row for row in rows[1:] if row["b"] == first["b"] and row["a"] != first["a"]]
+    assert 20 < len(copies) <= 30
