@@ -105,7 +105,21 @@ def race(folder: Path) -> None:
                 path.write_text(json.dumps(record | {"id": f"{level}{number}.txt"}))
 
 
-MADE = {"mnli": ("glue/MNLI", mnli), "qqp": ("glue/QQP", qqp), "race": ("RACE", race)}
+def stsb(folder: Path) -> None:
+    """The columns of GLUE's files."""
+    start = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2"
+    rows = [f"{n}\tmain\tM\t2012\t1\tno\tno\tit is {n}\tit is 3\t{n % 6}.000" for n in range(12)]
+    for name in ("train", "dev"):
+        lines = [f"{start}\tsentence1\tsentence2\tscore", *rows]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+
+
+MADE = {
+    "mnli": ("glue/MNLI", mnli),
+    "qqp": ("glue/QQP", qqp),
+    "race": ("RACE", race),
+    "stsb_bi_encoder": ("glue/STS-B", stsb),
+}
 
 
 @pytest.mark.parametrize("task", MADE)
@@ -138,3 +152,21 @@ def test_a_task_is_read_as_its_authors_publish_it(task: str, finished, tmp_path:
         assert "leaves out 2 malformed rows; " in done.stderr
         assert "train.tsv:14: has 4 columns, where the header names 6" in done.stderr
         assert {"sentence_pair_f1", "sentence_pair_accuracy"} < scores.keys()
+
+
+def test_a_bi_encoder_learns_from_a_table_of_any_scale(finished, tmp_path: Path) -> None:
+    rows = [f"it is {n},it is 3,{n % 4}" for n in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["text_a,text_b,label", *rows]) + "\n")
+    few = [
+        f"output_dir={tmp_path}/runs",
+        f"data.train={tmp_path}/mine.csv",
+        "epochs=null",
+        "steps=2",
+    ]
+    few += ["batch={size: 4, micro_batch: 4}", "data.sequence_length=16", "log.wandb=disabled"]
+    few += ["teacher.objective.bi_encoder.highest=3", "name=alike"]
+    done = tandem("finetune", "bi_encoder", "--model", finished[0] / "exports" / "teacher", *few)
+    assert done.returncode == 0, done.stderr
+    exported = tmp_path / "runs" / "alike" / "exports" / "teacher"
+    told = tandem("predict", exported, tmp_path / "mine.csv")
+    assert len(told.stdout.splitlines()) == len(rows), told.stderr

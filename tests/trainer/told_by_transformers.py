@@ -23,6 +23,7 @@ CLASSES = {
     "span": "AutoModelForQuestionAnswering",
     "multiple_choice": "AutoModelForMultipleChoice",
     "retrieval": "AutoModel",
+    "bi_encoder": "AutoModel",
 }
 TEXTS = ["the list was in that class", "of Monday"]
 
@@ -49,7 +50,7 @@ def _output(model: Any, read: dict[str, Tensor], task: str) -> Tensor:
     output = model(**read)
     if task == "span":
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
-    if task != "retrieval":
+    if CLASSES[task] != "AutoModel":
         return output.logits
     mask = read["attention_mask"][..., None]
     vectors = (output.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
