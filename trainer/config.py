@@ -30,7 +30,7 @@ from trainer.checkpoint import Ranking
 from trainer.default_lead import fill_in_leads
 from trainer.folder_models import fill_in_models
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import TEACHER, student_key, teacher_key
+from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
 from trainer.measure.profiling import ProfileConfig
 from trainer.named_tasks import fill_in_tasks
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
@@ -337,6 +337,7 @@ class JobConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         if self.evaluation.final == "best" and not self.checkpoint.keep_best:
             yield "checkpoint.keep_best", "must be 1 or more where evaluation.final is best"
+        yield from self._conflicts_of_first_stages()
         if self.stop.patience and self.teacher.stacking.steps:
             yield "stop.patience", "is for a teacher of one size; remove it, or teacher.stacking"
         yield from self._conflicts_of_length()
@@ -344,6 +345,16 @@ class JobConfig(Section):
         yield from conflicts_of_roles(self.teacher, self.teachers, self.students)
         yield from conflicts_about_metrics(self.columns, self.students, self.evaluation.metric)
         yield from conflicts_with_data(self.learners, self.data)
+
+    def _conflicts_of_first_stages(self) -> Iterator[Refusal]:
+        for name, learner in self.learners.items():
+            first, section = learner.task_first, section_of(name)
+            if first and first.from_best and not self.checkpoint.keep_best:
+                why = f"must be 1 or more, or {section}.task_first.from_best false"
+                yield "checkpoint.keep_best", why
+            if first and self.evaluation.final == "best":
+                why = f"must be last: the best of {section} may be of before its branches learnt"
+                yield "evaluation.final", why
 
     def _conflicts_of_length(self) -> Iterator[Refusal]:
         if self.epochs is None and not self.steps:

@@ -103,8 +103,10 @@ class Job:
     @property
     def evaluates_now(self) -> bool:
         """Whether the learners are scored after this step: the last one may be the best."""
+        step = self.state.step
         is_final = self.config.evaluation.final == "best" and self.is_done
-        return is_final or self.state.step % self.config.evaluation.every_in(self.config.steps) == 0
+        is_compared = is_final or bool(self.learners.returning_to_best(step))
+        return is_compared or step % self.config.evaluation.every_in(self.config.steps) == 0
 
     @property
     def seconds(self) -> float:

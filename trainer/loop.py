@@ -22,6 +22,7 @@ def train(job: Job) -> Outcome:
         job.grow_teacher()
         job.finish_teacher()
         job.admit_students()
+        job.saving.return_to_best()
         job.recorder.before(job.state.step)
         result = train_step(
             job.learners.teacher,

@@ -32,6 +32,7 @@ from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import LABELS, job_of_moods, lines  # noqa: F401 - a fixture
 from tests.trainer.tiny import encoder
 from trainer.batches import MicroBatch, MicroTarget
+from trainer.checkpoint import intact
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.trained_heads import trained_heads
@@ -162,7 +163,9 @@ def test_each_stage_has_its_groups_its_rate_and_its_trained_heads() -> None:
 
 
 STAGES = {"small": 2, "cut": 3}
-BRANCHED = "objective: {single_sentence: {}, branches: {}}, task_first: {fraction: 0.5}"
+BRANCHED = (
+    "objective: {single_sentence: {}, branches: {}}, task_first: {fraction: 0.5, from_best: false}"
+)
 SIZE = (
     "hidden_size: 16, layers: 3, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 12, "
     "initializer_range: 0.1"
@@ -174,7 +177,8 @@ WORDS = (
         "optimizer: {learning_rate: 3.0e-3}}"
         for name, stage in STAGES.items()
     ),
-    "teacher.objective.branches={}", "teacher.task_first={fraction: 0.5, learning_rate: 1.0e-3}",
+    "teacher.objective.branches={}",
+    "teacher.task_first={fraction: 0.5, learning_rate: 1.0e-3, from_best: false}",
     "teacher.schedule.warmup_fraction=0.5", "steps=12", "checkpoint.every=3", "evaluation.every=3",
 )  # fmt: skip
 EVERYONE = ("teacher", "students/small", "students/cut")
@@ -209,6 +213,40 @@ def test_what_is_frozen_in_a_stage_stays_to_the_last_bit(of_two) -> None:
             else:
                 assert torch.equal(half[key], done[key]), key
         assert not torch.equal(begun["embeddings.word.weight"], half["embeddings.word.weight"])
+
+
+BEST = (
+    "students=null", "teacher.task_first.from_best=true", "teacher.task_first.learning_rate=0.3",
+    "evaluation.every=2", "checkpoint.every=100",
+)  # fmt: skip
+
+
+def to_the_best(job: Path, runs: Path, stop: int | None) -> tuple[str, list]:
+    """A run whose first stage ends worse than it was; it may stop where that ends. Collective."""
+    config = with_examples(
+        configs.load(str(job), JobConfig, "job", [f"output_dir={runs}", *WORDS, *BEST])
+    )
+    if stop:
+        jobs.run(config, stop_after=stop)
+    folder = jobs.run(config)
+    return str(folder.path), jobs.curve(folder)
+
+
+def test_branches_learn_beside_the_best_weights_of_the_first_stage(job, tmp_path) -> None:
+    path, curve = run_distributed(to_the_best, 2, job, tmp_path / "once", None)[0]
+    column = "val/single_sentence/teacher/single_sentence_accuracy"
+    scores = {step: value for step, name, value in curve if name == column}
+    first = {int(step): value for step, value in scores.items() if step <= FIRST}
+    best = max(first, key=lambda step: (first[step], -step))
+    assert best < FIRST, "otherwise this test shows nothing"
+    checkpoints = RunFolder(Path(path)).checkpoints
+    begun, done = (intact(checkpoints, step).master_weights("teacher") for step in (best, 12))
+    for name, tensor in begun.items():
+        if not name.endswith("key.bias"):  # whose gradient is rounding alone
+            assert torch.equal(tensor, done[name]) == (".branches." not in name), name
+    assert {value for step, value in scores.items() if step > FIRST} == {first[best]}
+    again = run_distributed(to_the_best, 2, job, tmp_path / "again", FIRST)[0][1]
+    assert again == curve
 
 
 def without_a_stop(job: Path, runs: Path) -> list:
@@ -251,6 +289,22 @@ def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
         (["students.lstm.objective.branches={}"], "bilstm cannot let examples leave after an"),
         (["teacher.task_first.steps=3"], "task_first: objective must have a task, and branches"),
         (["teacher.task_first={}"], "task_first.fraction: set either this or steps"),
+        (
+            [
+                "teacher.objective.branches={}",
+                "teacher.task_first.steps=3",
+                "evaluation.final=best",
+            ],
+            "evaluation.final: must be last: the best of teacher may be of before its branches",
+        ),
+        (
+            [
+                "teacher.objective.branches={}",
+                "teacher.task_first.steps=3",
+                "checkpoint.keep_best=0",
+            ],
+            "checkpoint.keep_best: must be 1 or more, or teacher.task_first.from_best false",
+        ),
     ],
 )
 def test_what_cannot_have_branches_is_refused(job, words, message) -> None:

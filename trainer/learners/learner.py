@@ -321,6 +321,11 @@ class Learner:
         """The learner's own step at the job's `step`: 0 at its start."""
         return step - self.counters.started_at
 
+    def returns_to_best(self, step: int) -> bool:
+        """Whether the job's `step` begins what follows the best weights of a transfer."""
+        transfer = self.objective.transfer
+        return transfer is not None and transfer.from_best and self.own_step(step) == transfer.steps
+
     @property
     def _transfer_steps(self) -> int:
         return self.objective.transfer.steps if self.objective.transfer else 0

@@ -177,6 +177,10 @@ class Learners:
         bests = [learner.counters.best for learner in [self.teacher, *self.students]]
         return any(best is not None and best.step == step for best in bests)
 
+    def returning_to_best(self, step: int) -> list[Learner]:
+        """The learners whose `step` continues from their best weights so far."""
+        return [one for one in [self.teacher, *self.active] if one.returns_to_best(step)]
+
     def has_finished_at(self, step: int) -> bool:
         """Whether a student has just used up its budget."""
         return any(one.counters.finished_at == step for one in self.students)

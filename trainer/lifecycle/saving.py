@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
-from trainer.checkpoint import CheckpointWriter
+from trainer.checkpoint import CheckpointWriter, intact, published
 from trainer.config import JobConfig
 from trainer.control.requests import RequestBox
 from trainer.evaluation.evaluations import Evaluations
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.record.recorder import Recorder
+from trainer.run_folder.folder import RunFolder
+from trainer.watch.first_failure import on_rank_0
 from trainer.watch.replicas import verify
 
 
@@ -28,7 +30,7 @@ class Saving:
         recorder: Recorder,
     ) -> None:
         self._every, self._writer, self._request_box = config.checkpoint.every, writer, request_box
-        self._saves_best = config.saves_best
+        self._saves_best, self._folder = config.saves_best, RunFolder.of(config).checkpoints
         self._learners, self._state = learners, state
         self._evaluations, self._recorder = evaluations, recorder
         self._saved_at = state.step
@@ -66,6 +68,24 @@ class Saving:
             self._learners.release_finished()
         if not wait:
             self._recorder.stalled(time.monotonic() - began)
+
+    def return_to_best(self) -> None:
+        """Load the best weights of the learners that continue from them. Collective.
+
+        Raises CheckpointError where their checkpoint is damaged.
+        """
+        step, folder = self._state.step, self._folder
+        for learner in self._learners.returning_to_best(step):
+            best = learner.counters.best
+            if best is None or best.step == step:
+                continue
+            self._writer.wait()
+            told = f"step {step:,}: {learner.name} continues from"
+            if best.step not in on_rank_0(lambda: published(folder)):
+                self._recorder.say(f"{told} its last weights: the checkpoint of its best is gone")
+                continue
+            intact(folder, best.step).load(learner.name, learner.engine)
+            self._recorder.say(f"{told} its best weights, of step {best.step:,}")
 
     def _write(self, wait: bool) -> None:
         learners, state = self._learners, self._state

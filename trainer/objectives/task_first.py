@@ -30,6 +30,14 @@ class TaskFirstConfig(FirstStageConfig):
         Doc("How long it takes; 0: the initial weights have learnt the task."),
     ] = None
 
+    from_best: Annotated[
+        bool,
+        Doc(
+            "The branches begin beside the weights with the best evaluation.metric of the first "
+            "stage, as in FastBERT's code; false: beside the last ones."
+        ),
+    ] = True
+
     def build(self, layers: int) -> TaskFirst:
         return TaskFirst(self)
 
@@ -38,9 +46,15 @@ class TaskFirstConfig(FirstStageConfig):
 class TaskFirst(FirstStage):
     """The task is learnt by everything but the branches."""
 
+    config: TaskFirstConfig
+
     first: ClassVar[tuple[str, ...]] = (PREDICTIONS, STATES, LAYERS)
     needs: ClassVar[str] = "a task, and branches for afterwards"
     is_scheduled: ClassVar[bool] = True
+
+    @property
+    def from_best(self) -> bool:
+        return self.config.from_best
 
     def group(self, parameter: str) -> str:
         is_branch = parameter.startswith("model.task_heads.") and ".branches." in parameter

@@ -55,6 +55,11 @@ class Transfer(ABC):
     def steps(self) -> int:
         """How many steps it takes."""
 
+    @property
+    def from_best(self) -> bool:
+        """Whether what follows begins with the best weights of its steps, not with the last."""
+        return False
+
     @abstractmethod
     def begins_phase(self, step: int) -> bool:
         """Whether the optimizer's moments are forgotten before the learner's `step`."""
