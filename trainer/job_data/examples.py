@@ -43,7 +43,7 @@ from trainer.objectives.task import Part, TaskConfig, TaskFile
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 6  # version of the shipped tasks' encodings, and of what is held out
+FORMAT = 7  # version of the shipped tasks' encodings, and of what is held out
 SHIPPED = "trainer.tasks."  # modules whose encoding `FORMAT` is about
 FOLDER = "examples"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
