@@ -38,7 +38,7 @@ ROOMS = {
     ),
     "data_pipeline/tokenization": (
         "library_errors folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer comparison training unigram word_table word_rules word_encoding"
+        "tokenizer rules comparison training unigram word_table word_rules word_encoding"
     ),
     "data_pipeline/packing": "kinds sequences pairs",
     "data_pipeline/order": "epoch block_cursors slots mixing",
@@ -113,8 +113,8 @@ ROOMS = {
         "evaluations finished agreement mistakes rankings breakdown final_scores export"
     ),
     "trainer/prediction": (
-        "passes fine_tuned predictor texts tags choices spans vectors translations predicting "
-        "rankings"
+        "passes fine_tuned predictor texts embedding tags choices spans vectors translations "
+        "predicting rankings"
     ),
     "trainer/augmentation": "masked_words input_vectors table_file augmenting replacing perturbing",
     "trainer/suites": "results comparison",
@@ -132,8 +132,8 @@ ROOMS = {
     ),
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
-        "errors options output ending job_configs data tokenizers runs models embedding training "
-        "storing finetuning suites results submission prediction analysis reference schema"
+        "errors options output ending job_configs data tokenizers runs models prediction "
+        "embedding training storing finetuning suites results submission analysis reference schema"
     ),
 }
 

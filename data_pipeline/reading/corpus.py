@@ -30,10 +30,12 @@ from data_pipeline.shards.manifest import MANIFEST, FileRecord
 from data_pipeline.shards.ranges import Ranged, serves_ranges
 from data_pipeline.shards.sources import Folder, Remote, is_url, join
 from data_pipeline.shards.staged import Staged
-from data_pipeline.tokenization.tokenizer import Vocabulary
+from data_pipeline.tokenization.rules import differing_text
+from data_pipeline.tokenization.tokenizer import Vocabulary, load
 
 SPLITS = ("train", "val")
 WORD_STARTS = "word_starts.npy"
+TOKENIZER = "tokenizer"  # its folder
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class CorpusSplit:
     shards: Folder | Ranged | Remote | Staged
     folder: Path  # of the index
     index_digest: str  # identifies the contents of the index
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """The tokenizer that the corpus was built with, in Hugging Face format."""
+        return self.folder.parent / TOKENIZER
 
     def staged_in(self, folder: Path) -> CorpusSplit:
         """This split, reading copies of its blocks in `folder` where they exist.
@@ -206,20 +213,31 @@ class Corpus:
     @property
     def tokenizer_dir(self) -> Path:
         """The tokenizer that the corpus was built with, in Hugging Face format."""
-        return self.folder / "tokenizer"
+        return self.folder / TOKENIZER
 
-    def require_vocabulary(self, vocab_size: int, fingerprint: str | None = None) -> None:
-        """Raise DataError unless a model with this vocabulary can be trained on this corpus."""
+    def require_vocabulary(self, vocab_size: int, tokenizer: Path | None = None) -> None:
+        """Raise DataError unless a model with this vocabulary can be trained on this corpus.
+
+        `tokenizer` is the folder of the model's, which must make the same ids of every text.
+        """
         if vocab_size < self.vocab_size:
             raise DataError(
                 f"{self.name}: was built with a vocabulary of {self.vocab_size} tokens, "
                 f"but the model has vocab_size {vocab_size}"
             )
-        if fingerprint is not None and fingerprint != self.fingerprint:
+        if tokenizer is None:
+            return
+        remedy = "build it with the model's tokenizer"
+        fingerprint = load(tokenizer)[1].fingerprint
+        if fingerprint != self.fingerprint:
             raise DataError(
                 f"{self.name}: was built with another vocabulary than the model's "
-                f"(fingerprint {self.fingerprint[:12]}, not {fingerprint[:12]}); "
-                "build it with the model's tokenizer"
+                f"(fingerprint {self.fingerprint[:12]}, not {fingerprint[:12]}); {remedy}"
+            )
+        if (text := differing_text(self.tokenizer_dir, tokenizer)) is not None:
+            raise DataError(
+                f"{self.name}: was built with a tokenizer of the same vocabulary and other rules "
+                f"than in {tokenizer}, which splits {text!r} otherwise; {remedy}"
             )
 
 

@@ -21,6 +21,7 @@ from data_pipeline.reading.batches import MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.lanes import Lanes, Sequences
 from data_pipeline.shards.sources import is_url
+from data_pipeline.tokenization.rules import differing_text
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class BatchStream:
         self.splits = [splits] if isinstance(splits, CorpusSplit) else list(splits.values())
         self.config, self.seed = config, seed
         self.vocabulary = self.splits[0].vocabulary
-        _require_one_vocabulary(self.splits)
+        _require_one_tokenizer(self.splits)
         self._rank, self._world_size, self._masks = rank, world_size, masks
         self._sizes = (
             BatchSizes.constant(batch_sizes) if isinstance(batch_sizes, int) else batch_sizes
@@ -274,13 +275,16 @@ def open_splits(
     return splits if config.mixture else next(iter(splits.values()))
 
 
-def _require_one_vocabulary(splits: list[CorpusSplit]) -> None:
+def _require_one_tokenizer(splits: list[CorpusSplit]) -> None:
+    first = splits[0]
+    remedy = "build the corpora of a mixture with one tokenizer"
     for split in splits[1:]:
-        if split.vocabulary.fingerprint != splits[0].vocabulary.fingerprint:
-            raise DataError(
-                f"{split.name}: was built with another vocabulary than {splits[0].name}; "
-                "build the corpora of a mixture with one tokenizer"
-            )
+        if split.vocabulary.fingerprint != first.vocabulary.fingerprint:
+            why = f"was built with another vocabulary than {first.name}"
+            raise DataError(f"{split.name}: {why}; {remedy}")
+        if (text := differing_text(first.tokenizer_dir, split.tokenizer_dir)) is not None:
+            why = f"was built with other rules of its tokenizer than {first.name}"
+            raise DataError(f"{split.name}: {why}, as {text!r} shows; {remedy}")
 
 
 def _require_divisible(sizes: BatchSizes, world_size: int) -> None:

@@ -151,9 +151,12 @@ def test_missing_and_unfinished_corpora(tmp_path) -> None:
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(corpus: Corpus) -> None:
-    corpus.require_vocabulary(corpus.vocab_size, corpus.fingerprint)
+    corpus.require_vocabulary(corpus.vocab_size, corpus.tokenizer_dir)
+    other = dataclasses.replace(
+        corpus, vocabulary=dataclasses.replace(corpus.vocabulary, fingerprint="0" * 64)
+    )
     with pytest.raises(DataError, match="another vocabulary"):
-        corpus.require_vocabulary(corpus.vocab_size, "0" * 64)
+        other.require_vocabulary(corpus.vocab_size, corpus.tokenizer_dir)
     with pytest.raises(DataError, match="vocab_size 10"):
         corpus.require_vocabulary(10)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
-from data_pipeline import DataError
+from data_pipeline import BatchStream, Corpus, DataConfig, DataError, SourceConfig
+from data_pipeline.shards import manifest
+from data_pipeline.tokenization.rules import differing_text
 from data_pipeline.tokenization.tokenizer import install, load, word_starts
 from data_pipeline.tokenization.training import train
 from tests.data_pipeline.conftest import make_documents
@@ -283,3 +287,71 @@ def test_an_added_word_begins_a_word(tmp_path, vocabularies) -> None:
     tokenizer, vocabulary = load(tmp_path / "folder")
     assert word_starts(tokenizer, vocabulary)[[400, 401]].all()
     assert not vocabulary.is_special[401]
+
+
+def _with_rules(folder: Path, out: Path, **changes: object) -> Path:
+    """A copy of a tokenizer.json whose normalizer or pre-tokenizer has other settings."""
+    shutil.copytree(folder, out)
+    tree = json.loads((out / "tokenizer.json").read_text())
+    for key, value in changes.items():
+        part, _, name = key.partition("__")
+        if name:
+            tree[part][name] = value
+        else:
+            tree[part] = value
+    (out / "tokenizer.json").write_text(json.dumps(tree))
+    return out
+
+
+RULES = {
+    "wordpiece": [
+        {"normalizer__lowercase": False},
+        {"normalizer__strip_accents": True},
+        {"normalizer__handle_chinese_chars": False},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+    ],
+    "bpe": [{"pre_tokenizer__add_prefix_space": True}, {"normalizer": {"type": "NFKC"}}],
+    "unigram": [{"normalizer": {"type": "Lowercase"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [(kind, one) for kind, several in RULES.items() for one in several]
+)
+def test_rules_differ_though_the_vocabulary_is_one(text_file, tmp_path, kind, changes) -> None:
+    train([str(text_file)], kind, 100 if kind == "unigram" else 400, str(tmp_path / "a"))
+    other = _with_rules(tmp_path / "a", tmp_path / "b", **changes)
+    assert load(tmp_path / "a")[1] == load(other)[1]
+    text = differing_text(tmp_path / "a", other)
+    assert text is not None
+    ids = [load(tmp_path / one)[0].encode(text, add_special_tokens=False).ids for one in "ab"]
+    assert ids[0] != ids[1]
+
+
+def test_other_words_for_one_rule_do_not_differ(text_file, tmp_path) -> None:
+    train([str(text_file)], "wordpiece", 400, str(tmp_path / "a"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "a")
+    theirs.save_pretrained(tmp_path / "b")
+    assert differing_text(tmp_path / "a", tmp_path / "b") is None
+    normalizer = json.loads((tmp_path / "a" / "tokenizer.json").read_text())["normalizer"]
+    form = {"type": "Sequence", "normalizers": [normalizer]}
+    same = _with_rules(tmp_path / "a", tmp_path / "c", normalizer=form)
+    assert differing_text(tmp_path / "a", same) is None
+
+
+def test_a_corpus_is_for_a_tokenizer_of_its_rules(corpus: Corpus, tmp_path: Path) -> None:
+    size, own = corpus.vocab_size, corpus.tokenizer_dir
+    corpus.require_vocabulary(size, own)
+    other = _with_rules(own, tmp_path / "other", normalizer__strip_accents=True)
+    with pytest.raises(DataError, match=r"the same vocabulary and other rules than in .*/other"):
+        corpus.require_vocabulary(size, other)
+    copied = tmp_path / "corpus"
+    shutil.copytree(corpus.folder, copied)
+    shutil.copy(other / "tokenizer.json", copied / "tokenizer" / "tokenizer.json")
+    tree = manifest.read(copied)
+    record = manifest.FileRecord.of(copied / "tokenizer" / "tokenizer.json")
+    tree["files"]["tokenizer/tokenizer.json"] = dataclasses.asdict(record)
+    (copied / "corpus.json").write_text(manifest.render(tree))
+    sources = {"a": SourceConfig(str(corpus.folder)), "b": SourceConfig(str(copied))}
+    with pytest.raises(DataError, match="built with other rules of its tokenizer than"):
+        BatchStream.open(DataConfig(sequence_length=64, mixture=sources), "train", 1, 8)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
 from data_pipeline.augmentation.word_vectors import vector_size
-from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from model import Ability, ModelConfig, ModelError, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -58,9 +57,8 @@ def require_pretrained(
             section = section_of(key)
             if not Path(folder).is_dir():
                 raise TrainingError(f"{section}.init.pretrained: {folder}: no such folder")
-            fingerprint = load_tokenizer(Path(folder))[1].fingerprint
             for corpus in corpora.values():
-                corpus.require_vocabulary(learner.model.vocab_size, fingerprint)
+                corpus.require_vocabulary(learner.model.vocab_size, Path(folder))
             if not learner.init.random:
                 _require_same_architecture(section, learner.init, learner.architecture)
 
