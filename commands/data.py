@@ -153,9 +153,9 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: st
     from data_pipeline.examples.showing import show_examples
     from data_pipeline.reading.dumping import show
 
-    data, seed, sizes, views = data_section(config, overrides, learner)
+    data, seed, sizes, views, labels = data_section(config, overrides, learner)
     console, asked = Console(), (data, seed, sizes, samples)
-    for text in show_examples(*asked, views) if data.has_examples else show(*asked):
+    for text in show_examples(*asked, views, labels) if data.has_examples else show(*asked):
         console.print(text)
 
 
@@ -195,7 +195,7 @@ def data_dump(
     from data_pipeline.reading.dumping import RankSteps, dump
 
     wanted = RankSteps(*parse_pair(steps, ":", "--steps"), **share)
-    data, seed, sizes, views = data_section(config, overrides, learner, wanted.split)
+    data, seed, sizes, views, _ = data_section(config, overrides, learner, wanted.split)
     asked = data, seed, sizes, wanted, out
     rows = dump_examples(*asked, views) if data.has_examples else dump(*asked)
     click.echo(f"{rows} {'examples' if data.has_examples else 'sequences'} are in {out}")

@@ -90,13 +90,14 @@ class DataSection(NamedTuple):
     """What a job reads, its seed and its global batch sizes.
 
     views: the forms in which a learner reads the examples of each corpus, by its name; empty where
-    it reads them whole.
+    it reads them whole. labels: the names of the labels of each head of a task, by its name.
     """
 
     data: DataConfig
     seed: int
     sizes: BatchSizes
     views: Mapping[str, View]
+    labels: Mapping[str, Sequence[str]]
 
 
 def data_section(
@@ -114,11 +115,14 @@ def data_section(
         if learner is not None:
             raise click.UsageError(f"--learner: {config} has no learners; remove it")
         data = configs.load(config, DataConfig, "data", overrides)
-        return DataSection(data, 0, BatchSizes.constant(64), {})
+        return DataSection(data, 0, BatchSizes.constant(64), {}, {})
     from trainer.job_data.batch_plan import global_batches
 
     job = load_job(config, overrides)
-    return DataSection(job.data, job.seed, global_batches(job), _views(job, learner, split))
+    heads = [one.architecture.task_heads for one in job.learners.values()]
+    labels = {name: head.labels for several in heads for name, head in several.items()}
+    views = _views(job, learner, split)
+    return DataSection(job.data, job.seed, global_batches(job), views, labels)
 
 
 def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:

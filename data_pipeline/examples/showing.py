@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -21,23 +22,34 @@ from data_pipeline.tokenization import tokenizer as tokenization
 
 
 def show_examples(
-    config: DataConfig, seed: int, sizes: BatchSizes, count: int, views: Mapping[str, View]
+    config: DataConfig,
+    seed: int,
+    sizes: BatchSizes,
+    count: int,
+    views: Mapping[str, View],
+    labels: Mapping[str, Sequence[str]],
 ) -> Iterator[Text]:
     """How long each task's examples are, and the first `count` that the job reads of it.
 
-    They are shown in the form in which a learner reads each corpus: of `views`, or whole.
+    They are shown in the form in which a learner reads each corpus: of `views`, or whole. `labels`
+    are the names of the labels of targets, where they have any.
     """
     for name, corpus in open_corpora(config).items():
         if config.tasks:
             yield Text(name, style="bold")
         shown = {name: views[name]} if views else None
         yield from _show_task(
-            ExampleSplit(corpus, "train", views=shown), corpus, seed, sizes, count
+            ExampleSplit(corpus, "train", views=shown), corpus, seed, sizes, count, labels
         )
 
 
 def _show_task(
-    split: ExampleSplit, corpus: Corpus, seed: int, sizes: BatchSizes, count: int
+    split: ExampleSplit,
+    corpus: Corpus,
+    seed: int,
+    sizes: BatchSizes,
+    count: int,
+    labels: Mapping[str, Sequence[str]],
 ) -> Iterator[Text]:
     lengths = split.table.lengths(0, split.total)
     yield Text(
@@ -51,19 +63,35 @@ def _show_task(
         mask = np.atleast_2d(batch.attention_mask[row]).astype(bool)
         for sequence, there in zip(np.atleast_2d(batch.input_ids[row]), mask, strict=True):
             yield Text(_words(sequence[there], tokenizer))
-        yield Text(", ".join(_targets(batch, row, tokenizer)), style="bold green")
+        yield Text(", ".join(_targets(batch, row, tokenizer, labels)), style="bold green")
 
 
 def _words(ids: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:
     return " ".join(str(tokenizer.id_to_token(int(one))) for one in ids)
 
 
-def _targets(batch: Batch, row: int, tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+def _targets(
+    batch: Batch, row: int, tokenizer: tokenizers.Tokenizer, labels: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
     for name, target in batch.targets.items():
         own, there = target.labels[row], target.is_labelled[row]
+        names = labels.get(name, ())
         if target.positions is None:
-            yield f"{name}: {own}"
-        else:
-            words = map(tokenizer.id_to_token, own[there]) if name == MASKED else own[there]
-            pairs = zip(target.positions[row][there], words, strict=True)
-            yield f"{name}: " + " ".join(f"{column}:{label}" for column, label in pairs)
+            yield f"{name}: {_named(own, there, names)}"
+            continue
+        words: Iterable[Any] = own[there]
+        if name == MASKED:
+            words = map(tokenizer.id_to_token, words)
+        elif names:
+            words = (names[number] for number in words)
+        pairs = zip(target.positions[row][there], words, strict=True)
+        yield f"{name}: " + " ".join(f"{column}:{label}" for column, label in pairs)
+
+
+def _named(values: Any, is_labelled: Any, names: Sequence[str]) -> str:
+    """The label of an example by its name, or all of several that are right; else the number."""
+    if not names or not np.any(is_labelled):
+        return str(values)
+    if np.ndim(values):
+        return ", ".join(name for name, right in zip(names, values, strict=True) if right == 1)
+    return names[int(values)]

@@ -90,6 +90,21 @@ def losses(curve: list) -> list[float]:
     return [value for _, name, value in curve if name.endswith("/single_sentence")]
 
 
+@pytest.mark.parametrize(("settings", "several"), [(ALL, True), ("{}", False)])
+def test_labels_are_shown_by_their_names(corpus, tmp_path, settings: str, several: bool) -> None:
+    path = job_in(tmp_path / "job", corpus, settings, several)
+    ended = CliRunner().invoke(tandem.main, ["data", "show", str(path)])
+    assert ended.exit_code == 0, ended.output
+    lines = (tmp_path / "job" / "train.jsonl").read_text().splitlines()
+    shown = ended.stdout.splitlines()
+    places = [place for place, line in enumerate(shown) if line.startswith("example ")]
+    assert len(places) == 4
+    for place in places:
+        label = json.loads(lines[int(shown[place].split()[1])])["label"]
+        wanted = ", ".join(label) if several else label
+        assert shown[place + 2].strip() == f"single_sentence: {wanted}".strip()
+
+
 def check_scores_and_export(run: RunFolder, dev: Path) -> None:
     rows = [json.loads(line) for line in dev.read_text().splitlines()]
     exported = run.path / "exports" / "teacher"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
@@ -17,6 +18,7 @@ from transformers import (
 )
 
 import configs
+import tandem
 from data_pipeline import Corpus, DataError, ExampleSplit
 from model import Capture
 from tests.distributed import run_distributed
@@ -149,6 +151,49 @@ def test_tags_are_learned_and_exported(folder, corpus, crf) -> None:
     with torch.no_grad():
         got = ours(read.input_ids).heads["tagging"]
         torch.testing.assert_close(got, theirs(read.input_ids).logits)
+
+
+def test_tags_are_shown_by_their_names(folder, corpus, tmp_path) -> None:
+    text = JOB.format(folder=folder, corpus=corpus, task="tagging", steps=1, settings="{}")
+    (path := tmp_path / "job.yaml").write_text(text)
+    ended = CliRunner().invoke(tandem.main, ["data", "show", str(path)])
+    assert ended.exit_code == 0, ended.output
+    tags = [line for line in ended.stdout.splitlines() if line.startswith("tagging: ")]
+    assert len(tags) == 4
+    assert all(":B-NAME" in line and ":O" in line for line in tags)
+
+
+def curve(*job: object) -> list[float]:
+    """The losses of a job's steps. Collective."""
+    return [value for _, name, value in jobs.curve(jobs.run(load(*job))) if "/tagging" in name]
+
+
+def test_tags_have_weights(folder, corpus) -> None:
+    """With no weight, a tag is not learned; the loss is divided by the sum of the weights."""
+    settings = "{class_weights: {O: 0}, metrics: [accuracy]}"
+    _, scores = finished(1, folder, corpus, "tagging", 20, settings, "name=tags-weighted")
+    rows = [row.split() for row in (folder / "tagging_dev").read_text().splitlines() if row]
+    names = sum(tag == "B-NAME" for _, tag in rows) / len(rows)
+    assert names < 0.5
+    assert scores["tagging_accuracy"] == pytest.approx(names), "every word is tagged as a name"
+    job = (folder, corpus, "tagging", 6, "{class_weights: {O: 0.1}}", "log.every=1")
+    two, _ = run_distributed(curve, 2, *job, "name=tags-two")
+    (whole,) = run_distributed(curve, 1, *job, "name=tags-one", "batch.micro_batch=8")
+    assert two == pytest.approx(whole, rel=1e-3)
+    assert len(two) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("{class_weights: {B-PLACE: 2}}", "class_weights: B-PLACE is none of the labels: B-NAME"),
+        ("{class_weights: {O: 2}, crf: true}", "class_weights: crf weighs whole sentences"),
+    ],
+)
+def test_weights_of_no_tag_or_of_sentences_are_refused(folder, corpus, settings, message) -> None:
+    with pytest.raises((DataError, configs.ConfigError)) as refused:
+        load(folder, corpus, "tagging", 1, settings)
+    assert message in str(refused.value)
 
 
 def test_the_first_piece_of_a_word_has_its_tag(folder, corpus) -> None:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from torch import Tensor
 
 from configs.errors import ConfigError
-from configs.rules import PROBABILITY, Doc, Range
+from configs.rules import PROBABILITY, WEIGHT, Doc, Range
 from configs.section import Refusal
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
@@ -49,6 +49,24 @@ LABEL = "label"  # the field that is predicted
 MISSING = ("nan", "<na>")  # labels that other programs write where there is none
 _NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d+)?")
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
+ClassWeights = Annotated[
+    dict[str, Annotated[float, WEIGHT]],
+    Doc(
+        "Weights of labels in the loss, 1 unless named; it is divided by their sum over "
+        "the examples' labels, as torch's CrossEntropyLoss does."
+    ),
+]
+
+
+def weights_of(labels: Sequence[str], named: Mapping[str, float]) -> list[float]:
+    """The weight of each label; none where all are 1."""
+    return [named.get(label, 1.0) for label in labels if named]
+
+
+def unknown_weights(labels: Sequence[str], named: Mapping[str, float]) -> str:
+    """What is wrong with weights of labels other than these, if there are any."""
+    unknown = ", ".join(sorted(named.keys() - set(labels)))
+    return f"{unknown} is none of the labels: {', '.join(labels)}" if unknown else ""
 
 
 @dataclass(frozen=True)

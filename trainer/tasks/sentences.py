@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import WEIGHT, Doc, OneOf
+from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.tables import OnMalformed, Row, as_number, list_in
@@ -29,11 +29,14 @@ from trainer.losses.labels import binary_cross_entropy, label_cross_entropy, squ
 from trainer.objectives.task import (
     LABEL,
     UNKNOWN_LABELS,
+    ClassWeights,
     TaskConfig,
     TaskFile,
     TaskTerm,
     labels_among,
     tell_dropped,
+    unknown_weights,
+    weights_of,
 )
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
@@ -85,13 +88,7 @@ class SentenceTask(TaskConfig):
             "class for it, so that exports have Tandem's own format."
         ),
     ] = ""
-    class_weights: Annotated[
-        dict[str, Annotated[float, WEIGHT]],
-        Doc(
-            "Weights of labels in the loss, 1 unless named; it is divided by their sum over "
-            "the examples' labels, as torch's CrossEntropyLoss does."
-        ),
-    ] = field(default_factory=dict)
+    class_weights: ClassWeights = field(default_factory=dict)
     unlabelled: Annotated[
         bool,
         Doc(
@@ -144,7 +141,7 @@ class SentenceTask(TaskConfig):
             yield "ignored_labels", f"{ignored} is one of the labels; remove it here or there"
         if self.target == NUMBER and self.class_weights:
             yield "class_weights", "target: number has no labels; remove them"
-        if self.labels and (unknown := self._unknown_weights(self.labels)):
+        if self.labels and (unknown := unknown_weights(self.labels, self.class_weights)):
             yield "class_weights", unknown
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must name at least two labels, each once"
@@ -166,7 +163,7 @@ class SentenceTask(TaskConfig):
         if binary := self._unfit_for(found):
             why = f"{binary} needs two labels, and there are {', '.join(found)}"
             raise DataError(f"{file.path}: metrics: {why}")
-        if unknown := self._unknown_weights(found):
+        if unknown := unknown_weights(found, self.class_weights):
             raise DataError(f"{file.path}: class_weights: {unknown}")
         return dataclasses.replace(self, labels=found)
 
@@ -177,16 +174,6 @@ class SentenceTask(TaskConfig):
     def _told(self, row: Mapping[str, str], place: str) -> list[str]:
         """The label of a row, or all of them."""
         return list_in(row[LABEL], place, LABEL) if self.target == LABELS else [row[LABEL]]
-
-    def _unknown_weights(self, labels: Sequence[str]) -> str:
-        """What is wrong with weights of labels other than these, if there are any."""
-        unknown = ", ".join(sorted(self.class_weights.keys() - set(labels)))
-        return f"{unknown} is none of the labels: {', '.join(labels)}" if unknown else ""
-
-    @property
-    def weights(self) -> list[float]:
-        """The weight of each label; none where all are 1."""
-        return [self.class_weights.get(label, 1.0) for label in self.labels if self.class_weights]
 
     def rows(
         self,
@@ -308,7 +295,7 @@ class SentenceTerm(TaskTerm):
 
     def __init__(self, config: SentenceTask) -> None:
         super().__init__(config)
-        self.target, self.weights = config.target, config.weights
+        self.target, self.weights = config.target, weights_of(config.labels, config.class_weights)
         if self.weights:
             self.denominator = WeightedLabels.of(self.head, self.weights)
 

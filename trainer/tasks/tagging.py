@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
@@ -19,7 +18,18 @@ from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, rea
 from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
-from trainer.objectives.task import UNKNOWN_LABELS, TaskConfig, TaskFile, TaskTerm, labels_among
+from trainer.denominators import WeightedLabels
+from trainer.losses.labels import label_cross_entropy
+from trainer.objectives.task import (
+    UNKNOWN_LABELS,
+    ClassWeights,
+    TaskConfig,
+    TaskFile,
+    TaskTerm,
+    labels_among,
+    unknown_weights,
+    weights_of,
+)
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import TAG_SCORES, TagMetric
@@ -47,6 +57,8 @@ class Tagging(TaskConfig):
         list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary one first; empty: entity_f1.")
     ] = field(default_factory=list)
 
+    class_weights: ClassWeights = field(default_factory=dict)
+
     name: ClassVar[str] = NAME
 
     def equip(self, model: ModelConfig) -> ModelConfig:
@@ -64,12 +76,18 @@ class Tagging(TaskConfig):
         found = labels_among(file, ((one.where, tag) for one in sentences for tag in one.tags))
         if not self._fits(found):
             raise DataError(f"{file.path}: {NO_ENTITIES}")
+        if unknown := unknown_weights(found, self.class_weights):
+            raise DataError(f"{file.path}: class_weights: {unknown}")
         return dataclasses.replace(self, labels=found)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
         if self.labels and not self._fits(self.labels):
             yield "metrics", NO_ENTITIES
+        if self.labels and (unknown := unknown_weights(self.labels, self.class_weights)):
+            yield "class_weights", unknown
+        if self.crf and self.class_weights:
+            yield "class_weights", "crf weighs whole sentences; remove one of them"
 
     def _fits(self, labels: Sequence[str]) -> bool:
         """Whether the metrics have a meaning with these tags: scores of entities need entities."""
@@ -120,8 +138,14 @@ class Tagging(TaskConfig):
 class TaggingTerm(TaskTerm):
     """Cross-entropy of each word's tag; with a CRF, the negative log-likelihood of the sequence.
 
-    Both are summed over sentences and counted in words.
+    Both are summed over sentences and counted in words, or by the weights of their tags.
     """
+
+    def __init__(self, config: Tagging) -> None:
+        super().__init__(config)
+        self.weights = weights_of(config.labels, config.class_weights)
+        if self.weights:
+            self.denominator = WeightedLabels.of(self.head, self.weights)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         target = inputs.batch.targets[self.head]
@@ -130,9 +154,9 @@ class TaggingTerm(TaskTerm):
         there = target.labels != NO_LABEL
         transitions = inputs.features.transitions.get(self.head)
         if transitions is None:
-            at_words = logits.flatten(0, 1).index_select(0, target.positions).float()
-            loss = F.cross_entropy(at_words, target.labels, ignore_index=NO_LABEL, reduction="sum")
-            return loss, there.sum()
+            at_words = logits.flatten(0, 1).index_select(0, target.positions)
+            weights = logits.new_tensor(self.weights) if self.weights else None
+            return label_cross_entropy(at_words, target.labels, weights)
         # A spare slot stands for no position, so it writes to an extra place behind the last.
         slots = torch.where(there, target.positions, inputs.batch.input_ids.numel())
         dense = target.labels.new_full((inputs.batch.input_ids.numel() + 1,), NO_LABEL)
