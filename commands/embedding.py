@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from commands.options import PATH, TEXT
+from commands.prediction import assignment, new_file, write_lines, written
 
 if TYPE_CHECKING:
     from trainer.evaluation.text_vectors import TextVectors, Vector, WordVectors
@@ -50,6 +52,19 @@ class _Row:
     help="Static vectors from this file (GloVe's or word2vec's text form), not the model's own.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole vectors.")
+@click.option(
+    "--out",
+    type=PATH,
+    help="Of a file of texts: where to write the vectors, as .npy or JSON lines.",
+)
+@click.option(
+    "--column",
+    "columns",
+    type=TEXT,
+    multiple=True,
+    metavar="text=COLUMN",
+    help="Where the text stands in a table, by name or number.",
+)
 def embed(
     folder: str,
     texts: tuple[str, ...],
@@ -57,8 +72,25 @@ def embed(
     word: str | None,
     vectors_file: str | None,
     as_json: bool,
+    out: str | None,
+    columns: tuple[str, ...],
 ) -> None:
-    """The vectors that the model in DIR gives to each TEXT, and their cosine similarities."""
+    """The vectors that the model in DIR gives to each TEXT, and their cosine similarities.
+
+    A single TEXT may name a file, or be - for standard input: a text a line, or a table with the
+    column text. Then each row gets its vector, in JSON lines, or as a row of an array in --out
+    FILE.npy. A row without a text gets null, or NaN.
+    """
+    is_file = len(texts) == 1 and bool(out or texts[0] == "-" or os.path.isfile(texts[0]))
+    if is_file:
+        for option, value in (("--word", word), ("--vectors", vectors_file)):
+            if value is not None:
+                raise click.UsageError(f"{option}: is for texts as arguments, not for a file")
+        _embed_file(folder, texts[0], pooling, out, columns)
+        return
+    for option, given in (("--out", out), ("--column", columns)):
+        if given:
+            raise click.UsageError(f"{option}: is for one file of texts, or - ")
     if word is not None and not word.strip():
         raise click.UsageError("--word: must not be empty")
     if word is not None and pooling == "cls":
@@ -77,6 +109,47 @@ def embed(
     else:
         similarities = [_table(rows)] if len(rows) > 1 else []
         click.echo("\n\n".join([*(_block(row, pooling) for row in rows), *similarities]))
+
+
+def _embed_file(
+    folder: str, path: str, pooling: str, out: str | None, columns: tuple[str, ...]
+) -> None:
+    from trainer.device import own_device
+    from trainer.prediction.embedding import FileEmbedder
+
+    places = dict(map(assignment, columns))
+    if out is not None and out.endswith(".npy"):
+        with new_file(Path(out)) as part:
+            embedder = FileEmbedder(Path(folder), pooling, own_device())
+            _write_array(part, embedder.rows(path, places), embedder.size)
+        return
+    with written(out) as file:
+        vectors = FileEmbedder(Path(folder), pooling, own_device()).rows(path, places)
+        answers = ({"vector": None if one is None else one.tolist()} for one in vectors)
+        write_lines(file, answers, flush=path == "-")
+
+
+def _write_array(path: Path, vectors: Iterable[Vector | None], size: int) -> None:
+    """Write vectors as an .npy file of float32 [rows, size], one at a time; NaN for None.
+
+    The number of rows is written last: numpy keeps room for it in the header.
+    """
+    import numpy as np
+
+    def write_header(file: BinaryIO, rows: int) -> int:
+        form = {"descr": "<f4", "fortran_order": False, "shape": (rows, size)}
+        np.lib.format.write_array_header_1_0(file, form)
+        return file.tell()
+
+    none, rows = np.full(size, np.nan, "<f4"), 0
+    with open(path, "xb") as file:
+        begin = write_header(file, 0)
+        for vector in vectors:
+            file.write((none if vector is None else vector.astype("<f4")).tobytes())
+            rows += 1
+        file.seek(0)
+        if write_header(file, rows) != begin:
+            raise RuntimeError(f"{path}: numpy's header has no room for the number of rows")
 
 
 def _texts(encoded: Sequence[TextVectors]) -> list[_Row]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -62,7 +62,6 @@ def predict(
     With --speed it names the layer at which the example left. What comes through a pipe is answered
     as soon as its writer waits.
     """
-    from configs.strict_json import finite
     from data_pipeline.text.text_files import STDIN
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
@@ -79,20 +78,28 @@ def predict(
         raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
     if speed is not None and documents:
         raise click.UsageError("--speed: is for classes, and --documents asks for rankings")
-    chosen = dict(_assignment(word) for word in columns)
-    with _written(out) as file:
+    chosen = dict(map(assignment, columns))
+    with written(out) as file:
         answers = (
             rankings(Path(folder), input_, documents, candidates, top or 100, own_device(), head)
             if documents
             else predictions(Path(folder), input_, own_device(), chosen, head, speed)
         )
-        as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
-        for row, answer in enumerate(answers, start=1):
-            line = json.dumps(finite({"row": row, **answer}), ensure_ascii=not as_text)
-            print(line, file=file, flush=input_ == STDIN)  # whoever writes may wait for it
+        write_lines(file, answers, flush=input_ == STDIN)
 
 
-def _assignment(word: str) -> tuple[str, str]:
+def write_lines(file: TextIO, answers: Iterable[Mapping[str, Any]], flush: bool) -> None:
+    """Write each answer as a line of JSON, with the number of its row; `flush` each of them."""
+    from configs.strict_json import finite
+
+    as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
+    for row, answer in enumerate(answers, start=1):
+        line = json.dumps(finite({"row": row, **answer}), ensure_ascii=not as_text)
+        print(line, file=file, flush=flush)
+
+
+def assignment(word: str) -> tuple[str, str]:
+    """The field and the column in a word of --column. Raises UsageError."""
     field, equals, column = word.partition("=")
     if not (field and equals and column):
         raise click.UsageError(f"--column {word}: must be FIELD=COLUMN, as in text=review")
@@ -100,7 +107,7 @@ def _assignment(word: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _written(out: str | None) -> Iterator[TextIO]:
+def written(out: str | None) -> Iterator[TextIO]:
     """Standard output, a device or a pipe, or a new file, which is named once it is complete.
 
     Raises DataError where `out` is a file or a folder that exists.
@@ -111,7 +118,7 @@ def _written(out: str | None) -> Iterator[TextIO]:
         with open(out, "w", encoding="utf-8") as file:
             yield file
     else:
-        with _new_file(Path(out)) as file:
+        with new_file(Path(out)) as path, open(path, "x", encoding="utf-8") as file:
             yield file
 
 
@@ -120,12 +127,12 @@ def _is_stream(path: Path) -> bool:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[TextIO]:
+def new_file(path: Path) -> Iterator[Path]:
+    """Where to write what is named `path` once it is complete. Raises DataError if it exists."""
     from data_pipeline.shards.locking import unfinished
     from data_pipeline.shards.writing import refuse_existing
 
     refuse_existing([path])
     with unfinished(path) as part:
-        with open(part / path.name, "x", encoding="utf-8") as file:
-            yield file
+        yield part / path.name
         os.replace(part / path.name, path)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import model
+from data_pipeline.tokenization.training import train
 from model import Model, TaskHeadConfig, with_task_head
 from model.onnx_export import export_onnx
 from tests.model.test_mechanics import FAMILIES, built
@@ -30,6 +33,37 @@ def test_a_fine_tuned_model_has_the_outputs_of_its_heads(tmp_path: Path) -> None
         config = with_task_head(config, name, TaskHeadConfig(kind))
     outputs = differ_by_rounding_only(model.build(config, seed=3).eval(), tmp_path / "model.onnx")
     assert outputs == {"logits", "best", "answer"}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bert", {"segment_types": 1}),  # as RoBERTa
+        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_the_exported_tokenizer_gives_what_the_graph_reads(
+    family: str, changes: dict, text: Path, tmp_path: Path
+) -> None:
+    """All of it and nothing else, though the tokenizer's own folder names segment ids."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    train([str(text)], "wordpiece", 300, str(tmp_path / "tokenizer"))
+    theirs = json.loads((tmp_path / "tokenizer" / "tokenizer_config.json").read_text())
+    assert "token_type_ids" in theirs["model_input_names"]
+    given = built(family, vocab_size=320, **changes).eval()
+    model.save_pretrained(given, tmp_path / "export", tokenizer=tmp_path / "tokenizer")
+    export_onnx(given, tmp_path / "export" / "model.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "export" / "model.onnx"))
+    read = AutoTokenizer.from_pretrained(tmp_path / "export")
+    names = json.loads((tmp_path / "export" / "tokenizer_config.json").read_text())
+    assert {*names["model_input_names"]} == {one.name for one in session.get_inputs()}
+    pairs = (["a file is read", "who?"], ["and then it is written", "no"])
+    (logits,) = session.run(None, dict(read(*pairs, padding=True, return_tensors="np")))
+    batch = read(*pairs, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        ours = given(batch["input_ids"], batch.get("token_type_ids"), batch["attention_mask"])
+    np.testing.assert_allclose(logits, ours.logits.numpy(), rtol=1e-4, atol=1e-4)
 
 
 def differ_by_rounding_only(given: Model, file: Path) -> set[str]:

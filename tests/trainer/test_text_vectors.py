@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ import tandem
 from data_pipeline.tokenization import tokenizer as tokenization
 from data_pipeline.tokenization.vocabularies import from_vocab_txt
 from trainer.evaluation.text_vectors import spans_of_words
+from trainer.prediction import passes
 
 RIVER = "He sat on the Bank of the river."
 LOAN = "She asked the bank (unbanked) for a loan, and the bank said no."
@@ -227,3 +230,95 @@ def test_a_folder_without_tokenizer_or_model_is_named(bert, tmp_path) -> None:
     tree["model"]["vocab"]["zebra"] = len(PIECES) + 5
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
     assert "its tokenizer has more tokens than its model" in embed(tmp_path, "zebra").stderr
+
+
+def vectors_alone(folder: Path, texts: list[str], pooling: str) -> list[np.ndarray]:
+    return [
+        np.array(found(folder, text, "--pooling", pooling)["vectors"][0]["vector"])
+        for text in texts
+    ]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "static"])
+def test_a_file_has_the_vectors_of_its_texts(family, pooling, request, tmp_path) -> None:
+    """In batches, in order, a row for each line, as those of the texts alone."""
+    folder = request.getfixturevalue(family)
+    texts = [RIVER, "", LOAN, "no", "   ", "the bank", RIVER]
+    wanted = [vectors_alone(folder, [text], pooling)[0] if text.strip() else None for text in texts]
+    (plain := tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
+    (table := tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"body": text}) + "\n" for text in texts)
+    )
+    for source, more, given in (
+        (plain, (), None),
+        ("-", (), plain.read_text()),
+        (table, ("--column", "text=body"), None),
+    ):
+        words = ["embed", str(folder), str(source), "--pooling", pooling, *more]
+        done = CliRunner().invoke(tandem.main, words, input=given)
+        assert done.exit_code == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [line["row"] for line in lines] == [*range(1, 8)]
+        out = tmp_path / f"{Path(str(source)).name}.npy"
+        done = CliRunner().invoke(tandem.main, [*words, "--out", str(out)], input=given)
+        assert done.exit_code == 0, done.stderr
+        array = np.load(out)
+        assert (array.dtype, array.shape) == (np.float32, (7, SIZES["hidden_size"]))
+        for line, row, vector in zip(lines, array, wanted, strict=True):
+            if vector is None:
+                assert line["vector"] is None
+                assert np.isnan(row).all()
+                continue
+            np.testing.assert_allclose(line["vector"], vector, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(row, vector, rtol=0, atol=1e-6)
+
+
+def test_many_texts_are_embedded_in_batches(bert, tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(passes, "AT_ONCE", 16)
+    monkeypatch.setattr(passes, "tokens_per_pass", lambda device: 64)
+    words = [piece for piece in PIECES if piece.isalpha()]
+    texts = [" ".join(words[number % 7 : 8 + number % 5]) for number in range(1500)]
+    texts[700] = " ".join(words * 10)
+    (path := tmp_path / "a.txt").write_text("\n".join(texts))
+    done = embed(bert, path, "--out", tmp_path / "a.npy")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == ""
+    array = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert len(array) == 1500
+    assert f"{path}: texts too long for 48 tokens, whose ends are not read: 1" in caplog.text
+    for number in (0, 17, 1499):
+        (alone,) = vectors_alone(bert, [texts[number]], "mean")
+        np.testing.assert_allclose(array[number], alone, rtol=0, atol=1e-6)
+
+
+def test_a_pipe_of_texts_is_answered_while_it_is_written(bert) -> None:
+    command = [sys.executable, "-m", "tandem", "embed", str(bert), "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for row, text in enumerate((RIVER, LOAN), start=1):
+            process.stdin.write(f"{text}\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["row"] == row
+        assert process.communicate(timeout=60)[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["a b", "c", "--out", "v.npy"], 2, "--out: is for one file of texts"),
+        (["a b", "--column", "text=1"], 2, "--column: is for one file of texts"),
+        (["-", "--word", "bank"], 2, "--word: is for texts as arguments"),
+        (["-", "--vectors", "glove.txt"], 2, "--vectors: is for texts as arguments"),
+        (["none.txt", "--out", "v.npy"], 1, "none.txt: cannot be read"),
+    ],
+)
+def test_options_of_files_and_of_texts(bert, tmp_path, monkeypatch, words, code, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = embed(bert, *words)
+    assert done.exit_code == code, done.output
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir()), "nothing is left"

@@ -15,6 +15,7 @@ from data_pipeline import Vocabulary
 from data_pipeline.text.text_files import awaits_writer
 from model import Capture, Model
 from trainer.batches import rows_by_length
+from trainer.evaluation.text_vectors import CLS, STATIC
 
 # Tokens in one forward pass, padding included. A CPU is as fast with 1,024 per thread as with more,
 # and small passes waste less on padding.
@@ -63,6 +64,32 @@ def head_outputs(
         for row, output in zip(rows, found.float().cpu(), strict=True):
             outputs[row] = output[: len(read[row][0])] if per_token else output
     return outputs
+
+
+@torch.inference_mode()
+def text_vectors(
+    model: Model, vocabulary: Vocabulary, sequences: Sequence[Segments], pooling: str
+) -> list[Tensor]:
+    """The vector of each sequence, in the order given; float32 [H] on the CPU.
+
+    By `pooling`, the last hidden state of its first token, the mean of all last hidden states, or
+    the mean of the word embeddings of its tokens without special ones.
+    """
+    vectors: list[Tensor] = [torch.empty(0)] * len(sequences)
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    last = model.config.layers
+    for rows in _passes(model, read):
+        ids, segments, lengths = _inputs(model, vocabulary, [read[row] for row in rows])
+        if pooling == STATIC:
+            states = model.word_vectors(ids)
+        else:
+            capture = Capture(hidden_states=(last,))
+            states = model.encode(ids, segments, lengths, capture).hidden_states[last]
+        for row, tokens in zip(rows, states.float(), strict=True):
+            own = tokens[: len(read[row][0])]
+            pooled = own[0] if pooling == CLS else (own[1:-1] if pooling == STATIC else own).mean(0)
+            vectors[row] = pooled.cpu()
+    return vectors
 
 
 @torch.inference_mode()

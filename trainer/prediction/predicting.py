@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -11,8 +10,6 @@ from typing import Any
 
 import torch
 
-from data_pipeline.task_files.tables import header_of
-from data_pipeline.text.text_files import STDIN, suffix_of
 from model import (
     CHOICE,
     CLASSIFICATION,
@@ -31,7 +28,7 @@ from trainer.prediction.passes import sorted_together
 from trainer.prediction.predictor import Predictor, Query, tell_incomplete
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
-from trainer.prediction.texts import PLAIN, SimilarityPredictor, TextPredictor
+from trainer.prediction.texts import SimilarityPredictor, TextPredictor, with_places
 from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
 from trainer.tasks.bi_encoder import BiEncoder
@@ -70,16 +67,7 @@ def predictions(
         return
     tuned = FineTuned.of(folder, model, head)
     kind = _predictor_of(tuned)
-    facts = tuned.facts
-    is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
-    names = {name: facts.columns.get(name, name) for name in facts.fields}
-    if (
-        is_plain and path != STDIN and {*names.values()} <= {*header_of(path, facts.encoding)}
-    ):  # a table, as in training
-        facts = replace(facts, columns=names)
-    elif path == STDIN or is_plain:  # it has no header, even if the training file had one
-        facts = replace(facts, columns={})
-    facts = facts.with_columns(columns, kind.placed_fields)
+    facts = with_places(tuned.facts, path).with_columns(columns, kind.placed_fields)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions(), columns)
     queries = predictor.queries(path)
     for some in sorted_together(queries, path=path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,39 @@ import torch
 from torch import Tensor
 
 from data_pipeline import EmptyText
-from data_pipeline.task_files.tables import TSV, Row, read_plain_lines, read_table
-from data_pipeline.text.text_files import suffix_of
+from data_pipeline.task_files.tables import TSV, Row, header_of, read_plain_lines, read_table
+from data_pipeline.text.text_files import STDIN, suffix_of
 from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
 from trainer.prediction.passes import Segments
 from trainer.prediction.predictor import Predictor, Query
 from trainer.scoring.task_metrics import CosineMetric
+from trainer.task_facts import TaskFacts
 from trainer.tasks.bi_encoder import BiEncoder
 
 PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
+
+
+def with_places(facts: TaskFacts, path: str) -> TaskFacts:
+    """The facts with the columns that this file has of the texts, which training's may not be.
+
+    Standard input and a plain file have no header, unless its first line is that of training.
+    """
+    is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
+    names = {name: facts.columns.get(name, name) for name in facts.fields}
+    if is_plain and path != STDIN and {*names.values()} <= {*header_of(path, facts.encoding)}:
+        return replace(facts, columns=names)
+    return replace(facts, columns={}) if path == STDIN or is_plain else facts
+
+
+def read_rows(path: str, facts: TaskFacts) -> Iterator[Row]:
+    """The texts of each example, in the columns of `with_places`; a plain file has no others."""
+    is_plain = suffix_of(path) in PLAIN
+    if is_plain and not facts.columns:
+        return read_plain_lines(path, facts.fields, facts.encoding)
+    columns = TaskFile(Path(path), facts.columns).columns_of(*facts.fields)
+    layout = TSV if is_plain else None
+    return read_table(path, columns, layout, keep_blank=True, encoding=facts.encoding)
 
 
 class TextPredictor(Predictor):
@@ -31,7 +55,7 @@ class TextPredictor(Predictor):
     """
 
     def queries(self, path: str) -> Iterator[Query]:
-        for where, row in self._rows(path):
+        for where, row in read_rows(path, self.facts):
             texts = [row.get(name, "") for name in self.facts.fields]
             sequences: list[Segments] = []
             with suppress(EmptyText):  # row N gets answer N, also where it has no text
@@ -64,15 +88,6 @@ class TextPredictor(Predictor):
 
     def _by_label(self, chances: Tensor) -> dict[str, float]:
         return dict(zip(self.head.labels, chances.tolist(), strict=True))
-
-    def _rows(self, path: str) -> Iterator[Row]:
-        """The texts of each example, in the training file's columns; a plain file has no others."""
-        is_plain = suffix_of(path) in PLAIN
-        if is_plain and not self.facts.columns:
-            return read_plain_lines(path, self.facts.fields, self.facts.encoding)
-        columns = TaskFile(Path(path), self.facts.columns).columns_of(*self.facts.fields)
-        layout, encoding = TSV if is_plain else None, self.facts.encoding
-        return read_table(path, columns, layout, keep_blank=True, encoding=encoding)
 
 
 class SimilarityPredictor(TextPredictor):

@@ -1,0 +1,66 @@
+"""The vectors of the texts in a file, by a model without the head of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from data_pipeline import EmptyText
+from model import encoder_from_pretrained
+from trainer.evaluation.text_vectors import Vector
+from trainer.own_tokenizer import open_encoder
+from trainer.prediction.passes import Segments, sorted_together, text_vectors
+from trainer.prediction.predictor import tell_incomplete
+from trainer.prediction.texts import read_rows, with_places
+from trainer.task_facts import TaskFacts
+
+LONGEST = 1 << 13  # tokens that are read of a text by a model that could read any number
+
+
+class FileEmbedder:
+    """An exported model that gives texts a vector each, by one of `text_vectors.POOLINGS`."""
+
+    def __init__(self, folder: Path, pooling: str, device: torch.device) -> None:
+        """Raise ModelError where there is no encoder, DataError where there is no tokenizer."""
+        self.model = encoder_from_pretrained(folder).to(device)
+        self.encoder = open_encoder(folder, self.model.config, LONGEST)
+        self.pooling = pooling
+
+    @cached_property
+    def size(self) -> int:
+        """The numbers of a vector."""
+        (vector,) = self._vectors([[self.encoder.array([self.encoder.vocabulary.mask])]])
+        return len(vector)
+
+    def rows(
+        self, path: str, columns: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[Vector | None]:
+        """The vector of each row of a file, float32 [size], in order; None of one without a text.
+
+        The file is a table with the column ``text``, or another that `columns` name, or has a text
+        a line. Texts that are too long are cut; how many, and how many are missing, is logged.
+        Raises DataError for a file that cannot be read.
+        """
+        unanswered, facts = 0, with_places(TaskFacts(), path).with_columns(columns)
+        (field,) = facts.fields
+        for some in sorted_together(read_rows(path, facts), path=path):
+            sequences: list[Segments] = []
+            for where, row in some:
+                segments: Segments = []
+                with suppress(EmptyText):
+                    segments = self.encoder.sequence([row.get(field, "")], where)
+                sequences.append(segments)
+            vectors = iter(self._vectors([one for one in sequences if one]))
+            unanswered += sequences.count([])
+            yield from (next(vectors) if segments else None for segments in sequences)
+        tell_incomplete(path, unanswered, self.encoder)
+
+    def _vectors(self, sequences: list[Segments]) -> list[Vector]:
+        vectors = text_vectors(self.model, self.encoder.vocabulary, sequences, self.pooling)
+        return [vector.numpy().astype(np.float32) for vector in vectors]
