@@ -11,8 +11,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-import click
-
 _FOLDER = Path(__file__).resolve().parent
 _PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "trainer")
 
@@ -40,23 +38,28 @@ for _name in _PACKAGES:
         )
 sys.meta_path.insert(0, _PackagesHere)
 
-from commands import (  # noqa: E402
-    analysis,
-    data,
-    embedding,
-    finetuning,
-    models,
-    prediction,
-    results,
-    runs,
-    schema,
-    storing,
-    submission,
-    tokenizers,
-    training,
-)
-from commands.ending import unwind_all  # noqa: E402
-from commands.errors import OneLineErrors  # noqa: E402
+try:
+    import click
+
+    from commands import (
+        analysis,
+        data,
+        embedding,
+        finetuning,
+        models,
+        prediction,
+        results,
+        runs,
+        schema,
+        storing,
+        submission,
+        tokenizers,
+        training,
+    )
+    from commands.ending import unwind_all
+    from commands.errors import OneLineErrors
+except KeyboardInterrupt:  # most of the time of a short command passes here
+    sys.exit("tandem: interrupted")
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

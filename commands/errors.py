@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 FAILED = 1
+INTERRUPTED = "tandem: interrupted"  # sys.exit prints it, with exit code 1
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 USER_ERRORS = [
     ("configs", "ConfigError"),
@@ -23,13 +24,19 @@ USER_ERRORS = [
 class OneLineErrors(click.Group):
     """Prints an error that the user can fix as one line, with exit code 1; bugs are re-raised."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the command line. An interruption here is told as one of the command."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
         try:
             return super().invoke(context)
         except KeyboardInterrupt:
-            click.echo("tandem: interrupted", err=True)
-            context.exit(FAILED)
+            sys.exit(INTERRUPTED)
         except EOFError as error:  # click would take it for the end of terminal input
             raise RuntimeError("a file ended early") from error
         except Exception as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import tandem
 from commands.ending import unwind_all, unwound
 from tests import waiting
-from tests.conftest import command_environment
+from tests.conftest import REPOSITORY, command_environment
 from tests.fork_server import Program, command_line
 
 OWN = {"train", "store", "finetune", "evaluate", "data build", "tokenizer train"}
@@ -108,6 +110,29 @@ def test_handlers_of_others_are_left_alone() -> None:
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGHUP, before[1])
+
+
+STOP = """
+import importlib.machinery as machinery, sys
+def stop(*_):
+    raise KeyboardInterrupt
+find = machinery.PathFinder.find_spec
+if (module := sys.argv[1]) != "parsing":
+    machinery.PathFinder.find_spec = lambda name, *a: (stop if name == module else find)(name, *a)
+else:
+    import click
+    click.Group.parse_args = stop
+import tandem
+tandem.main(["data", "check", "x"])
+"""
+
+
+@pytest.mark.parametrize("when", ["click", "commands.data", "data_pipeline", "parsing"])
+def test_ctrl_c_is_one_line_whenever_it_comes(when: str) -> None:
+    """As a module is imported, by `tandem` or by a command, and as words are parsed."""
+    words = [sys.executable, "-c", STOP, when]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"tandem: interrupted\n")
 
 
 def leaves(group: click.Group, above: str = "") -> dict[str, click.Command]:

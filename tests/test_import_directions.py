@@ -28,8 +28,8 @@ ROOMS = {
         "sentence_search system_prose"
     ),
     "data_pipeline/task_files": (
-        "contents json_records tables squad conll multiple_choice parallel retrieval rankings "
-        "collection "
+        "contents dropped json_records tables squad conll multiple_choice parallel retrieval "
+        "rankings collection "
         "minimal_pairs prose_tasks"
     ),
     "data_pipeline/shards": (

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,19 @@ def test_what_dead_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> N
                 [first.name, second.name, *others]
             )
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_what_earlier_versions_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    left = [".o.jsonl.4242.part", ".o.jsonl.forking-0a1b2c3d"]
+    (tmp_path / left[0]).write_bytes(MINE)
+    (tmp_path / left[1]).mkdir()
+    (tmp_path / left[1] / "metrics.jsonl").write_bytes(MINE)
+    for age, names in ((3600, left), (2 * 86400, [])):  # a younger one may be written
+        for name in left:
+            os.utime(tmp_path / name, (time.time() - age,) * 2)
+        with unfinished(tmp_path / "o.jsonl"):
+            pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize("name", TOKENIZER_FILES)

@@ -16,6 +16,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.writing import disk_errors
 
 YOUNG_S = 60.0  # an unfinished folder of this age may not have its lock yet
+OLD_S = 86400.0  # without a lock, what is unfinished and has not changed for this long is left
 
 
 @contextmanager
@@ -41,11 +42,18 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove unfinished folders whose writer is dead: nobody holds their lock."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[^/]+-\d+-[0-9a-f]{{8}}\.part")
+    """Remove unfinished folders whose writer is dead: nobody holds their lock.
+
+    Those of version 0.1.0 had other names, and no lock.
+    """
+    locked = re.compile(rf"\.{re.escape(path.name)}\.[^/]+-\d+-[0-9a-f]{{8}}\.part")
+    unlocked = re.compile(rf"\.{re.escape(path.name)}\.(\d+\.part|forking-[0-9a-f]{{8}})")
     with suppress(OSError):
-        for part in [part for part in path.parent.iterdir() if name.fullmatch(part.name)]:
-            if part.is_dir() and time.time() - part.stat().st_mtime > YOUNG_S:
+        for part in [*path.parent.iterdir()]:
+            age = time.time() - part.lstat().st_mtime
+            if unlocked.fullmatch(part.name) and age > OLD_S:
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+            elif locked.fullmatch(part.name) and part.is_dir() and age > YOUNG_S:
                 with _locked(part) as is_locked:
                     if is_locked:
                         shutil.rmtree(part, ignore_errors=True)

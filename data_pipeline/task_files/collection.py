@@ -13,6 +13,7 @@ from typing import TypeVar
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
 from data_pipeline.task_files.contents import UTF_8, source_name
+from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.rankings import RankedDocument, read_ranking
 from data_pipeline.task_files.retrieval import (
     Judgement,
@@ -54,7 +55,7 @@ class Collection:
     ) -> Collection:
         """Both files of a task; the last argument as in `read_queries`. Raises DataError."""
         ids = COUNTED if numbered_by_order else _AS_NAMED
-        texts = read_queries(queries, numbered_by_order, encoding)
+        texts = present_in(queries, read_queries(queries, numbered_by_order, encoding))
         return cls.of(documents, texts, queries, ids, encoding)
 
     @classmethod
@@ -66,9 +67,12 @@ class Collection:
         ids: str = "",
         encoding: str = UTF_8,
     ) -> Collection:
-        """The documents of a file, and queries of a `source`. Raises DataError."""
+        """The documents of a file, blank rows left out, and queries of a `source`.
+
+        Raises DataError.
+        """
         names = documents, source_name(source)
-        texts = [*read_retrieval_documents(documents, encoding)]
+        texts = present_in(documents, read_retrieval_documents(documents, encoding))
         return cls(texts, [*queries], names, ids, encoding)
 
     def relevance(self, path: str) -> Relevance:
@@ -116,6 +120,14 @@ class Collection:
         if one.document not in documents:
             raise DataError(f"{one.where}: {self.names[0]} has no document {one.document!r}")
         return queries[one.query], documents[one.document]
+
+
+def present_in(path: str, texts: Iterable[RetrievalText]) -> list[RetrievalText]:
+    """The texts of a file that are not blank; the others are counted."""
+    dropped = Dropped()
+    there = [*dropped.present(texts)]
+    dropped.tell(path)
+    return there
 
 
 @dataclass(frozen=True)

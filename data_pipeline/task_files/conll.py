@@ -41,6 +41,11 @@ class TaggedSentence:
     words: tuple[str, ...]
     tags: tuple[str, ...]
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it has no words, as a blank record."""
+        return not self.words
+
 
 def read_conll(
     path: str, word: int = 1, tag: int | None = LAST, encoding: str = UTF_8
@@ -63,9 +68,12 @@ def read_tagged_records(
     labelled: bool = True,
     encoding: str = UTF_8,
 ) -> Iterator[TaggedSentence]:
-    """The sentences of JSON lines, JSON or Parquet; `word` and `tag` name the lists, if given."""
-    for where, record in read_records(path, encoding, keep_blank=not labelled):
-        if not record and not labelled:
+    """The sentences of JSON lines, JSON or Parquet; `word` and `tag` name the lists, if given.
+
+    A blank record is a sentence without words.
+    """
+    for where, record in read_records(path, encoding):
+        if not record:
             yield TaggedSentence(where, (), ())
             continue
         words = texts_in(record, _key(record, word, WORDS), where)
@@ -76,8 +84,7 @@ def read_tagged_records(
             if len(values) != len(words) or not all(isinstance(one, str | int) for one in values):
                 raise DataError(f"{where}: {key}: must be a list with a tag for each word")
             tags = tuple(map(str, values))
-        if words or not labelled:
-            yield TaggedSentence(where, words, tags)
+        yield TaggedSentence(where, words, tags)
 
 
 def read_untagged(

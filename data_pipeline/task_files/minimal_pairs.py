@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
+from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.text.text_files import files_in, suffix_of
 
@@ -33,10 +34,12 @@ def read_minimal_pairs(path: str) -> Iterator[MinimalPair]:
     DataError for a file without pairs, and for a pair of equal sentences.
     """
     for file in _files(path):
-        for where, row in read_table(file, SENTENCES | FACTS):
+        dropped = Dropped()
+        for where, row in dropped.present(read_table(file, SENTENCES | FACTS)):
             if row["good"] == row["bad"]:
                 raise DataError(f"{where}: the good and the bad sentence are the same")
             yield MinimalPair(where, **row)
+        dropped.tell(file)
 
 
 def _files(path: str) -> list[str]:

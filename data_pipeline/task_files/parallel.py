@@ -23,6 +23,11 @@ class TextPair:
     source: str
     target: str
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether both texts are empty."""
+        return not (self.source or self.target)
+
 
 @dataclass(frozen=True)
 class Languages:
@@ -55,12 +60,13 @@ def read_pairs(
 ) -> Iterator[TextPair]:
     """The pairs at `path`, a table with `SOURCE` and `TARGET` or one of two parallel files.
 
-    Raises DataError where there are none, or where one of two files has more lines.
+    A blank row is a pair without texts. Raises DataError where there are none, or where one of two
+    files has more lines.
     """
     files = languages.files(path)
     if len(files) == 1:
         for where, row in read_table(path, columns, encoding=encoding):
-            yield TextPair(where, row[SOURCE], row[TARGET])
+            yield TextPair(where, row.get(SOURCE, ""), row.get(TARGET, ""))
         return
     number, texts = 0, (read_lines(file, encoding) for file in files)
     for number, (one, other) in enumerate(zip_longest(*texts), 1):
@@ -77,7 +83,7 @@ def read_sources(path: str, columns: Columns, encoding: str = UTF_8) -> Iterator
     """(where, text) of what is to be translated: a table's column `SOURCE`, or each line."""
     if path != STDIN and is_table(path):
         column = {SOURCE: columns[SOURCE]}
-        for where, row in read_table(path, column, keep_blank=True, encoding=encoding):
+        for where, row in read_table(path, column, encoding=encoding):
             yield where, row.get(SOURCE, "")
         return
     for number, line in read_lines(path, encoding):

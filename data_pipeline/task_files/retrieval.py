@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines, read_text, source_name
@@ -24,6 +25,11 @@ class RetrievalText:
     where: str
     id: str
     text: str
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether it is a blank row, without id and text."""
+        return not (self.id or self.text)
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,13 @@ def read_queries(
     """The queries of a file, in order: TREC's ``<top>`` with ``<num>`` and ``<title>``, or a table.
 
     A table has the columns ``_id`` or ``id``, and ``text``. With `numbered_by_order` the ids are 1,
-    2, 3, ... whatever the file says, as Cranfield's judgements count them. Raises DataError.
+    2, 3, ... whatever the file says, as Cranfield's judgements count them; a blank row has none.
+    Raises DataError.
     """
     queries = _queries(path, encoding)
     if numbered_by_order:
-        queries = (replace(one, id=str(number)) for number, one in enumerate(queries, start=1))
+        numbers = count(1)
+        queries = (one if one.is_blank else replace(one, id=str(next(numbers))) for one in queries)
     return _unique(path, queries)
 
 
@@ -99,7 +107,7 @@ def _rows(path: str, fields: Sequence[str], encoding: str) -> Iterator[Retrieval
     id_column = "id" if "id" in names and "_id" not in names else "_id"
     columns = {"id": id_column, **{field: field for field in there}}
     for where, row in read_table(path, columns, encoding=encoding):
-        yield RetrievalText(where, row["id"], _joined(row[field] for field in there))
+        yield RetrievalText(where, row.get("id", ""), _joined(row.get(one, "") for one in there))
 
 
 def _joined(parts: Iterator[str]) -> str:
@@ -111,7 +119,8 @@ def _unique(path: str, texts: Iterator[RetrievalText]) -> Iterator[RetrievalText
     for text in texts:
         if text.id in seen:
             raise DataError(f"{text.where}: the id {text.id!r} comes twice")
-        seen.add(text.id)
+        if not text.is_blank:
+            seen.add(text.id)
         yield text
     if not seen:
         raise DataError(f"{source_name(path)}: holds no documents or queries")

@@ -40,6 +40,11 @@ class SpanQuestion:
     answers: tuple[AnswerSpan, ...]
 
     @property
+    def is_blank(self) -> bool:
+        """Whether it is a blank record, without id, question and passage."""
+        return not (self.id or self.question or self.context)
+
+    @property
     def misplaced(self) -> str:
         """What is wrong with the place of an answer, if an answer is not where it says."""
         for answer in self.answers:
@@ -56,13 +61,15 @@ def read_squad(path: str, labelled: bool = True, encoding: str = UTF_8) -> Itera
     """The questions of a file, in order; with `labelled` False, answers are not read.
 
     Raises DataError for a file without questions, an id that comes twice, and a question without
-    answers in SQuAD's own form that is not marked ``is_impossible``.
+    answers in SQuAD's own form that is not marked ``is_impossible``. A blank record is a question
+    without a text.
     """
     seen: set[str] = set()
     for question in _questions(path, labelled, encoding):
         if question.id in seen:
             raise DataError(f"{question.where}: this id comes twice")
-        seen.add(question.id)
+        if not question.is_blank:
+            seen.add(question.id)
         yield question
     if not seen:
         raise DataError(f"{source_name(path)}: holds no questions")
@@ -88,6 +95,8 @@ def _questions(path: str, labelled: bool, encoding: str) -> Iterator[SpanQuestio
 
 def _flat(record: Mapping[str, Any], where: str, labelled: bool) -> SpanQuestion:
     """A question of `datasets`, with its passage; no answers say that the passage has none."""
+    if not record:
+        return SpanQuestion(where, "", "", "", ())
     context, answers = text_in(record, "context", where), record.get("answers")
     if isinstance(answers, dict):
         texts = texts_in(answers, "text", where)

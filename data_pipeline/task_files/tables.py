@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,9 @@ from data_pipeline.text.text_files import decompressing, is_plain, open_text, su
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
 
-Row: TypeAlias = tuple[str, dict[str, str]]  # where it stands, and its values by field
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
 OnMalformed: TypeAlias = Callable[[DataError], None]  # told of a row that is left out
+Record: TypeAlias = Mapping[str, Any]
 
 EXACT = 1 << 53  # whole numbers below it are exact in float64
 LARGEST = float(np.finfo(np.float32).max)  # as which numbers are stored
@@ -47,18 +47,29 @@ LAYOUTS = {
 TABLES = tuple(suffix for suffix in LAYOUTS if suffix != ".txt")
 
 
+class Row(NamedTuple):
+    """A row of a table: where it stands, and its values by field; none of a blank row."""
+
+    where: str
+    values: dict[str, str]
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the row holds nothing but white space."""
+        return not self.values
+
+
 def read_table(
     path: str,
     columns: Columns,
     layout: str | None = None,
     on_malformed: OnMalformed | None = None,
-    keep_blank: bool = False,
     lists: Collection[str] = (),
     encoding: str = UTF_8,
 ) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
 
-    Rows without anything but white space are left out, or, with `keep_blank`, come without fields.
+    A row without anything but white space, or null in each field, comes without values.
 
     `columns` says in which column each field stands; in JSON and Parquet, ``doc.text`` is one in a
     nested object. The fields in `lists` may hold lists, which come as JSON. Numbers are for
@@ -84,14 +95,13 @@ def read_table(
     elif layout == CSV:
         rows = _cell_rows(path, columns, _comma_separated(path, encoding), QUOTED, on_malformed)
     elif layout == JSONL:
-        rows = _record_rows(columns, _json_records(path, True, encoding), lists)
+        rows = _record_rows(columns, _json_records(path, encoding), lists)
     else:
         rows = _record_rows(columns, _parquet_records(path, columns), lists)
     empty = True
     for row in rows:
-        empty = empty and not row[1]
-        if row[1] or keep_blank:
-            yield row
+        empty = empty and row.is_blank
+        yield row
     if empty:
         raise DataError(f"{path}: holds no rows")
 
@@ -119,7 +129,7 @@ def read_plain_lines(path: str, fields: Sequence[str], encoding: str = UTF_8) ->
         if len(cells) != len(fields):
             asked = "one text, without a tab" if len(fields) == 1 else f"{' TAB '.join(fields)}"
             raise DataError(f"{where}: a line must be {asked}")
-        yield where, dict(zip(fields, cells, strict=True))
+        yield Row(where, dict(zip(fields, cells, strict=True)))
     if where is None:
         raise DataError(f"{source_name(path)}: holds no lines")
 
@@ -131,8 +141,8 @@ def column_names(path: str, encoding: str = UTF_8) -> list[str]:
         lines = (_tab_separated if layout == TSV else _comma_separated)(path, encoding)
         rows = ([cell.strip() for cell in cells] for _, cells in lines)
         return next(filter(any, rows), [])
-    records = read_records(path, encoding)
-    return [*next(records, ("", {}))[1]]
+    records = (record for _, record in read_records(path, encoding))
+    return [*next(filter(None, records), {})]
 
 
 def header_of(path: str, encoding: str = UTF_8) -> list[str]:
@@ -186,7 +196,7 @@ def _cell_rows(
     for where, cells in lines:
         is_blank = not any(cell.strip() for cell in cells)
         if is_blank and (places or is_numbered):
-            yield where, {}
+            yield Row(where, {})
         if is_blank:
             continue
         if not places:
@@ -198,7 +208,7 @@ def _cell_rows(
                 continue
         why = _wrong_width(cells, header, places)
         if not why:
-            yield where, {field: cells[at].strip() for field, at in places.items()}
+            yield Row(where, {field: cells[at].strip() for field, at in places.items()})
             continue
         error = DataError(f"{where}: {why}; {advice}")
         if on_malformed is None:
@@ -231,28 +241,21 @@ def _comma_separated(path: str, encoding: str) -> Iterator[tuple[str, list[str]]
         raise DataError(f"{place(path, first)}: not valid CSV: {error}; check its quotes") from None
 
 
-def read_records(
-    path: str, encoding: str = UTF_8, keep_blank: bool = False
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def read_records(path: str, encoding: str = UTF_8) -> Iterator[tuple[str, Record]]:
     """(where, record) of each record of JSON lines, of a JSON array or of Parquet.
 
-    Blank lines are left out, or, with `keep_blank`, are records without keys.
+    A blank line, and a record in which all is null, is an empty record.
     """
     is_parquet = LAYOUTS.get(suffix_of(path)) == PARQUET
-    return _parquet_records(path, {}) if is_parquet else _json_records(path, keep_blank, encoding)
+    return _parquet_records(path, {}) if is_parquet else _json_records(path, encoding)
 
 
-def _json_records(
-    path: str, keep_blank: bool, encoding: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _json_records(path: str, encoding: str) -> Iterator[tuple[str, Record]]:
     for where, record in _json_values(path, encoding):
-        if record is None:
-            if keep_blank:
-                yield where, {}
-            continue
+        record = {} if record is None else record
         if not isinstance(record, dict):
             raise DataError(f"{where}: must be a JSON object: {{...}}")
-        yield where, record
+        yield where, {} if _is_blank(record) else record
 
 
 def _json_values(path: str, encoding: str) -> Iterator[tuple[str, Any]]:
@@ -267,7 +270,7 @@ def _json_values(path: str, encoding: str) -> Iterator[tuple[str, Any]]:
         yield place(path, number), parse_json(line, path, number) if line.strip() else None
 
 
-def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Record]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -282,9 +285,13 @@ def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Mapping
         for batch in file.iter_batches(columns=sorted({*wanted})):
             for record in batch.to_pylist():
                 number += 1
-                yield f"{path}: row {number}", record
+                yield f"{path}: row {number}", {} if _is_blank(record) else record
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def _is_blank(record: Record) -> bool:
+    return all(value is None for value in record.values())
 
 
 def _parquet_source(path: str) -> Any:
@@ -300,18 +307,15 @@ def _parquet_source(path: str) -> Any:
 
 def _record_rows(
     columns: Columns,
-    records: Iterator[tuple[str, Mapping[str, Any]]],
+    records: Iterator[tuple[str, Record]],
     lists: Collection[str] = (),
 ) -> Iterator[Row]:
     """Records as rows. A column is all text or all numbers: a label 1 is not a label "1"."""
     kinds: dict[str, tuple[str, str]] = {}  # by field: what its first value is, and where
     for where, record in records:
         row: dict[str, str] = {}
-        if not record:
-            yield where, row
-            continue
-        for field, column in columns.items():
-            value = _value(where, field, str(column), record)
+        values = _values(where, columns, record) if record else {}
+        for field, value in values.items():
             kind = (
                 LIST if field in lists and isinstance(value, list) else _kind(where, field, value)
             )
@@ -321,7 +325,13 @@ def _record_rows(
                     f"{where}: {field}: is {kind}, but {first} at {there}; make them alike"
                 )
             row[field] = value.strip() if isinstance(value, str) else _number_text(value)
-        yield where, row
+        yield Row(where, row)
+
+
+def _values(where: str, columns: Columns, record: Record) -> dict[str, Any]:
+    """The values of a record by field; none where all are null."""
+    values = {field: _value(where, field, str(one), record) for field, one in columns.items()}
+    return {} if _is_blank(values) else values
 
 
 def _top_level(column: str, names: Collection[str]) -> str:

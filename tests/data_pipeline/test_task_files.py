@@ -18,6 +18,7 @@ import zstandard
 
 from data_pipeline import DataError
 from data_pipeline.task_files.conll import read_conll, read_tagged_records
+from data_pipeline.task_files.dropped import present
 from data_pipeline.task_files.squad import AnswerSpan, read_squad
 from data_pipeline.task_files.tables import as_number, read_table
 
@@ -84,7 +85,7 @@ def test_layouts_and_compressions_hold_the_same_rows(
 ) -> None:
     path = tmp_path / f"{name}{packing}"
     path.write_bytes(PACKERS[packing](contents))
-    rows = [values for _, values in read_table(str(path), COLUMNS)]
+    rows = [row.values for row in present(read_table(str(path), COLUMNS))]
     assert rows == [{"text": text, "label": label} for text, label in REVIEWS]
 
 
@@ -102,9 +103,8 @@ def test_a_row_has_its_line_number(tmp_path: Path) -> None:
     ):
         path = tmp_path / name
         path.write_text(text)
-        assert [where for where, _ in read_table(str(path), {"text": "t"})] == [
-            f"{path}{place}" for place in places
-        ]
+        rows = present(read_table(str(path), {"text": "t"}))
+        assert [row.where for row in rows] == [f"{path}{place}" for place in places]
 
 
 def test_a_field_of_a_csv_file_may_be_long(tmp_path: Path) -> None:

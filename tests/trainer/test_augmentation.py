@@ -228,6 +228,15 @@ def test_what_a_finished_table_left_is_not_part_of_the_next_one(folder, tmp_path
     assert "of other settings" not in out.read_text()
 
 
+def test_rows_without_copies_are_counted(folder, tmp_path, caplog) -> None:
+    (blank := tmp_path / "blank.tsv").write_text("text_a\ttext_b\tlabel\nx\ty\t0\n\n\nx\ty\t1\n")
+    _, examples = augment(
+        job(folder, f"data.train={blank}"), settings(folder), tmp_path / "more.tsv", CPU
+    )
+    assert examples == 2
+    assert f"{blank}: leaves out 2 blank rows; {blank}:3; {blank}:4" in caplog.text
+
+
 def test_only_the_first_examples_are_augmented(folder, tmp_path) -> None:
     few = job(folder, "data.max_trained=2")
     _, examples = augment(few, settings(folder), tmp_path / "few.tsv", CPU)

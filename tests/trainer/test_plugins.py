@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 
 from configs.rules import COUNT, Doc
 from data_pipeline import EncodedExample
-from data_pipeline.task_files.tables import read_table
+from data_pipeline.task_files.dropped import Dropped
 from model import CLASSIFICATION, TaskHeadConfig
 from trainer.losses.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskTerm
@@ -41,9 +41,11 @@ class Shortness(TaskConfig):
         return self.with_head(model, TaskHeadConfig(CLASSIFICATION, ["long", "short"]))
 
     def encode(self, file, encoder):
-        for place, row in read_table(str(file.path), file.columns_of("text")):
+        dropped = Dropped()
+        for place, row in self.rows(file, "text", dropped=dropped):
             is_short = len(row["text"].split()) < self.limit
             yield EncodedExample([encoder.sequence([row["text"]], place)], {self.head: is_short})
+        dropped.tell(file.path)
 
     def choices(self, logits, batch):
         return logits, (batch.row_labels(self.head) >= 0).float()

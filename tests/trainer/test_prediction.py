@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from click.testing import CliRunner
@@ -33,6 +35,7 @@ from model import (
     MULTI_LABEL,
     OTHER,
     REGRESSION,
+    SPAN,
     TAGGING,
     VECTOR,
     TaskHeadConfig,
@@ -402,6 +405,38 @@ def test_blank_queries_have_answers_too(exported, tmp_path, caplog) -> None:
     assert [len(one["documents"]) for one in ranked] == [4, 0, 4]
     assert [one["documents"][0]["id"] for one in (ranked[0], ranked[2])] == ["0", "2"]
     assert caplog.text.count("rows without a text, whose answers are null: 1") == 2
+
+
+def test_blank_records_have_answers_too(exported, tmp_path, caplog) -> None:
+    """Line N of JSON lines, and row N of Parquet, has answer N, whatever the task."""
+
+    def answers(folder: Path, *records: dict[str, Any]) -> list[dict[str, Any]]:
+        first, last = map(json.dumps, records)
+        (path := tmp_path / "a.jsonl").write_text(f"{first}\n\n{{}}\n{last}\n")
+        (parquet := tmp_path / "a.parquet").unlink(missing_ok=True)
+        nothing = dict.fromkeys(records[0])
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([records[0], nothing, nothing, records[1]]), parquet
+        )
+        found = predicted(folder, path)
+        assert predicted(folder, parquet) == found
+        assert caplog.text.count("rows without a text, whose answers are null: 2") == 2
+        caplog.clear()
+        return found
+
+    tagger = exported(TaskHeadConfig(TAGGING, TAGS), TaskFacts((), sequence_length=64))
+    tagged = answers(tagger, {"tokens": ["no"]}, {"tokens": ["Who", "?"]})
+    assert [one["words"] for one in tagged] == [["no"], [], [], ["Who", "?"]]
+    asked = {"question": "Who?", "context": TEXTS[0]}
+    reader = exported(TaskHeadConfig(SPAN), TaskFacts((), sequence_length=64))
+    spans = answers(reader, {"id": "a", **asked}, {"id": "b", **asked})
+    assert [one["id"] for one in spans] == ["a", None, None, "b"]
+    assert spans[1] == dict.fromkeys(("id", "answer", "start", "score"))
+    head = TaskHeadConfig(VECTOR, pooling=POOLINGS["mean"], transform="none", normalise=True)
+    encoder = exported(head, TaskFacts((), sequence_length=64))
+    vectors = answers(encoder, {"_id": "a", "text": "no"}, {"_id": "b", "text": "Who?"})
+    assert [one["query"] for one in vectors] == ["a", None, None, "b"]
+    assert vectors[1] == {"query": None, "vector": None}
 
 
 def test_choices_without_a_text(exported, tmp_path, caplog) -> None:

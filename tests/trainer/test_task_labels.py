@@ -12,14 +12,18 @@ import pytrec_eval
 import configs
 from configs import ConfigError
 from data_pipeline import Corpus, DataError, ExampleSplit, TextEncoder
+from data_pipeline.task_files.collection import Collection
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
-from trainer.objectives.task import TaskConfig, TaskFile, labels_among
+from trainer.objectives.task import Part, TaskConfig, TaskFile, labels_among
 from trainer.run_folder.folder import RunFolder
 from trainer.tasks.bi_encoder import BiEncoder
 from trainer.tasks.sentences import SingleSentence
+from trainer.tasks.span import Span
+from trainer.tasks.tagging import Tagging
+from trainer.tasks.translation import Translation
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,42 @@ def test_blank_rows_are_counted(
     examples = [*task.encode(TaskFile(path, {}), TextEncoder(corpus / "tokenizer", 16))]
     assert [example.targets[task.head] for example in examples] == [0.0, 1.0]
     assert f"{path}: leaves out 2 blank rows; {path}:3; {path}:4" in caplog.text
+
+
+SENTENCE = '{"tokens": ["the", "of"], "tags": ["A", "B"]}\n'
+QUESTION = (
+    '{"id": "%d", "question": "who?", "context": "the of",'
+    ' "answers": {"text": ["of"], "answer_start": [4]}}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "given"),
+    [
+        (Tagging(labels=["A", "B"], metrics=["accuracy"]), SENTENCE + "\n{}\n" + SENTENCE),
+        (Span(), QUESTION % 1 + '\n{"id": null, "context": null}\n' + QUESTION % 2),
+        (Translation(), '{"source": "the", "target": "of"}\n\n{"source": null, "target": null}\n'),
+    ],
+)
+def test_blank_records_are_counted(
+    task: TaskConfig, given: str, tmp_path: Path, corpus: Path, caplog
+) -> None:
+    (path := tmp_path / "a.jsonl").write_text(given)
+    file = TaskFile(path, {})
+    examples = [*task.encode(file, TextEncoder(corpus / "tokenizer", 16))]
+    compared = task.references(file, Part(is_held_out=True))
+    assert len(examples) == (2 if compared is None else len(compared)) == given.count("the")
+    assert f"{path}: leaves out 2 blank rows; {path}:2; {path}:3" in caplog.text
+
+
+def test_blank_queries_and_documents_are_counted(tmp_path: Path, caplog) -> None:
+    (path := tmp_path / "a.jsonl").write_text(
+        '{"id": "a", "text": "x"}\n\n{"id": "b", "text": "y"}'
+    )
+    read = Collection.read(str(path), str(path), numbered_by_order=True)
+    assert [one.id for one in read.documents] == ["a", "b"]
+    assert [one.id for one in read.queries] == ["1", "2"]
+    assert caplog.text.count(f"{path}: leaves out 1 blank rows; {path}:2") == 2
 
 
 WORDS = ["the", "of", "and", "to", "in", "that", "was"]

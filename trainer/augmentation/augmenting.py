@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from data_pipeline import DataError
+from data_pipeline.task_files.dropped import Dropped
 from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 from trainer.job_data.digests import digest_of, watch
@@ -69,7 +70,9 @@ def augment(
     if file.most is not None:
         identity["first"] = file.most
     with TableFile.opened(out, columns, identity) as table:
-        rows = [row for _, row in file.first(task.rows(file, *task.fields))]
+        dropped = Dropped()
+        rows = [row for _, row in file.first(task.rows(file, *task.fields, dropped=dropped))]
+        dropped.tell(file.path)
         if (made := table.finished_rows()) is not None:
             return made, len(rows)
         copies = method.over(rows, task.texts, device)

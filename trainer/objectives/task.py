@@ -8,10 +8,9 @@ whose objective contains the task.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -27,7 +26,8 @@ from configs.typed import convert
 from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
 from data_pipeline.examples.storing import read_references
 from data_pipeline.task_files.contents import UTF_8
-from data_pipeline.task_files.tables import Columns, OnMalformed, Row, read_table
+from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.tables import Columns, Row, read_table
 from model import (
     HEAD_NAMES,
     Ability,
@@ -40,8 +40,6 @@ from trainer.batches import MicroBatch
 from trainer.objectives.head_term import HeadTerm
 from trainer.objectives.term import TermConfig
 from trainer.scoring.metric import Metric
-
-_log = logging.getLogger(__name__)
 
 Record = TypeVar("Record")
 MAX_DIGITS = 18  # of a column's number
@@ -227,6 +225,11 @@ class TaskConfig(TermConfig):
         return self.fields
 
     @property
+    def skips_malformed(self) -> bool:
+        """Whether rows of a wrong number of columns are left out."""
+        return False
+
+    @property
     def lists(self) -> tuple[str, ...]:
         """The fields that hold lists."""
         return ()
@@ -256,23 +259,20 @@ class TaskConfig(TermConfig):
         self,
         file: TaskFile,
         *fields: str,
-        on_malformed: OnMalformed | None = None,
-        on_blank: Callable[[str], None] = lambda place: None,
+        dropped: Dropped,
     ) -> Iterator[Row]:
-        """The rows of a table with these fields, without blank ones. DataError as `read_table`."""
+        """The rows of a table with these fields; `dropped` counts the blank and malformed ones.
+
+        Raises DataError as `read_table`.
+        """
         rows = read_table(
             str(file.path),
             file.columns_of(*fields),
-            on_malformed=on_malformed,
-            keep_blank=True,
+            on_malformed=dropped.malformed if self.skips_malformed else None,
             lists=self.lists,
             encoding=file.encoding,
         )
-        for place, row in rows:
-            if row:
-                yield place, row
-            else:
-                on_blank(place)
+        return dropped.present(rows)
 
     @abstractmethod
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
@@ -333,13 +333,6 @@ class TaskTerm(HeadTerm):
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
         self.denominator = self.head
-
-
-def tell_dropped(file: TaskFile, what: str, reasons: Sequence[object]) -> None:
-    """Log how many records of a file are left out, and the reasons for the first three."""
-    if reasons:
-        first = "; ".join(map(str, reasons[:3]))
-        _log.warning("%s: leaves out %s %s; %s", file.path, len(reasons), what, first)
 
 
 def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from data_pipeline import DataError
-from data_pipeline.task_files.collection import COUNTED, Collection, best_first
+from data_pipeline.task_files.collection import COUNTED, Collection, best_first, present_in
 from data_pipeline.task_files.retrieval import read_retrieval_documents
 from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
@@ -54,7 +54,8 @@ def rankings(
 def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterator[dict[str, Any]]:
     task, encoder = tuned.facts.section(Retrieval), tuned.encoder
     encoding = tuned.facts.encoding
-    known = [one for one in read_retrieval_documents(documents, encoding) if one.text]
+    texts = present_in(documents, read_retrieval_documents(documents, encoding))
+    known = [one for one in texts if one.text]
     if not known:
         raise DataError(f"{documents}: no document has a title or a text")
     sequences = (task.document_sequence(one, encoder) for one in known)
@@ -109,4 +110,7 @@ def _pair_scores(
 
 def _answer(query: str, scores: Mapping[str, float]) -> dict[str, Any]:
     ordered = sorted(scores.items(), key=lambda item: -item[1])
-    return {"query": query, "documents": [{"id": one, "score": score} for one, score in ordered]}
+    return {
+        "query": query or None,
+        "documents": [{"id": one, "score": score} for one, score in ordered],
+    }

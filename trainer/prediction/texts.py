@@ -44,7 +44,7 @@ def read_rows(path: str, facts: TaskFacts) -> Iterator[Row]:
         return read_plain_lines(path, facts.fields, facts.encoding)
     columns = TaskFile(Path(path), facts.columns).columns_of(*facts.fields)
     layout = TSV if is_plain else None
-    return read_table(path, columns, layout, keep_blank=True, encoding=facts.encoding)
+    return read_table(path, columns, layout, encoding=facts.encoding)
 
 
 class TextPredictor(Predictor):

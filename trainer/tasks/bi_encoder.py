@@ -10,11 +10,12 @@ from torch import Tensor
 
 from configs.rules import INDEX, Doc, OneOf, positive
 from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import as_number
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.labels import squared_error
-from trainer.objectives.task import LABEL, TaskConfig, TaskFile, TaskTerm, tell_dropped
+from trainer.objectives.task import LABEL, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import CosineMetric
@@ -65,8 +66,8 @@ class BiEncoder(TaskConfig):
         return self.with_head(model, head)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
-        blank: list[str] = []
-        rows = self.rows(file, *self.fields, on_blank=blank.append)
+        dropped = Dropped()
+        rows = self.rows(file, *self.fields, dropped=dropped)
         for place, row in file.first(rows):
             sequences = [encoder.sequence([row[name]], place) for name in self.texts]
             label = as_number(place, LABEL, row[LABEL]) / self.highest
@@ -74,7 +75,7 @@ class BiEncoder(TaskConfig):
                 why = f"is more than highest: {self.highest:g}; set {self.name}.highest"
                 raise DataError(f"{place}: {LABEL}: {row[LABEL]} {why}")
             yield EncodedExample(sequences, {self.head: label})
-        tell_dropped(file, "blank rows", blank)
+        dropped.tell(file.path)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         there = batch.row_labels(self.head) >= -1  # not of NaN, nor of -100

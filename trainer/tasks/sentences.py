@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.tables import OnMalformed, Row, as_number, list_in
+from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.tables import Row, as_number, list_in
 from model import (
     CLASSIFICATION,
     MULTI_LABEL,
@@ -34,7 +35,6 @@ from trainer.objectives.task import (
     TaskFile,
     TaskTerm,
     labels_among,
-    tell_dropped,
     unknown_weights,
     weights_of,
 )
@@ -156,7 +156,7 @@ class SentenceTask(TaskConfig):
             return self
         labels = (
             (place, label)
-            for place, row in self.rows(file, LABEL)
+            for place, row in self.rows(file, LABEL, dropped=Dropped())
             for label in self._told(row, place)
         )
         found = labels_among(file, (one for one in labels if one[1] or not self.unlabelled))
@@ -175,20 +175,16 @@ class SentenceTask(TaskConfig):
         """The label of a row, or all of them."""
         return list_in(row[LABEL], place, LABEL) if self.target == LABELS else [row[LABEL]]
 
-    def rows(
-        self,
-        file: TaskFile,
-        *fields: str,
-        on_malformed: OnMalformed | None = None,
-        on_blank: Callable[[str], None] = lambda place: None,
-        on_ignored: Callable[[str], None] = lambda place: None,
-    ) -> Iterator[Row]:
-        told = (on_malformed or (lambda error: None)) if self.skip_malformed else None
-        for place, row in super().rows(file, *fields, on_malformed=told, on_blank=on_blank):
-            if row.get(LABEL) in self.ignored_labels:
-                on_ignored(f"{place}: {row[LABEL]}")
+    @property
+    def skips_malformed(self) -> bool:
+        return self.skip_malformed
+
+    def rows(self, file: TaskFile, *fields: str, dropped: Dropped) -> Iterator[Row]:
+        for row in super().rows(file, *fields, dropped=dropped):
+            if (label := row.values.get(LABEL)) in self.ignored_labels:
+                dropped.add("rows with an ignored label", f"{row.where}: {label}")
             else:
-                yield place, row
+                yield row
 
     def _unfit_for(self, labels: Sequence[str]) -> str:
         """The metrics that have no meaning with these labels, in words."""
@@ -196,16 +192,8 @@ class SentenceTask(TaskConfig):
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         groups: dict[str, int] = {}
-        malformed: list[DataError] = []
-        blank: list[str] = []
-        ignored: list[str] = []
-        rows = self.rows(
-            file,
-            *self.fields,
-            on_malformed=malformed.append,
-            on_blank=blank.append,
-            on_ignored=ignored.append,
-        )
+        dropped = Dropped()
+        rows = self.rows(file, *self.fields, dropped=dropped)
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
             targets = self._targets(row, place)
@@ -213,9 +201,7 @@ class SentenceTask(TaskConfig):
                 group = groups.setdefault(row[self.texts[0]], len(groups))
                 targets[GroupRanking.group(self.head)] = group
             yield EncodedExample([sequence], targets)
-        tell_dropped(file, "malformed rows", malformed)
-        tell_dropped(file, "blank rows", blank)
-        tell_dropped(file, "rows with an ignored label", ignored)
+        dropped.tell(file.path)
 
     @property
     def ranks(self) -> bool:

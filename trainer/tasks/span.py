@@ -14,11 +14,12 @@ from torch import Tensor
 from configs.rules import COUNT, Doc, OneOf, Unit
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.examples.text_encoder import Windows
+from data_pipeline.task_files.dropped import Dropped, present
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.losses.labels import label_cross_entropy
-from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm, tell_dropped
+from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.span_metric import ANSWER_SCORES, SpanMetric
@@ -97,7 +98,7 @@ class Span(ScoredByReferences):
 
     def references(self, file: TaskFile, part: Part) -> Any:
         """Of each question: its id, its passage, and the right answers."""
-        questions = file.first(read_squad(str(file.path), encoding=file.encoding))
+        questions = file.first(present(read_squad(str(file.path), encoding=file.encoding)))
         return [(one.id, one.context, [answer.text for answer in one.answers]) for one in questions]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
@@ -107,17 +108,17 @@ class Span(ScoredByReferences):
         self, file: TaskFile, encoder: TextEncoder, part: Part
     ) -> Iterator[EncodedExample]:
         """The windows of each question; one with a misplaced answer is scored, and not learnt."""
-        misplaced = []
-        questions = read_squad(str(file.path), encoding=file.encoding)
+        dropped = Dropped()
+        questions = dropped.present(read_squad(str(file.path), encoding=file.encoding))
         for number, question in enumerate(file.first(questions)):
             if not question.answers and not self.unanswerable:
                 why = "has no answer; set unanswerable: true for SQuAD 2.0"
                 raise DataError(f"{question.where}: {why}")
             if question.misplaced and not part.is_held_out:
-                misplaced.append(question.misplaced)
+                dropped.add("misplaced answers", question.misplaced)
                 continue
             yield from self._windows(number, question, encoder)
-        tell_dropped(file, "misplaced answers", misplaced)
+        dropped.tell(file.path)
 
     def _windows(
         self, number: int, question: SpanQuestion, encoder: TextEncoder

@@ -15,6 +15,7 @@ from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, read_tagged_records
+from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
@@ -110,7 +111,8 @@ class Tagging(TaskConfig):
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         numbers = {label: number for number, label in enumerate(self.labels)}
-        for sentence in file.first(self._sentences(file)):
+        dropped = Dropped()
+        for sentence in file.first(dropped.present(self._sentences(file))):
             pieces, tags = [], []
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 if tag not in numbers:
@@ -121,6 +123,7 @@ class Tagging(TaskConfig):
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
             segment, labels = encoder.cut_to_fit(pieces, tags, sentence.where)
             yield EncodedExample([[segment]], {self.head: np.array(labels, np.int64)})
+        dropped.tell(file.path)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         target = batch.targets[self.head]

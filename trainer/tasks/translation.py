@@ -22,6 +22,7 @@ from data_pipeline import (
     TextEncoder,
     View,
 )
+from data_pipeline.task_files.dropped import Dropped, present
 from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPair, read_pairs
 from model import Ability, ModelConfig, ModelShape
 from model.generation import DIVISORS, LENGTH
@@ -142,10 +143,11 @@ class Translation(ScoredByReferences):
 
     def references(self, file: TaskFile, part: Part) -> Any:
         """The right translation of every pair."""
-        return [pair.target for pair in file.first(self.pairs(file))]
+        return [pair.target for pair in file.first(present(self.pairs(file)))]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
-        for number, pair in enumerate(file.first(self.pairs(file))):
+        dropped = Dropped()
+        for number, pair in enumerate(file.first(dropped.present(self.pairs(file)))):
             source, target = (encoder.encode(x, pair.where).ids for x in (pair.source, pair.target))
             tokens = len(source) + len(target) + encoder.vocabulary.special_in(2)
             if tokens > encoder.length:
@@ -156,6 +158,7 @@ class Translation(ScoredByReferences):
                 )
             sequences = [[encoder.array(ids)] for ids in (source, target)]
             yield EncodedExample(sequences, {PAIR: number}, predicted=1)
+        dropped.tell(file.path)
 
     def pairs(self, file: TaskFile) -> Iterator[TextPair]:
         """The pairs of a file. Raises DataError."""
