@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import parse_json
+from configs.errors import ConfigError
+from configs.strict_json import from_json, read_json
 
 STOPPED = 75  # the exit code of a process that has saved and stopped on request
 REVISION = "# git revision: "  # begins the first line of config.yaml
@@ -56,14 +58,19 @@ def revision_in(config: str) -> str:
     return first.removeprefix(REVISION) if first.startswith(REVISION) else ""
 
 
+@dataclass(frozen=True)
+class _Remark:
+    says: str
+
+
 def remarks_in(file: Path) -> list[str]:
     """What a file such as ``setbacks.json`` says, a line for each entry; none if it is unreadable.
 
     Whoever shows a run shows these beside it, and must not fail for want of them.
     """
     try:
-        return [str(one["says"]) for one in parse_json(file.read_bytes())]
-    except (OSError, ValueError, TypeError, KeyError):
+        return [" ".join(from_json(one, _Remark, file).says.split()) for one in read_json(file)]
+    except (OSError, TypeError, ConfigError):
         return []
 
 

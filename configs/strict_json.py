@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from configs.errors import ConfigError
 from configs.typed import build, hints_of, options_of
 
 T = TypeVar("T")
+DEEPEST = 100  # levels: what reads a tree goes down by recursion
 
 
 def strict_json(tree: Any) -> str:
@@ -24,9 +25,22 @@ def strict_json(tree: Any) -> str:
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError if the text is not JSON, or is nested too deeply."""
     try:
-        return json.loads(text)
+        tree = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [inner for value in level for inner in _within(value)]
+        if not level:
+            return tree
+    raise ValueError("nested too deeply")
+
+
+def _within(value: Any) -> Collection[Any]:
+    """The values in a list or an object."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def read_json(path: Path) -> Any:

@@ -155,9 +155,13 @@ def _number(value: Any, path: str) -> float:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{path}: must be a number, not {shown(value)}")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number):
         raise ConfigError(f"{path}: must be a finite number")
-    return float(value)
+    return number
 
 
 def _truth(value: Any, path: str) -> bool:

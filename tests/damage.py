@@ -11,8 +11,10 @@ that state until the block ends::
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
+import math
 import os
 import random
 import tarfile
@@ -53,7 +55,11 @@ def damages(data: bytes, flips: int = FLIPS, seed: int = 0) -> Iterator[Damage]:
     yield from (damage for damage in changed if damage.content != data)
 
 
-WRONG: tuple[Any, ...] = (None, True, -1, 0.5, 10**30, "text", [], {}, [[]], {"a": {}})
+NESTED: Any = functools.reduce(lambda inner, _: [inner], range(500), [])  # Python reads it
+WRONG: tuple[Any, ...] = (
+    None, True, -1, 0.5, 10**30, 10**400, math.nan, math.inf, "text", "", [], {}, [[]], {"a": {}},
+    NESTED,
+)  # fmt: skip
 
 
 def edits(data: bytes) -> Iterator[Damage]:
@@ -63,7 +69,7 @@ def edits(data: bytes) -> Iterator[Damage]:
         where = "/".join(map(str, path))
         for value in WRONG:
             changed = json.dumps(_edited(tree, path, value)).encode()
-            yield Damage(f"{where} is {value!r}", changed)
+            yield Damage(f"{where} is {str(value)[:40]}", changed)
         if path:
             yield Damage(f"{where} is gone", json.dumps(_edited(tree, path)).encode())
 

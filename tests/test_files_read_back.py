@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+import tandem
 from commands.analysis import NUMBERS, _has_pruned, _refuse_other_files
 from commands.suites import MODELS, _known_digests
 from data_pipeline import DataError
-from model import ModelError
+from model import ModelError, build, from_pretrained, save_pretrained
 from tests.damage import damages, edits, harmed
-from trainer.checkpoint import published
+from tests.trainer import tiny
+from trainer.checkpoint import Ranking, Retention, published
+from trainer.checkpoint.folder import scores_of, step_name
 from trainer.checkpoint.owner import Owner
 from trainer.control.requests import STOP, RequestBox, answer_to, ask
 from trainer.errors import TrainingError
@@ -111,6 +115,57 @@ def test_edited_records_of_a_run_say_nothing(tmp_path: Path) -> None:
     for damage in edits(answer.read_bytes()):
         with harmed(answer, damage):
             assert (answer_to(requests, STOP, "a") or {"step": 3})["step"] in (3, -1)
+
+
+def test_edited_remarks_are_lines_or_none(tmp_path: Path) -> None:
+    """The files of setbacks and of slow ranks, as `tandem status` shows them."""
+    (tmp_path / "config.yaml").write_text("steps: 3\n")
+    for name in ("setbacks.json", "slow_ranks.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps([{"learner": "a", "step": 3, "says": "students/a: learns"}]))
+        for damage in [*edits(path.read_bytes()), *damages(path.read_bytes())]:
+            with harmed(path, damage):
+                ended = CliRunner().invoke(tandem.main, ["status", str(tmp_path), "--json"])
+            assert (ended.exit_code, ended.exception) == (0, None), damage.name
+            (shown,) = json.loads(ended.stdout)
+            for line in (*shown["setbacks"], *shown["slow_ranks"]):
+                assert isinstance(line, str)
+                assert (
+                    line.startswith("students/a") or "says" in damage.name or "flip" in damage.name
+                )
+                assert len(line.splitlines()) <= 1
+
+
+def test_an_edited_file_of_the_trainer_ranks_no_checkpoint(tmp_path: Path) -> None:
+    (folder := tmp_path / step_name(3)).mkdir()
+    ranking, path = Ranking("teacher", "loss"), folder / "trainer.json"
+    score = {"metric": "loss", "value": 0.5}
+    path.write_text(
+        json.dumps({"step": 3, "attempt": 1, "scores": {"teacher": score}, "state": {}})
+    )
+    assert ranking.ranked({3: scores_of(tmp_path, 3)}) == [3]
+    for damage in [*edits(path.read_bytes()), *damages(path.read_bytes())]:
+        with harmed(path, damage):
+            assert ranking.ranked({3: scores_of(tmp_path, 3)}) in ([], [3]), damage.name
+            assert published(tmp_path) == [3]
+            Retention(best=1, rankings=(ranking,)).expired({3: scores_of(tmp_path, 3)}, [])
+
+
+def test_an_edited_config_of_a_model_is_named_or_used(tmp_path: Path) -> None:
+    config = tiny.encoder(vocab_size=20, layers=1, max_positions=8)
+    save_pretrained(build(config, seed=0), tmp_path)
+    path, refused = tmp_path / "config.json", 0
+    for damage in edits(path.read_bytes()):
+        with harmed(path, damage):
+            try:
+                read = from_pretrained(tmp_path).config
+            except ModelError as error:
+                assert str(tmp_path) in str(error), damage.name  # noqa: PT017
+                assert "\n" not in str(error), damage.name  # noqa: PT017
+                refused += 1
+            else:
+                assert read.vocab_size == 20, damage.name
+    assert refused > 60
 
 
 def test_an_edited_manifest_of_stored_logits_is_refused(tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ its successor takes the name) and ``….deleted-N`` (being removed).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import parse_json
+from configs.errors import ConfigError
+from configs.strict_json import from_json, read_json
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
@@ -39,15 +42,34 @@ def all_steps(folder: Path) -> list[int]:
     return sorted(step for step in steps if step_name(step) in names)
 
 
+@dataclass(frozen=True)
+class _Score:
+    metric: str | None = None
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class _TrainerFile:
+    """The values of ``trainer.json`` that are read before its checksum is verified."""
+
+    attempt: int | None = None
+    scores: dict[str, _Score] = field(default_factory=dict)
+    metric: float | None = None  # of old checkpoints, which have no scores
+    metric_name: str | None = None
+
+
 def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
     """``trainer.json``: step, attempt, the learners' scores and the trainer's own state.
 
-    Empty if it is missing or not JSON: the verification of the checkpoint reports the damage.
+    Empty if it is missing or damaged: the verification of the checkpoint reports the damage.
     """
+    path = folder / step_name(step) / TRAINER
     try:
-        return dict(parse_json((folder / step_name(step) / TRAINER).read_text()))
-    except (OSError, ValueError, TypeError):
+        tree = read_json(path)
+        from_json(tree, _TrainerFile, path)
+    except (OSError, ConfigError):
         return {}
+    return dict(tree)
 
 
 def scores_of(folder: Path, step: int) -> dict[str, Any]:
@@ -57,7 +79,8 @@ def scores_of(folder: Path, step: int) -> dict[str, Any]:
     """
     trainer = read_trainer_file(folder, step)
     if trainer.get("metric") is None:
-        return dict(trainer.get("scores", {}))
+        scores = from_json(trainer, _TrainerFile, TRAINER).scores
+        return {name: dataclasses.asdict(score) for name, score in scores.items()}
     return {"teacher": {"metric": trainer.get("metric_name"), "value": trainer["metric"]}}
 
 
