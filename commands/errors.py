@@ -10,6 +10,7 @@ import click
 
 FAILED = 1
 INTERRUPTED = "tandem: interrupted"  # sys.exit prints it, with exit code 1
+LONGEST = 2000  # characters of a message
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
 USER_ERRORS = [
     ("configs", "ConfigError"),
@@ -48,7 +49,17 @@ class OneLineErrors(click.Group):
 
 
 def one_line(error: Exception) -> str | None:
-    """The message of an error that the user can fix; None for a bug."""
+    """The message of an error that the user can fix; None for a bug.
+
+    The middle of a message is left out where it quotes a damaged file at length.
+    """
+    message = _message(error)
+    if message is None or len(message) <= LONGEST:
+        return message
+    return f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 4 :]}"
+
+
+def _message(error: Exception) -> str | None:
     loaded = [pair for pair in USER_ERRORS if pair[0] in sys.modules]
     if isinstance(error, tuple(getattr(sys.modules[module], name) for module, name in loaded)):
         return " ".join(str(error).split())

@@ -81,6 +81,15 @@ def test_a_run_that_was_never_trained_cannot_be_synced(tmp_path):
     assert "never trained" in fails("sync", tmp_path)
 
 
+def test_a_message_quotes_a_screen_of_a_damaged_file_at_most():
+    said = one_line_for(DataError(f"a.tsv: no column 'text'; there are: {'[' * 20_000}; name one"))
+    assert said.startswith("a.tsv: no column 'text'; there are: [[[")
+    assert said.endswith("[[[; name one")
+    assert len(said) < 2100
+    short = "a.tsv: " + "m" * 1900
+    assert one_line_for(DataError(short)) == short
+
+
 def test_wrong_usage_exits_2():
     assert CliRunner().invoke(command_line.main, ["train"]).exit_code == 2
     assert CliRunner().invoke(command_line.main, ["trian"]).exit_code == 2

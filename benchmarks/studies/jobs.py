@@ -18,7 +18,7 @@ import yaml
 import configs
 from configs import assignment
 from configs.studies import StudyConfig
-from data_pipeline import DataError
+from data_pipeline import Corpus, DataError
 from trainer.config import JobConfig
 from trainer.job_data.digests import digest_of
 from trainer.job_data.examples import files_of, tasks_of
@@ -85,15 +85,19 @@ class StudyJob:
         return [assignment("data.root", self.sources.data.absolute()), *self.overrides]
 
     def sources_digest(self) -> str:
-        """The digest of what the job's task and the jobs that it begins with read.
+        """The digest of the corpus, or of what the job's task and the jobs it begins with read.
 
-        Raises ClickException where a file or model is not there.
+        That of the pre-trained models is in it. Raises ClickException where one is not there.
         """
         jobs = [*self.needed(), self]
         folders = {folder for job in jobs for folder in job._pretrained()}
         try:
-            files = {path for job in jobs for path in job._files()}
-            digests = [digest_of(path) for path in sorted(files | folders)]
+            if task_of(self.study, self.arm):
+                files = {path for job in jobs for path in job._files()}
+                digests = [digest_of(path) for path in sorted(files | folders)]
+            else:
+                corpus = Corpus.open(str(self.sources.corpus))
+                digests = [corpus.content, *map(digest_of, sorted(folders))]
         except (configs.ConfigError, DataError) as error:
             raise click.ClickException(f"{self.name}: {error}") from None
         return hashlib.blake2b("".join(digests).encode(), digest_size=6).hexdigest()

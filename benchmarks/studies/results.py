@@ -44,9 +44,9 @@ class Result:
 
     digest: of the arm as it was then (`jobs.digest`); revision: the code's; seconds: of training,
     on a machine that may have been busy; flops: matrix products of each learner, over its steps;
-    held_out_tokens: of the corpus, or the task's text; sources: the digest of a task's files and of
-    the pre-trained models, empty where unknown (`StudyJob.sources_digest`); scores: of each
-    learner, by name, with its size and speed.
+    held_out_tokens: of the corpus, or the task's text; sources: the digest of the corpus or of a
+    task's files, and of the pre-trained models, empty in old results
+    (`StudyJob.sources_digest`); scores: of each learner, by name, with its size and speed.
     """
 
     arm: str
@@ -111,6 +111,12 @@ def _require_same_sources(job: StudyJob, found: Sequence[Result], file: Path) ->
 
 def _require_same_corpus(job: StudyJob, found: Sequence[Result], file: Path) -> None:
     here = _held_out_tokens(job.sources.corpus)
+    known = {one.sources for one in found if one.sources}
+    if here is not None and known - {job.sources_digest()}:
+        raise click.ClickException(
+            f"{job.sources.corpus}: is not the corpus of the results in {file}; keep yours in "
+            "another folder: --results FOLDER"
+        )
     there = next((one.held_out_tokens for one in found if one.held_out_tokens != here), None)
     if here is not None and there is not None:
         raise click.ClickException(
@@ -151,7 +157,7 @@ def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
         seconds=round(_rows(job.run)[-1]["seconds"], 1),
         flops=flops(config),
         held_out_tokens=facts["corpus"]["validation_tokens"],
-        sources=job.sources_digest() if task_of(job.study, job.arm) else "",
+        sources=job.sources_digest(),
         scores=scores | early_scores(job, config, facts["metric"]),
     )
 

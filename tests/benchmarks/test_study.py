@@ -23,6 +23,7 @@ from benchmarks import study
 from benchmarks.studies import results
 from benchmarks.studies.jobs import Sources, StudyJob, digest, in_order
 from configs.studies import StudyConfig
+from data_pipeline import Corpus
 from model import EncoderConfig, build, save_pretrained
 from tests.benchmarks.made_studies import result, two_arms
 from tests.configs.run_jobs import run_jobs
@@ -295,6 +296,24 @@ def test_results_of_another_corpus_are_not_taken_for_those_of_this_one(tmp_path,
     old = two_arms(steps=9)  # whose results are of other arms
     none = study.jobs_of("why", old, tmp_path, sources=Sources(Path(corpus)))
     assert not results.is_recorded(none[0], tmp_path / "why.jsonl")
+
+
+def test_results_of_text_are_of_a_corpus_by_its_content(tmp_path, corpus):
+    """Also where as many tokens are held out; old results do not say of what they are."""
+    config = two_arms()
+    job = study.jobs_of("why", config, tmp_path, sources=Sources(Path(corpus)))[0]
+    tokens = Corpus.open(str(corpus)).split("val").index.tokens
+    old = dataclasses.replace(result(config, "first", 1), held_out_tokens=tokens)
+    for sources, said in (("", None), (job.sources_digest(), None), ("0a1b", "is not the corpus")):
+        (tmp_path / "why.jsonl").unlink(missing_ok=True)
+        results.append(tmp_path / "why.jsonl", dataclasses.replace(old, sources=sources))
+        if said is None:
+            assert results.is_recorded(job, tmp_path / "why.jsonl")
+        else:
+            with pytest.raises(click.ClickException, match=said):
+                results.is_recorded(job, tmp_path / "why.jsonl")
+    nowhere = dataclasses.replace(job, sources=Sources(Path("/nowhere")))
+    assert results.is_recorded(nowhere, tmp_path / "why.jsonl"), "a table needs no corpus"
 
 
 def test_an_arm_is_another_when_it_or_one_that_it_begins_with_changes():
