@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from data_pipeline.task_files.dropped import present
 from data_pipeline.task_files.tables import read_table
 from model import EncoderConfig
 from model.flops import flops_per_token, flops_to_leave
@@ -67,7 +68,7 @@ def main() -> None:
 def encoded(tuned: FineTuned, file: TaskFile) -> tuple[list[Segments], list[str]]:
     """The sequences and the labels of a file of examples."""
     fields = tuned.facts.fields
-    rows = list(read_table(str(file.path), file.columns_of(*fields, LABEL)))
+    rows = list(present(read_table(str(file.path), file.columns_of(*fields, LABEL))))
     texts = [([row[name] for name in fields], where) for where, row in rows]
     return [tuned.encoder.sequence(*one) for one in texts], [row[LABEL] for _, row in rows]
 
