@@ -1,0 +1,207 @@
+"""Counts what makes a tree easy or hard to inherit, here and in any other checkout.
+
+    python benchmarks/structure.py                        # this checkout, with one traced step
+    python benchmarks/structure.py /src/torchtitan        # another tree, counted only
+
+Lines of code are lines without blanks, comments and docstrings. Tests and benchmarks are left out.
+The traced step is an optimizer step of a masked language model of two layers, alone and with two
+students, after two steps that are not counted: the files, functions and calls of this project that
+`sys.setprofile` sees in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import statistics
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+LEFT_OUT = {"tests", "benchmarks", "build", "docs"}
+VAGUE = ("one", "own", "found", "there", "whole")  # as names of variables
+OPENINGS = re.compile(r"(The same|What|Those|Each|As)\b")  # of docstrings
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class FileCount:
+    """The counts of one file."""
+
+    code: int  # lines
+    imports: int  # lines
+    functions: list[int]  # lines of code of each function
+    vague: int  # functions with a variable of a vague name
+    openings: int  # docstrings that begin with a word of OPENINGS
+
+
+def count_file(path: Path) -> FileCount:
+    """The counts of a Python file; raises SyntaxError where it is none."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    code = _lines_of_code(text) - _lines_of_docstrings(nodes)
+    functions = [node for node in nodes if isinstance(node, Function)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return FileCount(
+        code=len(code),
+        imports=sum(len(_span(node) & code) for node in imports),
+        functions=[len(_span(node) & code) for node in functions],
+        vague=sum(any(name in VAGUE for name in _variables(node)) for node in functions),
+        openings=sum(bool(OPENINGS.match(text)) for text in _docstrings(nodes)),
+    )
+
+
+def _lines_of_code(text: str) -> set[int]:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    used = (token for token in tokens if token.type not in NO_CODE and token.string)
+    return {line for token in used for line in range(token.start[0], token.end[0] + 1)}
+
+
+def _span(node: ast.stmt | ast.expr) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def _docstring_nodes(nodes: list[ast.AST]) -> Iterator[ast.Constant]:
+    for node in nodes:
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and body:
+            value = getattr(body[0], "value", None)
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value
+
+
+def _lines_of_docstrings(nodes: list[ast.AST]) -> set[int]:
+    return {line for node in _docstring_nodes(nodes) for line in _span(node)}
+
+
+def _docstrings(nodes: list[ast.AST]) -> Iterator[str]:
+    return (str(node.value) for node in _docstring_nodes(nodes))
+
+
+def _variables(function: Function) -> set[str]:
+    """The names that a function assigns or takes; short comprehensions count too."""
+    inside = list(ast.walk(function))
+    stored = {
+        node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return stored | {node.arg for node in inside if isinstance(node, ast.arg)}
+
+
+def files_of(root: Path) -> list[Path]:
+    """The Python files of a checkout, without tests, benchmarks and hidden folders."""
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not any(
+            part in LEFT_OUT or part.startswith(".") for part in path.relative_to(root).parts
+        )
+    ]
+
+
+def rows_of(counts: list[FileCount]) -> Iterator[tuple[str, str]]:
+    """(what is counted, its value) for each row of the table."""
+    code = [file.code for file in counts if file.code]
+    functions = [lines for file in counts for lines in file.functions]
+    total = sum(code)
+    yield "files / lines of code", f"{len(code)} / {total / 1000:.1f}k"
+    yield "lines of code per file, median", f"{statistics.median(code):.0f}"
+    yield (
+        "files under 40, over 400 lines of code",
+        (f"{sum(lines < 40 for lines in code)}, {sum(lines > 400 for lines in code)}"),
+    )
+    yield "import lines, share of all", f"{sum(file.imports for file in counts) / total:.1%}"
+    yield (
+        "lines per function, median / most",
+        (f"{statistics.median(functions):.0f} / {max(functions)}"),
+    )
+    yield f"functions with a variable {', '.join(VAGUE)}", str(sum(file.vague for file in counts))
+    yield "docstrings with a vague opening", str(sum(file.openings for file in counts))
+
+
+@dataclass
+class CallTrace:
+    """The calls of this project's functions while it is installed as a profiler."""
+
+    calls: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        """A profiler's event, as `sys.setprofile` documents it."""
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if event == "call" and path.is_relative_to(ROOT) and ".venv" not in path.parts:
+            self.calls[code.co_filename, code.co_name, code.co_firstlineno] += 1
+
+    def row(self) -> str:
+        """Files / functions / calls."""
+        files = {file for file, _, _ in self.calls}
+        return f"{len(files)} / {len(self.calls)} / {self.calls.total():,}"
+
+
+def traced(step: Callable[[int], object]) -> CallTrace:
+    """The trace of the third step."""
+    step(0), step(1)
+    trace = CallTrace()
+    sys.setprofile(trace)
+    step(2)
+    sys.setprofile(None)
+    return trace
+
+
+def a_step(students: int) -> Callable[[int], object]:
+    """A function that trains a small teacher and `students`, given the step's number."""
+    from benchmarks.masked_batches import masked_batch
+    from model import EncoderConfig
+    from trainer.learner_config import LearnerConfig
+    from trainer.learner_names import TEACHER
+    from trainer.learners.learner import Learner, StepShape
+    from trainer.objectives import ObjectiveConfig
+    from trainer.objectives.terms import SoftKL
+    from trainer.step import train_step
+    from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+
+    encoder = EncoderConfig(vocab_size=600, hidden_size=32, layers=2, heads=2, ffn_size=64)
+    mlm = MaskedLanguageModelling()
+    shape = StepShape(3, seed=0, micro_batch=8, accumulation=1)
+
+    def learner(name: str, objective: ObjectiveConfig) -> Learner:
+        config = LearnerConfig(model=encoder, objective=objective)
+        return Learner(name, config, encoder, shape)
+
+    teacher = learner(TEACHER, ObjectiveConfig(mlm=mlm))
+    names = [f"students/{number}" for number in range(students)]
+    taught = [learner(name, ObjectiveConfig(mlm=mlm, soft_kl=SoftKL())) for name in names]
+    batch = masked_batch(8, length=32, vocabulary=600)
+    return lambda step: train_step(teacher, taught, batch, step)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tree", type=Path, nargs="?", default=ROOT)
+    tree = parser.parse_args().tree.resolve()
+    rows = list(rows_of([count_file(path) for path in files_of(tree)]))
+    if tree == ROOT:
+        from benchmarks.one_rank import join_alone
+
+        join_alone()
+        for students in (0, 2):
+            name = f"a step with {students} students: files / functions / calls"
+            rows.append((name, traced(a_step(students)).row()))
+    print("| | |\n|---|---|")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+
+
+if __name__ == "__main__":
+    main()
