@@ -42,15 +42,18 @@ SHELLS_OWN = (
     "SRUN_OUTPUT",
 )
 
-START = """# What happens when the ranks end, and when SLURM sends a signal
+START = r"""# What happens when the ranks end, and when SLURM sends a signal
 supervisor=$submission/code/cluster/supervisor.sh
 mkdir -p "$run/logs" && exec >>"$log" 2>&1 && [ -r "$supervisor" ] && . "$supervisor"
 
-# Only a first node that cannot use the run folder gets here: it gives the job back.
+# Only a first node that cannot use the run folder gets here: it gives the job back, and is left out
+# unless too few nodes would remain.
 trap "" TERM  # requeueing ends this shell as well
+without=$(scontrol -o show job "$job" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')
+without=${without:+$without,}${SLURMD_NODENAME:-$HOSTNAME}
 [ $may_requeue = yes ] && [ "${SLURM_RESTART_COUNT:-0}" -lt $budget ] &&
-  scontrol requeue "$job" &&
-  scontrol update jobid="$job" ExcNodeList="${SLURMD_NODENAME:-$HOSTNAME}"
+  scontrol requeue "$job" && sbatch --test-only --exclude="$without" "$submission/job.sbatch" &&
+  scontrol update jobid="$job" ExcNodeList="$without"
 exit 69
 """
 

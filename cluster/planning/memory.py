@@ -142,13 +142,15 @@ def host_memory(job: JobFacts, machine: Machine) -> float:
     """Bytes on the host of a node, for ``--mem``: its ranks, and their parts of what is held there.
 
     That is the copy from which a checkpoint is written, and of learners that are offloaded the
-    master weights, moments and gradients.
+    master weights, moments and gradients. Each rank has the weights of a teacher whose predictions
+    are stored.
     """
+    waiting = FLOAT * job.learners[0].parameters if job.stored else 0
     held = sum(
         learner.trained * (STORED_BYTES + learner.offloaded * (STORED_BYTES + FLOAT))
         for learner in job.learners
     )
-    return machine.gpus_per_node * (machine.host_gb * 1e9 + held / machine.ranks)
+    return machine.gpus_per_node * (machine.host_gb * 1e9 + waiting + held / machine.ranks)
 
 
 def at_stages(job: JobFacts, teacher: int, students: int) -> JobFacts:

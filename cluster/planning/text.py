@@ -196,11 +196,15 @@ def _starts(plan: Plan) -> str:
     lines = [
         f"Time limit of {plan.machine.time_limit / 3600:.3g} hours: {starts.count:,} "
         f"start{'s' * (starts.count > 1)} of {starts.training / 3600:.3g} hours of training; each "
-        f"spends {starts.overhead / 60:.3g} minutes on starting and saving."
+        f"spends {starts.overhead / 60:.3g} minutes on starting and saving, all of them "
+        f"{starts.overhead * starts.count / 3600:.3g} hours, besides their waits in the queue."
     ]
     most = ClusterConfig.max_requeues
-    if most is not None and starts.count > most + 1:
-        lines.append(f"That is more than max_requeues allows ({most} by default); set it higher.")
+    if most is not None and starts.count - 1 + plan.reliability.failures > most:
+        lines.append(
+            f"With {plan.reliability.failures:,.1f} failures, that is more than max_requeues "
+            f"allows ({most} by default); set it higher."
+        )
     if saving > plan.machine.warning_seconds:
         lines.append(
             f"Saving takes {saving:,.0f} s, longer than the {plan.machine.warning_seconds} s of "

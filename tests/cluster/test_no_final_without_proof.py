@@ -90,6 +90,18 @@ def test_a_first_node_that_cannot_write_gives_the_job_back(tmp_path, broken):
     assert not (tmp_path / "run/started").exists()
 
 
+def test_a_first_node_is_left_out_beside_others_and_while_enough_remain(tmp_path):
+    run = Run(tmp_path)
+    (tmp_path / "run/logs").touch()
+    too_few = 'echo "Requested node configuration is not available" >&2; exit 1'
+    for refuses in (too_few, ""):
+        process = run.start("touch started", SBATCH=refuses, EXCLUDED="n[7-8]")
+        process.communicate(timeout=SECONDS)
+        assert run.calls[-1 - (not refuses)].startswith("sbatch --test-only --exclude=n[7-8],n1 ")
+    assert run.calls[-1] == "update jobid=7 ExcNodeList=n[7-8],n1"
+    assert run.requeued == 2
+
+
 def test_the_reason_is_that_it_cannot_write(tmp_path):
     run = Run(tmp_path, max_requeues=5)
     (tmp_path / "run/submissions/001/accounts").touch()

@@ -19,7 +19,7 @@ from cluster.planning.memory import at_stages, host_memory, job_memory, learner_
 from cluster.planning.plan import make_plan
 from cluster.planning.text import describe
 from configs.devices import device_named
-from configs.plan_facts import CacheFacts, JobFacts
+from configs.plan_facts import CacheFacts, JobFacts, StoredFacts
 from tandem import main
 from tests.cluster.plans import H100, TEACHER
 from tests.conftest import tandem
@@ -276,7 +276,10 @@ def test_a_time_limit_makes_starts():
     assert plan.starts.overhead == pytest.approx(
         400 + plan.reliability.stall + plan.reliability.write
     )
+    hours = plan.starts.overhead * 3 / 3600
     assert ": 3 starts of " in describe(plan)
+    assert f"starting and saving, all of them {hours:.3g} hours, besides" in describe(plan)
+    assert json.loads(plan.to_json())["starts"]["count"] == 3
     less = make_plan(JOB, dataclasses.replace(machine, time_limit=limit - 2))
     assert less.starts is not None
     assert less.starts.count == 4
@@ -288,7 +291,12 @@ def test_a_time_limit_makes_starts():
 def test_what_a_time_limit_makes_impossible_is_said():
     slow = Machine(H100, mfu=1e-6, time_limit=701, restart_seconds=400, store_gbs=1e-5)
     text = describe(make_plan(JOB, slow))
-    assert "more than max_requeues allows (100 by default)" in text
+    assert "With 0.0 failures, that is more than max_requeues allows (100 by default)" in text
+    failing = dataclasses.replace(slow, time_limit=10**6, node_mtbf_hours=0.5, store_gbs=2.0)
+    plan = make_plan(JOB, failing)
+    assert plan.starts is not None
+    assert plan.starts.count < 100 < plan.starts.count + plan.reliability.failures
+    assert " failures, that is more than max_requeues allows" in describe(plan)
     assert "longer than the 300 s of warning; set warning_seconds higher" in text
 
 
@@ -301,6 +309,9 @@ def test_host_memory_is_that_of_a_nodes_ranks():
     job = dataclasses.replace(JOB, learners=(offloaded, STUDENT))
     more = host_memory(job, machine) - host_memory(JOB, machine)
     assert more == pytest.approx(16 * TEACHER.trained / 2)
+    stored = dataclasses.replace(JOB, stored=StoredFacts(8, "fp16", 32, 1e9))
+    waiting = host_memory(stored, machine) - host_memory(JOB, machine)
+    assert waiting == pytest.approx(4 * 4 * TEACHER.parameters), "each rank has the teacher's"
     text = describe(make_plan(JOB, machine))
     assert "Host memory of each node: 8.01 GB; sbatch: --mem=8G." in text
 

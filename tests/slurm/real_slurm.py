@@ -277,11 +277,12 @@ def requeue_soon(slurm: RealSlurm, job: str, restarts: int) -> None:
 
     def requeued() -> bool:
         facts = slurm.job(job)
-        return facts["Restarts"] == str(restarts) and facts["JobState"] == "PENDING"
+        return facts["Restarts"] == str(restarts) and facts["JobState"] in ("PENDING", "RUNNING")
 
-    until(requeued, "the requeue", 60)
-    time.sleep(1.5)  # sooner, and nodes take it for the job whose credential was just revoked
-    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    until(requeued, "the requeue", 200)
+    if slurm.job(job)["JobState"] == "PENDING":  # a slow machine may have let the delay pass
+        time.sleep(1.5)  # sooner, and nodes take it for the job whose credential was just revoked
+        slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
 
 
 def _ip(*arguments: str) -> str:

@@ -60,6 +60,7 @@ def test_nothing_of_the_environment_is_given_but_the_script_sets_it_right(
 ) -> None:
     """A site's SBATCH_EXPORT, like --export=NONE, affects only the script, not the ranks."""
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SRUN_EXPORT_ENV", "NONE")
     monkeypatch.setenv("SITE", "from the shell")
     before = ["export SITE=${SITE:-none}-before"]
     site = {"variables": {"OMP_NUM_THREADS": "3"}, "before": before}
