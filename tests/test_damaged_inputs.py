@@ -157,7 +157,7 @@ def inputs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "span.jsonl": "\n".join(
             json.dumps({"id": str(n), **context, "answers": answers}) for n in range(8)
         ),
-        "choices.json": json.dumps([choice] * 8),
+        "choices.json": json.dumps([{**choice, "id": str(n)} for n in range(8)]),
         "documents.jsonl": "\n".join(
             json.dumps({"_id": f"d{n}", "title": "", "text": text}) for n, text in enumerate(TEXTS)
         ),
