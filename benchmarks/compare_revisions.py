@@ -1,13 +1,15 @@
 """Run the shipped jobs of two revisions side by side: are their results the same to the last bit?
 
     python benchmarks/compare_revisions.py main HEAD
-    python benchmarks/compare_revisions.py main HEAD --jobs demo --world-size 2 --stages 0 3
+    python benchmarks/compare_revisions.py main HEAD --jobs demo 'task/*' --stages 0 3
+    python benchmarks/compare_revisions.py main HEAD --within 1e-6
 
-For every job at tiny size, every number of ranks and every ZeRO stage, it compares what each rank
-reads (`tandem data dump`), the metrics of every step, weights and optimizer states after every step
-(the moments after the first step are the gradients, times a constant), the final scores, and the
-exports. Differences are listed with their first step and both values, and the exit code is 1.
-Times, speeds and message sizes are not compared.
+For every job, every task and every task of a suite at tiny size, every number of ranks and every
+ZeRO stage, it compares what each rank reads (`tandem data dump`), the metrics of every step,
+weights and optimizer states after every step (the moments after the first step are the gradients,
+times a constant), the final scores, and the exports. Differences are listed with their first step
+and both values, and the exit code is 1. Times, speeds and message sizes are not compared. With
+`--within`, floating-point numbers and tensors may differ by that much, relative to their norm.
 
 A revision is used only through its command line and its files. Renamed config keys and metrics are
 listed in `renames.json`. Where a change is on purpose, what it changes can be turned off on both
@@ -17,6 +19,7 @@ sides, and left out, to compare the rest: `--learners gradient_clipping=0 --exce
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import re
 import signal
 import sys
@@ -56,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("\n".join(one.commit for one in checkouts), flush=True)
         jobs = chosen(asked.jobs, old, new)
         trials = [Trial(*one) for one in product(jobs, asked.world_size, asked.stages)]
-        differing = sum(not is_same for is_same in compared(old, new, trials, asked.without))
+        differing = sum(not is_same for is_same in compared(old, new, trials, asked))
     print(f"{differing} of {len(trials) + 1} differ" if differing else "Nothing differs")
     return int(differing > 0)
 
@@ -66,7 +69,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("old", help="a revision, as git knows it")
     parser.add_argument("new", help="another one")
-    parser.add_argument("--jobs", nargs="+", help="only these shipped jobs")
+    parser.add_argument("--jobs", nargs="+", help="only these shipped jobs; * matches any text")
     parser.add_argument("--world-size", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--steps", type=int, default=3)
@@ -76,6 +79,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--except", dest="without", type=re.compile, metavar="PATTERN", help="results to leave out"
     )
+    parser.add_argument("--within", type=float, default=0.0, metavar="TOLERANCE")
     parser.add_argument("--renames", type=Path, default=RENAMES, help="instead of renames.json")
     return parser.parse_args(words)
 
@@ -85,17 +89,19 @@ def chosen(asked: Sequence[str] | None, old: Side, new: Side) -> list[str]:
     for name in sorted(set(old.jobs) ^ set(new.jobs)):
         print(f"{name}: is shipped by one of the two revisions only")
     shared = [name for name in old.jobs if name in new.jobs]
-    if unknown := set(asked or ()) - set(shared):
-        raise SystemExit(f"--jobs: {', '.join(sorted(unknown))}: both ship {', '.join(shared)}")
-    return [name for name in shared if asked is None or name in asked]
+    for pattern in asked or ():
+        if not fnmatch.filter(shared, pattern):
+            raise SystemExit(f"--jobs: {pattern}: both ship {', '.join(shared)}")
+    patterns = ["*"] if asked is None else asked
+    return [name for name in shared if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
 def compared(
-    old: Side, new: Side, trials: Sequence[Trial], without: re.Pattern[str] | None
+    old: Side, new: Side, trials: Sequence[Trial], asked: argparse.Namespace
 ) -> Iterator[bool]:
     """Print what differs in the corpus and in each trial; whether nothing does.
 
-    Results with names in which `without` is found are left out. The two sides work at the
+    Results with names in which `asked.without` is found are left out. The two sides work at the
     same time, one thread each.
     """
     with ThreadPoolExecutor(2) as pool:
@@ -104,8 +110,8 @@ def compared(
             found = [pool.submit(of, side) for side in (old, new)]
             wait(found)
             try:
-                results_of_both = (future.result() for future in found)
-                return shown(what, *(results.leave_out(one, without) for one in results_of_both))
+                ours, theirs = (results.leave_out(one.result(), asked.without) for one in found)
+                return shown(what, ours, theirs, asked.within)
             except CommandFailed as failure:
                 print(f"{what}: {failure}", flush=True)
                 return False
@@ -115,9 +121,9 @@ def compared(
             yield both(str(trial), partial(Side.run, trial=trial))
 
 
-def shown(what: str, old: Results, new: Results) -> bool:
+def shown(what: str, old: Results, new: Results, within: float = 0.0) -> bool:
     """Print how two runs compare; whether they are the same."""
-    found = differences(old, new)
+    found = differences(old, new, within)
     verdict = f"{len(found)} results differ" if found else "the same"
     print(f"{what}: {verdict} ({len(old)} compared)", flush=True)
     for difference in found[:LISTED]:

@@ -1,10 +1,11 @@
-"""What differs between two runs' results, to the last bit."""
+"""What differs between two runs' results, to the last bit or by more than a tolerance."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.linalg import norm
 
 from benchmarks.revisions.results import Place, Result, Results, Tensor
 
@@ -22,23 +23,40 @@ class Difference:
         return f"step {place.step}, {place.kind}, {place.name}: {self.old} | {self.new}"
 
 
-def differences(old: Results, new: Results) -> list[Difference]:
-    """One for each name that differs, at its first step; in the order of steps."""
+def differences(old: Results, new: Results, within: float = 0.0) -> list[Difference]:
+    """One for each name that differs, at its first step; in the order of steps.
+
+    Floating-point numbers and tensors may differ by `within`, relative to their norm; 0: in no bit.
+    """
     found: dict[tuple[str, str], Difference] = {}
     for place in sorted({*old, *new}):
         name = (place.kind, place.name)
-        if name not in found and not _is_same(place, old, new):
+        if name not in found and not _is_same(place, old, new, within):
             found[name] = Difference(place, *_shown(place, old, new))
     return list(found.values())
 
 
-def _is_same(place: Place, old: Results, new: Results) -> bool:
+def _is_same(place: Place, old: Results, new: Results, within: float) -> bool:
     if place not in old or place not in new:
         return False
     one, other = old[place], new[place]
+    if within and _is_near(_floats(one), _floats(other), within):
+        return True
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return one == other
     return repr(one) == repr(other)  # tells -0.0 from 0.0
+
+
+def _is_near(one: np.ndarray | None, other: np.ndarray | None, within: float) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return bool(norm(one - other) <= within * norm(one))
+
+
+def _floats(result: Result) -> np.ndarray | None:
+    """The floating-point numbers of a result in float64; None: it has others."""
+    values = result.values if isinstance(result, Tensor) else np.asarray(result)
+    return values.astype(np.float64) if values.dtype.kind == "f" else None
 
 
 def _shown(place: Place, old: Results, new: Results) -> tuple[str, str]:

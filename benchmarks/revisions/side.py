@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks.revisions import results, tiny_jobs
+from benchmarks.revisions import results, tiny_jobs, tiny_tasks
 from benchmarks.revisions.checkout import Checkout
 from benchmarks.revisions.names import Names
 from benchmarks.revisions.results import Results
-from benchmarks.revisions.tiny_jobs import Section
+from benchmarks.revisions.tiny_jobs import Shipped
+
+BASE = "bert"  # the job whose teacher is what tasks fine-tune
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,9 @@ class Side:
     learners: list[str]  # KEY=VALUE of every learner that is trained
 
     @cached_property
-    def jobs(self) -> dict[str, Section]:
+    def jobs(self) -> dict[str, Shipped]:
         """The shipped jobs by name."""
-        code = self.checkout.code
-        return {name: tiny_jobs.load(code, name) for name in tiny_jobs.names(code)}
+        return tiny_jobs.load_all(self.checkout.code)
 
     @cached_property
     def corpus(self) -> Path:
@@ -48,6 +49,16 @@ class Side:
         folder, text = self.checkout.made / "corpus", _text_file(self.checkout)
         options = ["--tokenizer", self.tokenizer, "--val-fraction", 0.1]
         self.checkout.tandem("data", "build", text, *options, "--out", folder)
+        return folder
+
+    def examples(self, name: str) -> Path:
+        """The files of examples of a task, or of several."""
+        job, folder = self.jobs[name], self.checkout.made / "examples" / name.replace("/", "-")
+        if not folder.exists():
+            texts = tiny_tasks.sentences(tiny_jobs.text())
+            tasks = [self.jobs[f"task/{name}"] for name in tiny_tasks.parts(job.section).values()]
+            for task in tasks or [job]:
+                tiny_tasks.write(folder, task.section, texts)
         return folder
 
     def run(self, trial: Trial) -> Results:
@@ -59,20 +70,22 @@ class Side:
         runs = self.checkout.made / "runs"
         shutil.rmtree(runs, ignore_errors=True)
         self._train(trial, runs)
-        run = runs / self.jobs[trial.job]["name"]
+        run = runs / self.jobs[trial.job].section["name"]
         return results.read(run, self._batches(trial), self.steps, self.names)
 
     def _train(self, trial: Trial, runs: Path) -> None:
-        self.checkout.tandem(
-            "train", tiny_jobs.shipped(trial.job), *self._overrides(trial, runs), ranks=trial.ranks
-        )
+        words = ["train", self.jobs[trial.job].config, *self._overrides(trial, runs)]
+        self.checkout.tandem(*words, ranks=trial.ranks)
 
     def _batches(self, trial: Trial) -> list[Path]:
         """What each rank of the trial reads, the same at every stage."""
-        folder = self.checkout.made / "batches" / f"{trial.job}-{trial.ranks}"
+        folder = self.checkout.made / "batches" / f"{trial.job.replace('/', '-')}-{trial.ranks}"
         files = [folder / f"{rank}.npz" for rank in range(trial.ranks)]
-        words = ["data", "dump", tiny_jobs.shipped(trial.job), *self._overrides(trial, folder)]
+        words = ["data", "dump", self.jobs[trial.job].config, *self._overrides(trial, folder)]
         words += ["--steps", f"0:{self.steps}", "--world-size", str(trial.ranks)]
+        job = self.jobs[trial.job].section
+        if any("view" in learner for learner in tiny_jobs.learners(job).values()):
+            words += ["--learner", next(iter(job.get("students", {"teacher": None})))]
         for rank, file in enumerate(files):
             if not file.exists():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -81,33 +94,37 @@ class Side:
 
     def _overrides(self, trial: Trial, runs: Path) -> list[str]:
         job = self.jobs[trial.job]
-        tiny = tiny_jobs.overrides(job, self.corpus, runs, self.steps)
-        tiny |= {f"{place}.zero_stage": trial.stage for place in tiny_jobs.learners(job)}
-        if tiny_jobs.is_frozen(job):
-            tiny["teacher.zero_stage"] = trial.stage if trial.stage == 3 else 0  # it has no others
-            tiny["teacher.init.pretrained"] = str(self._teacher(trial.job))
-        frozen = "teacher" if tiny_jobs.is_frozen(job) else None
-        more = [
-            f"{place}.{one}"
-            for place in tiny_jobs.learners(job)
-            for one in self.learners
-            if place != frozen
-        ]
+        learners = tiny_jobs.learners(job.section)
+        data = self.examples(trial.job) if job.is_task else self.corpus
+        tiny = tiny_jobs.overrides(job, data, runs, self.steps)
+        for place, learner in learners.items():
+            if tiny_jobs.is_frozen(learner):
+                tiny[f"{place}.zero_stage"] = trial.stage if trial.stage == 3 else 0  # no others
+                tiny[f"{place}.init.pretrained"] = str(self._teacher(trial.job))
+            else:
+                tiny[f"{place}.zero_stage"] = trial.stage
+                if learner.get("init", {}).get("pretrained") == "???":
+                    tiny[f"{place}.init.pretrained"] = str(self._export(BASE))
+        if job.is_task and "model" in learners["teacher"]:
+            tiny["data.tokenizer"] = str(self.tokenizer)
+        trained = [place for place, one in learners.items() if not tiny_jobs.is_frozen(one)]
+        more = [f"{place}.{one}" for place in trained for one in self.learners]
         as_text = [tiny_jobs.as_override(key, value) for key, value in tiny.items()]
-        return [self._spoken(trial.job, override) for override in (*as_text, *more)]
+        return [self._spoken(job.config, override) for override in (*as_text, *more)]
 
-    def _spoken(self, job: str, override: str) -> str:
-        return self.names.spoken(
-            override, lambda one: self.checkout.accepts(tiny_jobs.shipped(job), one)
-        )
+    def _spoken(self, config: str, override: str) -> str:
+        return self.names.spoken(override, lambda one: self.checkout.accepts(config, one))
 
     def _teacher(self, job: str) -> Path:
+        """The export of a job's frozen teacher."""
+        return self._export(tiny_jobs.trainer_of(job, self.jobs))
+
+    def _export(self, job: str) -> Path:
         """The export of another job's teacher, which is trained when it is first asked for."""
-        name = tiny_jobs.trainer_of(job, self.jobs)
         runs = self.checkout.made / "teachers"
-        export = runs / self.jobs[name]["name"] / "exports" / "teacher"
+        export = runs / self.jobs[job].section["name"] / "exports" / "teacher"
         if not export.exists():
-            self._train(Trial(name, ranks=1, stage=0), runs)
+            self._train(Trial(job, ranks=1, stage=0), runs)
         return export
 
 

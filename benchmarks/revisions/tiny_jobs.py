@@ -1,58 +1,122 @@
-"""The shipped jobs of a checkout at sizes at which a step takes a fraction of a second."""
+"""The shipped jobs of a checkout, those of its tasks and suites too, at tiny sizes.
+
+A step takes a fraction of a second.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import yaml
 
+from benchmarks.revisions import tiny_tasks
+
 VOCABULARY, LENGTH = 600, 32
 BATCH: dict[str, Any] = {"size": 4, "tokens": None, "growth": [], "micro_batch": 1}
 Section = dict[str, Any]
+# The task that fine-tunes the teacher of one that is not about the task in its name.
+FINE_TUNED = {
+    "tinybert_task": "sentence_pair",
+    "pkd_task": "sentence_pair",
+    "tang_task": "single_sentence",
+    "c_mlm_student": "c_mlm",
+    "c_mlm_student_multi30k": "c_mlm_multi30k",
+    "mt_dnn_kd": "mt_dnn",
+}
 
 
-def names(code: Path) -> list[str]:
-    """The shipped jobs."""
-    return sorted(path.stem for path in (code / "configs" / "job").glob("*.yaml"))
+@dataclass(frozen=True)
+class Shipped:
+    """A job that a checkout ships: what a command is told, with which keys, and what it says.
+
+    A job of `configs/job` is told by its place, as other configs may have its name.
+    """
+
+    config: str
+    section: Section
+    changes: Section = field(default_factory=dict)
+    is_task: bool = False
 
 
-def shipped(name: str) -> str:
-    """How a command is told a shipped job: by its place, as other configs may have its name."""
-    return f"configs/job/{name}.yaml"
+def load_all(code: Path) -> dict[str, Shipped]:
+    """The jobs by name: ``demo``, ``task/cola`` and ``suite/glue_mini/cola``."""
+    jobs = {
+        name: Shipped(f"configs/job/{name}.yaml", _with_models(code, "job", name))
+        for name in _names(code, "job")
+    }
+    tasks = {
+        name: Shipped(name, _with_models(code, "task", name), is_task=True)
+        for name in _names(code, "task")
+    }
+    jobs |= {f"task/{name}": job for name, job in tasks.items()}
+    for suite in _names(code, "suite"):
+        section = _resolved(code, "suite", suite)
+        for name, part in section["tasks"].items():
+            task = tasks[part.get("task", name)]
+            changes = _merged(section.get("job", {}), part.get("job", {}))
+            whole = _merged(task.section, changes)
+            jobs[f"suite/{suite}/{name}"] = Shipped(task.config, whole, flat(changes), is_task=True)
+    return jobs
 
 
-def load(code: Path, name: str) -> Section:
+def _names(code: Path, kind: str) -> list[str]:
+    return sorted(path.stem for path in (code / "configs" / kind).glob("*.yaml"))
+
+
+def _with_models(code: Path, kind: str, name: str) -> Section:
     """A shipped job with what it is based on, and what its models are based on."""
-    job = _resolved(code, "job", name)
+    job = _resolved(code, kind, name)
     for section in learners(job).values():
-        section["model"] = _resolved(code, "model", section["model"])
+        if "model" in section:
+            section["model"] = _resolved(code, "model", section["model"])
     return job
+
+
+def flat(tree: Section, path: str = "") -> Section:
+    """The leaves of a tree by dotted key."""
+    leaves: Section = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return leaves
 
 
 def learners(job: Section) -> dict[str, Section]:
     """The sections of the learners, by their place in the job."""
     students = job.get("students", {})
-    return {"teacher": job["teacher"], **{f"students.{key}": one for key, one in students.items()}}
+    teachers = job.get("teachers", {})
+    return {
+        "teacher": job["teacher"],
+        **{f"teachers.{key}": one for key, one in teachers.items()},
+        **{f"students.{key}": one for key, one in students.items()},
+    }
 
 
-def is_frozen(job: Section) -> bool:
-    """Whether it begins with a teacher that another job has trained."""
-    return bool(job["teacher"].get("frozen"))
+def is_frozen(learner: Section) -> bool:
+    """Whether another job has trained it."""
+    return bool(learner.get("frozen"))
 
 
-def trainer_of(name: str, jobs: Mapping[str, Section]) -> str:
-    """The job that trains a teacher most like the frozen one of the job `name`."""
-    model = jobs[name]["teacher"]["model"]
+def trainer_of(name: str, jobs: Mapping[str, Shipped]) -> str:
+    """The job that trains a teacher most like the frozen one of the job `name`.
+
+    That of a task has fine-tuned one on the same task.
+    """
+    if jobs[name].is_task:
+        stem = name.removeprefix("task/")
+        return f"task/{FINE_TUNED.get(stem, stem.partition('_')[2])}"
+    model = jobs[name].section["teacher"]["model"]
 
     def unlike(other: str) -> int:
-        its = jobs[other]["teacher"]["model"]
+        its = jobs[other].section["teacher"]["model"]
         return sum(model.get(key) != its.get(key) for key in {*model, *its})
 
-    return min((other for other, job in jobs.items() if not is_frozen(job)), key=unlike)
+    texts = {name: job.section["teacher"] for name, job in jobs.items() if not job.is_task}
+    return min((name for name, teacher in texts.items() if not is_frozen(teacher)), key=unlike)
 
 
 def text() -> str:
@@ -61,27 +125,30 @@ def text() -> str:
     return "\n\n".join(document.replace("\n\n", "\n") for document in documents)
 
 
-def overrides(job: Section, corpus: Path, runs: Path, steps: int) -> dict[str, Any]:
+def overrides(job: Shipped, data: Path, runs: Path, steps: int) -> Section:
     """The keys that make a job tiny: narrow models, short sequences, few steps.
 
     Everybody takes part from the first step on, and what changes later in a job changes in these
-    few steps. There is a checkpoint of each step. The keys are the newest names.
+    few steps. There is a checkpoint of each step. The keys are the newest names. `data` is the
+    corpus, or the folder of a task's files.
     """
-    tiny: dict[str, Any] = {
+    reads: Section = {"data.path": str(data), "data.phases": [], "evaluation.sequences": 4}
+    if job.is_task:
+        places = tiny_tasks.overrides(job.section)
+        reads = {**job.changes, **places, "data.root": str(data), "epochs": None}
+    tiny: Section = {
+        **reads,
         "output_dir": str(runs),
         "steps": steps,
-        "data.path": str(corpus),
         "data.sequence_length": LENGTH,
-        "data.phases": [],
         "log.every": 1,
         "log.wandb": "disabled",
         "evaluation.every": 2,
-        "evaluation.sequences": 4,
         "checkpoint.every": 1,
         "checkpoint.keep": steps,
         "batch": BATCH,
     }
-    for place, section in learners(job).items():
+    for place, section in learners(job.section).items():
         tiny |= {f"{place}.{key}": value for key, value in _tiny(section, steps)}
     return tiny
 
@@ -92,16 +159,8 @@ def as_override(key: str, value: Any) -> str:
 
 
 def _tiny(section: Section, steps: int) -> Iterator[tuple[str, Any]]:
-    model = section["model"]
-    width = 2 * model["heads"]  # as narrow as its heads allow
-    yield "model.vocab_size", VOCABULARY
-    yield "model.hidden_size", width
-    yield "model.ffn_size", 16
-    yield "model.pad_token_id", min(model.get("pad_token_id", 0), 1)
-    if model.get("embedding_size", model["hidden_size"]) not in (0, model["hidden_size"]):
-        yield "model.embedding_size", 8
-    if model.get("bottleneck_size"):
-        yield "model.bottleneck_size", width
+    if "model" in section:
+        yield from _narrow(section["model"])
     for key in section.get("start", {}):
         yield f"start.{key}", 0 if key == "step" else None
     if section.get("schedule", {}).get("warmup_steps"):
@@ -110,6 +169,21 @@ def _tiny(section: Section, steps: int) -> Iterator[tuple[str, Any]]:
         yield "stacking.steps", list(range(1, min(steps, 1 + len(section["stacking"]["steps"]))))
     if section.get("progressive"):
         yield "progressive.steps_per_layer", 1
+
+
+def _narrow(model: Section) -> Iterator[tuple[str, Any]]:
+    """A model as narrow as its heads allow."""
+    yield "model.vocab_size", VOCABULARY
+    if "heads" not in model:  # it is no transformer
+        return
+    width = 2 * model["heads"]
+    yield "model.hidden_size", width
+    yield "model.ffn_size", 16
+    yield "model.pad_token_id", min(model.get("pad_token_id", 0), 1)
+    if model.get("embedding_size", model["hidden_size"]) not in (0, model["hidden_size"]):
+        yield "model.embedding_size", 8
+    if model.get("bottleneck_size"):
+        yield "model.bottleneck_size", width
 
 
 def _resolved(code: Path, kind: str, section: str | Section) -> Section:

@@ -14,7 +14,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from benchmarks.compare_revisions import shown
-from benchmarks.revisions import results, tiny_jobs
+from benchmarks.revisions import results, tiny_jobs, tiny_tasks
 from benchmarks.revisions.differences import differences
 from benchmarks.revisions.names import Names
 from tests.conftest import REPOSITORY
@@ -106,23 +106,65 @@ def test_a_config_key_is_given_by_the_name_that_a_revision_accepts() -> None:
     assert "log.every=1" not in asked
 
 
-@pytest.mark.parametrize("name", tiny_jobs.names(REPOSITORY))
+SHIPPED = tiny_jobs.load_all(REPOSITORY)
+
+
+def test_every_shipped_job_task_and_task_of_a_suite_is_compared() -> None:
+    files = [path for kind in ("job", "task") for path in (REPOSITORY / "configs" / kind).iterdir()]
+    assert len(SHIPPED) > len(files) > 50
+    suites = {name.split("/")[1] for name in SHIPPED if name.startswith("suite/")}
+    assert suites == {path.stem for path in (REPOSITORY / "configs" / "suite").iterdir()}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_job_is_made_tiny(name: str) -> None:
-    jobs = {one: tiny_jobs.load(REPOSITORY, one) for one in tiny_jobs.names(REPOSITORY)}
-    tiny = tiny_jobs.overrides(jobs[name], Path("corpus"), Path("runs"), 3)
-    for place, section in tiny_jobs.learners(jobs[name]).items():
-        assert tiny[f"{place}.model.hidden_size"] == 2 * section["model"]["heads"]
-        assert tiny[f"{place}.model.vocab_size"] < section["model"]["vocab_size"]
+    job = SHIPPED[name]
+    tiny = tiny_jobs.overrides(job, Path("data"), Path("runs"), 3)
+    learners = tiny_jobs.learners(job.section)
+    for place, section in learners.items():
+        if "heads" in section.get("model", {}):
+            assert tiny[f"{place}.model.hidden_size"] == 2 * section["model"]["heads"]
     for key, value in tiny.items():
         assert yaml.safe_load(tiny_jobs.as_override(key, value).partition("=")[2]) == value
-    if tiny_jobs.is_frozen(jobs[name]):
-        trainer = jobs[tiny_jobs.trainer_of(name, jobs)]
-        assert not tiny_jobs.is_frozen(trainer)
-        assert width(trainer) == width(jobs[name])
+    if tiny_jobs.is_frozen(learners["teacher"]):
+        trainer = SHIPPED[tiny_jobs.trainer_of(name, SHIPPED)]
+        assert not tiny_jobs.is_frozen(trainer.section["teacher"])
+        if not job.is_task:
+            assert width(trainer) == width(job)
 
 
-def width(job: tiny_jobs.Section) -> int:
-    return job["teacher"]["model"]["hidden_size"]
+def width(job: tiny_jobs.Shipped) -> int:
+    return job.section["teacher"]["model"]["hidden_size"]
+
+
+TASKS = {
+    name: job for name, job in SHIPPED.items() if job.is_task and "train" in job.section["data"]
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_examples_where_its_file_names_them(name: str, tmp_path: Path) -> None:
+    task = TASKS[name].section
+    tiny_tasks.write(tmp_path, task, tiny_tasks.sentences(tiny_jobs.text()))
+    files = tiny_tasks.places(task)
+    assert files.keys() >= {"train"}
+    assert all((tmp_path / place).exists() for place in files.values())
+
+
+def test_results_within_a_tolerance_agree(tmp_path: Path) -> None:
+    old = read(run_folder(tmp_path / "old"))
+    folder = run_folder(tmp_path / "new", loss=0.5 + 1e-7)
+    (path,) = folder.glob("checkpoints/*/*/*.safetensors")
+    moments = np.arange(8, dtype=np.float32)
+    moments[5] += 1e-5  # 8e-7 of the norm
+    save_file({"terms.soft.weight|exp_avg|0": moments}, path)
+    new = read(folder)
+    assert differences(old, new, within=1e-6) == []
+    assert len(differences(old, new, within=5e-7)) == 1
+    assert len(differences(old, new)) == 2
+    (place,) = (one for one in old if one.name == "students/a/soft_kl")
+    for value in (0.6, float("nan"), 1, None):
+        assert len(differences(old, {**old, place: value}, within=1e-6)) == 1
 
 
 def git(folder: Path, *words: str) -> None:
@@ -132,7 +174,16 @@ def git(folder: Path, *words: str) -> None:
 
 def compare(repository: Path, new: str) -> subprocess.CompletedProcess[str]:
     """The output of a repository's own script for HEAD~2 and another revision."""
-    options = ["--jobs", "demo", "--world-size", "2", "--stages", "1"]
+    options = [
+        "--jobs",
+        "demo",
+        "task/cola",
+        "task/tang_mrpc",
+        "--world-size",
+        "2",
+        "--stages",
+        "1",
+    ]
     script = repository / "benchmarks" / "compare_revisions.py"
     return subprocess.run(
         [sys.executable, script, "HEAD~2", new, *options],
