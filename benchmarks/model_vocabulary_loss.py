@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.masked_batches import VOCABULARY
 from benchmarks.turns import seconds_of, take_turns, wall_clock
 from tests.model.chunked import chunked_cross_entropy
-from trainer.losses.vocabulary import chunked_kl_divergence
+from trainer.objectives.vocabulary import chunked_kl_divergence
 
 try:
     from liger_kernel.transformers.functional import (

@@ -64,10 +64,10 @@ ROOMS = {
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
-        "checkpoint optimizers watch batches denominators losses teacher_outputs scoring "
-        "objectives tasks schedules admission_config stored_config learner_config batch_config "
-        "job_tree folder_models default_lead named_tasks roles config run_folder control "
-        "stored_logits job_data report task_facts learners teacher_passes step footprint "
+        "checkpoint optimizers watch batches denominators vocabulary_projection teacher_outputs "
+        "scoring objectives tasks schedules admission_config stored_config learner_config "
+        "batch_config job_tree folder_models default_lead named_tasks roles config run_folder "
+        "control stored_logits job_data report task_facts learners teacher_passes step footprint "
         "evaluation record lifecycle job loop run storing prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
@@ -75,10 +75,9 @@ ROOMS = {
         "manifest restore attempts reader carried branching publication writer"
     ),
     "trainer/objectives": (
-        "layer_maps step_schedule transfer progressive first_stage intermediate task_first term "
-        "head_term task whole_batch terms objective_config objective demand"
+        "stages term layers row_losses vocabulary labels task terms objective_config objective"
     ),
-    "trainer/objectives/terms": "states attention pairs vocabulary two_way exits",
+    "trainer/objectives/terms": "states attention predictions",
     "trainer/learners": (
         "state step_decision admission uncompiled zero gradients engine memory_errors programs "
         "module learner first_weights learners"
@@ -88,7 +87,6 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/losses": "states labels ranking vocabulary_projection relations rows vocabulary",
     "trainer/optimizers": (
         "norms moments shards bert_adam lamb decoupled gated groups config loss_scale"
     ),

@@ -24,10 +24,13 @@ from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.objectives import Objective, ObjectiveConfig
-from trainer.objectives.intermediate import IntermediateConfig
-from trainer.objectives.progressive import ProgressiveConfig
-from trainer.objectives.task_first import TaskFirstConfig
-from trainer.objectives.transfer import Transfer, TransferConfig
+from trainer.objectives.stages import (
+    IntermediateConfig,
+    ProgressiveConfig,
+    TaskFirstConfig,
+    Transfer,
+    TransferConfig,
+)
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig

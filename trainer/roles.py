@@ -12,9 +12,8 @@ from model import Ability, ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
-from trainer.objectives.head_term import HeadTermConfig
-from trainer.objectives.task import TaskConfig
-from trainer.objectives.terms.vocabulary import unshared_vocabulary
+from trainer.objectives.task import HeadTermConfig, TaskConfig
+from trainer.objectives.terms.predictions import unshared_vocabulary
 from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
 

@@ -42,12 +42,12 @@ from trainer.lifecycle.stored_teacher import (
     require_written_for,
 )
 from trainer.loop import Outcome
-from trainer.losses.vocabulary_projection import Projection, chunks
 from trainer.process_group import background_group, limit_waiting
 from trainer.stored_config import StoredConfig, id_bytes
 from trainer.stored_logits.manifest import KEY, NAME, SHARD_NAME, Manifest, write_shard
 from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
 from trainer.teacher_outputs import OutputProjection
+from trainer.vocabulary_projection import Projection, chunks
 from trainer.watch.first_failure import explained, on_rank_0
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger

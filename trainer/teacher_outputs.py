@@ -15,7 +15,7 @@ from data_pipeline import MASKED
 from model import QKV, Capture, Features
 from trainer.batches import MicroLogits
 from trainer.denominators import ATTENDED
-from trainer.losses.vocabulary_projection import Distribution, Projection, TopLogits
+from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from trainer.batches import MicroBatch
 from trainer.denominators import StepSums
 from trainer.learner_names import MEAN
 from trainer.learners.learner import Learner, MicroStep
-from trainer.objectives.demand import Demand
+from trainer.objectives.objective import Demand
 from trainer.teacher_outputs import (
     OutputProjection,
     TeacherOutputs,

@@ -21,7 +21,7 @@ from model.attention_kernel import (
 from model.precision import kernels_of
 from tests.distributed import run_distributed
 from trainer.footprint.footprint import Work
-from trainer.losses import relations
+from trainer.objectives.terms import attention as relations
 
 CPU = torch.device("cpu")
 LENGTHS, LENGTH = torch.tensor([16, 3, 9, 1, 15]), 16

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trainer.losses.rows import IGNORED, cross_entropy_rows
-from trainer.losses.vocabulary import project_and_sum
+from data_pipeline import NO_LABEL
+from trainer.objectives.row_losses import cross_entropy_rows
+from trainer.objectives.vocabulary import project_and_sum
 
 
 def chunked_cross_entropy(
@@ -17,4 +18,4 @@ def chunked_cross_entropy(
     nothing to predict.
     """
     total, _ = project_and_sum(vocabulary_input, (weight, bias), [cross_entropy_rows(labels)])
-    return total, (labels != IGNORED).float().sum()
+    return total, (labels != NO_LABEL).float().sum()

@@ -1,5 +1,8 @@
 """The chunked losses against the plain formulas in torch."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,18 +10,21 @@ from torch.nn import functional as F
 
 import model
 from tests.model.chunked import chunked_cross_entropy
-from trainer.losses import vocabulary_projection
-from trainer.losses.rows import (
-    blended_cross_entropy_rows,
+from trainer import vocabulary_projection
+from trainer.objectives.row_losses import (
+    RowLoss,
     cross_entropy_rows,
+    kl_divergence,
     kl_divergence_rows,
-    soft_cross_entropy_rows,
 )
-from trainer.losses.vocabulary import (
-    chunked_kl_divergence,
-    project_and_sum,
+from trainer.objectives.terms.predictions import (
+    alpha_beta,
+    decoupled,
+    jensen_shannon,
+    soft_cross_entropy,
 )
-from trainer.losses.vocabulary_projection import Distribution, Projection
+from trainer.objectives.vocabulary import chunked_kl_divergence, project_and_sum
+from trainer.vocabulary_projection import Distribution, Projection
 
 torch.set_num_threads(1)
 
@@ -57,6 +63,14 @@ def assert_same(ours: Tensor, plain: Tensor, inputs: list[Tensor]) -> None:
         assert relative < 1e-6
 
 
+def against(teacher: list[Tensor], loss: Any, temperature: float, weights: Tensor) -> RowLoss:
+    """A loss by the log-probabilities of a teacher, times the weight of each row."""
+    of_teacher = Distribution(Projection(*teacher))
+    return RowLoss(
+        lambda log_q, rows: loss(log_q, of_teacher.log_at(rows, temperature)), weights, temperature
+    )
+
+
 @pytest.mark.usefixtures("_chunk")
 def test_cross_entropy_equals_the_plain_formula() -> None:
     inputs = tensors(E)
@@ -82,27 +96,107 @@ def test_distillation_equals_the_plain_formulas(temperature: float) -> None:
     total, count = chunked_kl_divergence(*arguments, temperature, weights)
     torch.testing.assert_close(count, weights.sum())
     assert_same(total, plain_kl, student)
-    soft = soft_cross_entropy_rows(
-        Distribution(Projection(*teacher)), temperature, weights, temperature
-    )
+    soft = against(teacher, soft_cross_entropy, temperature, weights)
     total, _ = project_and_sum(student[0], (student[1], student[2]), [soft])
     assert_same(total, plain_ce, student)
     assert all(tensor.grad is None for tensor in teacher)
 
 
 @pytest.mark.usefixtures("_chunk")
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_blended_target_equals_the_plain_formula(share: float) -> None:
-    """MobileBERT's target: a mixture of the teacher's distribution and the label."""
+def test_gradients_written_by_hand_are_those_of_autograd() -> None:
     student, teacher = tensors(E), tensors(2 * E)
-    targets = labels()
-    chosen = targets >= 0
-    one_hot = F.one_hot(targets[chosen], V)
-    blend = share * F.softmax(F.linear(*teacher)[chosen], -1) + (1 - share) * one_hot
-    plain = -(blend.detach() * F.log_softmax(F.linear(*student)[chosen], -1)).sum()
-    rows = blended_cross_entropy_rows(Distribution(Projection(*teacher)), targets, share)
+    weights = torch.rand(P, generator=torch.Generator().manual_seed(5))
+    of_teacher = Distribution(Projection(*teacher))
+    losses = [cross_entropy_rows(labels()), kl_divergence_rows(of_teacher, 2.5, weights)]
+    assert all(one.target is not None for one in losses)
+    plain = [dataclasses.replace(one, target=None) for one in losses]
+    decoder = (student[1], student[2])
+    for scales in ((2.0, 0.5), (0.3, 4.0)):
+        total, sums = project_and_sum(student[0], decoder, losses, scales)
+        for others in (plain, [losses[0], plain[1]], [plain[0], losses[1]]):
+            other, other_sums = project_and_sum(student[0], decoder, others, scales)
+            torch.testing.assert_close(sums, other_sums, rtol=1e-6, atol=0)
+            gradients = torch.autograd.grad(other, student)
+            for got, one in zip(torch.autograd.grad(total, student), gradients, strict=True):
+                assert (got - one).norm() < 1e-6 * one.norm()
+            total, _ = project_and_sum(student[0], decoder, losses, scales)
+
+
+def plain_jensen_shannon(p: Tensor, q: Tensor, _: Tensor) -> Tensor:
+    """From the definition, b = 0.3."""
+    m = 0.3 * p + 0.7 * q
+    return 0.3 * (p * (p / m).log()).sum(-1) + 0.7 * (q * (q / m).log()).sum(-1)
+
+
+def plain_alpha_beta(p: Tensor, q: Tensor, _: Tensor) -> Tensor:
+    """Cichocki's definition, alpha = 0.7 and beta = 0.4."""
+    inner = p**0.7 * q**0.4 - 0.7 / 1.1 * p**1.1 - 0.4 / 1.1 * q**1.1
+    return -inner.sum(-1) / (0.7 * 0.4)
+
+
+def plain_decoupled(p: Tensor, q: Tensor, label: Tensor) -> Tensor:
+    """The original code's two parts, a row at a time; alpha = 2 and beta = 8."""
+    losses = []
+    for theirs, ours, one in zip(p, q, label.tolist(), strict=True):
+        rest = torch.arange(V) != one
+        pairs = (torch.stack([x[one], x[rest].sum()]) for x in (theirs, ours))
+        others = (x[rest] / x[rest].sum() for x in (theirs, ours))
+        parts = [F.kl_div(b.log(), a, reduction="sum") for a, b in (pairs, others)]
+        losses.append(2 * parts[0] + 8 * parts[1])
+    return torch.stack(losses)
+
+
+DIVERGENCES = {
+    "reverse KL": (
+        lambda log_q, log_p, _: kl_divergence(log_p, log_q),
+        lambda p, q, _: (q * (q / p).log()).sum(-1),
+    ),
+    "Jensen-Shannon": (
+        lambda log_q, log_p, _: jensen_shannon(log_q, log_p, 0.3),
+        plain_jensen_shannon,
+    ),
+    "alpha-beta": (lambda log_q, log_p, _: alpha_beta(log_q, log_p, 0.7, 0.4), plain_alpha_beta),
+    "decoupled": (lambda log_q, log_p, one: decoupled(log_q, log_p, one, 2, 8), plain_decoupled),
+}
+
+
+@pytest.mark.usefixtures("_chunk")
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_divergence_equals_the_plain_formula(name: str) -> None:
+    loss, formula = DIVERGENCES[name]
+    student, teacher = ([0.5 * one for one in tensors(width)] for width in (E, 2 * E))
+    student = [one.detach().requires_grad_() for one in student]
+    label, weights = labels().clamp(min=0), (labels() >= 0).float()
+    of_teacher = Distribution(Projection(*teacher))
+
+    def of_rows(log_q: Tensor, rows: slice) -> Tensor:
+        return loss(log_q, of_teacher.log_at(rows, 2.0), label[rows])
+
+    rows = RowLoss(of_rows, weights, 2.0)
     total, _ = project_and_sum(student[0], (student[1], student[2]), [rows])
-    assert_same(total, plain, student)
+    p, q = (F.softmax(F.linear(*one) / 2.0, -1) for one in (teacher, student))
+    assert_same(total, formula(p.detach(), q, label) @ weights, student)
+
+
+def test_a_divergence_from_itself_is_nothing() -> None:
+    log_p = F.log_softmax(torch.randn(4, 9, generator=torch.Generator().manual_seed(0)), -1)
+    for loss, _ in DIVERGENCES.values():
+        torch.testing.assert_close(
+            loss(log_p, log_p, torch.tensor([0, 3, 8, 1])), torch.zeros(4), atol=1e-6, rtol=0
+        )
+
+
+def test_tokens_that_a_teacher_leaves_out_have_finite_losses() -> None:
+    """For all divergences but that of the student from the teacher."""
+    logits = torch.full((2, V), vocabulary_projection.ABSENT)
+    logits[:, :3] = torch.tensor([1.0, 0.0, -1.0])
+    log_p = F.log_softmax(logits, -1)
+    for name, (loss, _) in DIVERGENCES.items():
+        log_q = torch.zeros(2, V).log_softmax(-1).requires_grad_()
+        value = loss(log_q, log_p, torch.tensor([0, 5])).sum()
+        (gradient,) = torch.autograd.grad(value, log_q)
+        is_finite = bool(value.abs() < 1e3) and bool(gradient.isfinite().all())
+        assert is_finite != (name == "reverse KL")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +232,7 @@ def test_losses_that_share_a_projection_are_what_they_are_alone() -> None:
     together = [
         cross_entropy_rows(labels()),
         kl_divergence_rows(Distribution(Projection(*teacher)), 2.0, masked),
-        soft_cross_entropy_rows(Distribution(Projection(*teacher)), 1.0, masked, 1.0),
+        against(teacher, soft_cross_entropy, 1.0, masked),
     ]
     total, sums = project_and_sum(student[0], decoders[0], together, scales)
     arguments = (student[0], decoders[0], teacher[0], decoders[1])

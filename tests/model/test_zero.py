@@ -10,7 +10,7 @@ import model
 from tests.distributed import run_distributed
 from tests.model.chunked import chunked_cross_entropy
 from tests.model.test_mechanics import built, ids, loss_of
-from trainer.losses.vocabulary import chunked_kl_divergence
+from trainer.objectives.vocabulary import chunked_kl_divergence
 
 
 class Root(nn.Module):

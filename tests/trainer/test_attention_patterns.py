@@ -24,7 +24,7 @@ from trainer.analysis.patterns import (
     uniform_masses,
 )
 from trainer.batches import to_micro_batches
-from trainer.losses import relations
+from trainer.objectives.terms import attention as relations
 
 LENGTH, SECOND = 24, 13  # where the second segment begins
 DELIMITERS = [0, SECOND - 1, LENGTH - 1]  # [CLS], [SEP], [SEP]

@@ -45,12 +45,13 @@ from trainer.lifecycle.stored_teacher import (
     require_written_for,
 )
 from trainer.loop import Outcome
-from trainer.losses.rows import soft_cross_entropy_rows
-from trainer.losses.vocabulary import project_and_sum
-from trainer.losses.vocabulary_projection import Distribution, Projection
+from trainer.objectives.row_losses import RowLoss
+from trainer.objectives.terms.predictions import soft_cross_entropy
+from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.manifest import Manifest
 from trainer.stored_logits.shard import Shard, StepLogits, decode
+from trainer.vocabulary_projection import Distribution, Projection
 
 PAIRS, STEPS, TOP_K, VOCABULARY = 40, 4, 3, 600
 TASK = """{source_language: xx, target_language: yy, beams: 1, max_length: 8,
@@ -383,7 +384,9 @@ def test_the_loss_is_that_of_the_original_code() -> None:
 
     ours = x.clone().requires_grad_(), own.clone().requires_grad_()
     distribution = Distribution(Projection(5 * teacher, weight, None)).largest(8)
-    rows = soft_cross_entropy_rows(distribution, 1.0, there, 10.0)
+    rows = RowLoss(
+        lambda log_q, rows: soft_cross_entropy(log_q, distribution.log_at(rows, 10.0)), there
+    )
     found = gradients(project_and_sum(ours[0], (ours[1], None), [rows])[0], *ours)
     theirs = x.clone().requires_grad_(), own.clone().requires_grad_()
     values, ids = (5 * teacher @ weight.t()).topk(8)

@@ -18,7 +18,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
-from trainer.losses.labels import binary_cross_entropy, label_cross_entropy
+from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy
 from trainer.run_folder.folder import RunFolder
 
 LABELS = ["dull", "long", "new"]

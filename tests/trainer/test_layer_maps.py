@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.objectives.layer_maps import at_depth, map_layers
+from trainer.objectives.layers import at_depth, map_layers
 
 
 @pytest.mark.parametrize(

@@ -17,26 +17,29 @@ from trainer.batches import to_device
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.module import build_module
-from trainer.losses import relations
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
-from trainer.objectives.step_schedule import StepSchedule
-from trainer.objectives.term import registered_terms
+from trainer.objectives.term import StepSchedule, registered_terms
 from trainer.objectives.terms import (
     PKD,
+    AlphaBeta,
     AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
     Blended,
     Cosine,
+    DecoupledKD,
     Embedding,
     FeatureMaps,
     HiddenMSE,
+    JensenShannon,
     MeanTransfer,
+    ReverseKL,
     SoftCrossEntropy,
     SoftKL,
     ValueRelation,
     VarianceTransfer,
 )
+from trainer.objectives.terms import attention as relations
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence
 from trainer.tasks.sentence_order import SentenceOrder
@@ -71,6 +74,7 @@ WIDER = {"hidden_size": 64, "heads": 4}
         (ObjectiveConfig(cosine=Cosine()), WIDER, "cosine"),
         (ObjectiveConfig(attention_mse=AttentionMSE()), {"heads": 2}, "attention_mse"),
         (ObjectiveConfig(soft_kl=SoftKL()), {"vocab_size": 98}, "vocabulary"),
+        (ObjectiveConfig(reverse_kl=ReverseKL(top_k=2)), {}, "reverse_kl.top_k: must be null"),
         (ObjectiveConfig(hidden_mse=HiddenMSE(layers=[1])), {}, "hidden_mse.layers: lists 1"),
         (ObjectiveConfig(pkd=PKD()), WIDER, "pkd"),
         (ObjectiveConfig(feature_maps=FeatureMaps()), WIDER, "feature_maps"),
@@ -90,6 +94,10 @@ EVERYTHING = ObjectiveConfig(
     soft_kl=SoftKL(5.0, 2.0),
     soft_cross_entropy=SoftCrossEntropy(),
     blended=Blended(),
+    reverse_kl=ReverseKL(),
+    jensen_shannon=JensenShannon(),
+    decoupled_kd=DecoupledKD(),
+    alpha_beta=AlphaBeta(),
     cosine=Cosine(),
     embedding=Embedding(),
     hidden_mse=HiddenMSE(),
@@ -243,6 +251,41 @@ def test_soft_targets_at_all_attended_positions_equal_the_plain_formula():
     torch.testing.assert_close(loss, expected * 2**2)
     masked = inputs.features.all_positions[inputs.batch.masked_positions]
     torch.testing.assert_close(masked, inputs.features.vocabulary_input)
+
+
+def test_the_other_divergences_equal_the_plain_formulas():
+    """Each times T^2, at the masked positions, divided by their number."""
+    config = ObjectiveConfig(
+        reverse_kl=ReverseKL(1.0, 2.0),
+        jensen_shannon=JensenShannon(1.0, 2.0, 0.25),
+        decoupled_kd=DecoupledKD(1.0, 2.0, 3.0, 4.0),
+        alpha_beta=AlphaBeta(1.0, 2.0, 0.5, 0.25),
+    )
+    inputs, objective, totals = loss_inputs_of(config)
+    _, shares = objective(inputs, totals)
+    labels = inputs.batch.targets[MASKED].labels
+    states = inputs.features.vocabulary_input[labels >= 0]
+    ours = F.linear(states, inputs.projection.weight, inputs.projection.bias) / 2
+    theirs = teacher_logits(inputs)[inputs.batch.masked_positions[labels >= 0]] / 2
+    q, p = (F.softmax(one, -1) for one in (ours, theirs))
+    m = 0.25 * p + 0.75 * q
+    of_label = F.one_hot(labels[labels >= 0], p.shape[1]).bool()
+    pairs = [torch.stack([one[of_label], 1 - one[of_label]], -1) for one in (p, q)]
+    rest = [one[~of_label].view(len(one), -1) for one in (p, q)]
+    rest = [one / one.sum(-1, keepdim=True) for one in rest]
+    inner = p**0.5 * q**0.25 - 2 / 3 * p**0.75 - 1 / 3 * q**0.75
+    expected = [
+        divergence(q, p),
+        0.25 * divergence(p, m) + 0.75 * divergence(q, m),
+        3 * divergence(*pairs) + 4 * divergence(*rest),
+        -inner.sum(-1).mean() / 0.125,
+    ]
+    torch.testing.assert_close(shares, 4 * torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
+
+
+def divergence(p, q):
+    """KL(p || q), mean over rows."""
+    return (p * (p / q).log()).sum(-1).mean()
 
 
 def test_prediction_and_patience_are_the_original_codes_means():

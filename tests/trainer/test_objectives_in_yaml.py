@@ -8,7 +8,7 @@ import pytest
 
 import configs
 from trainer.config import JobConfig
-from trainer.objectives.step_schedule import StepSchedule
+from trainer.objectives.term import StepSchedule
 
 
 @pytest.mark.parametrize(

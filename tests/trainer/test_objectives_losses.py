@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from trainer.losses import labels, relations
-from trainer.losses import states as losses
+from trainer.objectives import labels
+from trainer.objectives.terms import attention as relations
+from trainer.objectives.terms import states as losses
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])  # B = 2, L = 3
 ALL = torch.ones(2, 3, dtype=torch.bool)

@@ -21,7 +21,7 @@ from configs.rules import COUNT, Doc
 from data_pipeline import EncodedExample
 from data_pipeline.task_files.dropped import Dropped
 from model import CLASSIFICATION, TaskHeadConfig
-from trainer.losses.labels import label_cross_entropy
+from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskTerm
 from trainer.objectives.term import register
 from trainer.scoring.task_metrics import ClassMetric

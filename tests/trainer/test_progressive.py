@@ -22,7 +22,7 @@ from trainer.learners.first_weights import from_embeddings, model_state
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import LearnerState
 from trainer.objectives import Objective, ObjectiveConfig
-from trainer.objectives.progressive import LayerByLayer, ProgressiveConfig
+from trainer.objectives.stages import LayerByLayer, ProgressiveConfig
 from trainer.objectives.terms import (
     AttentionTransfer,
     Blended,

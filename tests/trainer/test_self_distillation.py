@@ -43,8 +43,8 @@ from trainer.learners.programs import Train
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.objective_config import KindOfTask
+from trainer.objectives.stages import TaskFirstConfig
 from trainer.objectives.task import TaskFile
-from trainer.objectives.task_first import TaskFirstConfig
 from trainer.prediction import passes
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.run_folder import metrics

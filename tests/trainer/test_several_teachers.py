@@ -27,12 +27,12 @@ from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import build_module
-from trainer.losses.labels import logit_squared_error, soft_label_loss
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.soft_labels import logit_squared_error, soft_label_loss
 
 WIDE, STUDENT, OTHER = "teachers/wide", student_key("a"), student_key("b")
 TEMPERATURE = 2.0

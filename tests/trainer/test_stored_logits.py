@@ -27,13 +27,13 @@ from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
 from trainer.lifecycle.stored_teacher import require_same_order
 from trainer.loop import Outcome
-from trainer.losses.rows import kl_divergence_rows
-from trainer.losses.vocabulary import project_and_sum
-from trainer.losses.vocabulary_projection import Distribution, Projection, TopLogits
+from trainer.objectives.row_losses import kl_divergence_rows
+from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.manifest import Manifest
 from trainer.stored_logits.reading import StoredReader
 from trainer.stored_logits.shard import Shard, StepLogits
+from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 
 STUDENTS = [
     "students=null",

@@ -25,10 +25,10 @@ from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.first_weights import from_folder
 from trainer.learners.state import LearnerState
-from trainer.losses.labels import first_choice_cross_entropy
 from trainer.objectives.term import LossInputs
 from trainer.run_folder import metrics
 from trainer.tasks.sentences import SentencePair, SingleSentence
+from trainer.tasks.soft_labels import first_choice_cross_entropy
 from trainer.teacher_outputs import detach
 
 ROWS, LENGTH, LABELS = 3, 7, ["a", "b", "c"]

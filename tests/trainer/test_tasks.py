@@ -25,9 +25,10 @@ PLUGIN = '''
 from dataclasses import dataclass
 
 from data_pipeline import MASKED
-from trainer.losses.rows import cross_entropy_rows
-from trainer.objectives.term import VocabularyTerm, register
-from trainer.objectives.terms.vocabulary import VocabularyTermConfig
+from trainer.objectives.row_losses import cross_entropy_rows
+from trainer.objectives.vocabulary import VocabularyTerm
+from trainer.objectives.term import register
+from trainer.objectives.terms.predictions import VocabularyTermConfig
 
 
 @register("NAME")

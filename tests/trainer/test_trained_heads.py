@@ -11,7 +11,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learners.first_weights import heads_in
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.progressive import ProgressiveConfig
+from trainer.objectives.stages import ProgressiveConfig
 from trainer.objectives.terms import (
     AttentionMSE,
     Blended,

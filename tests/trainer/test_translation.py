@@ -28,8 +28,8 @@ from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.footprint.footprint import footprints
 from trainer.job_data.examples import with_examples
-from trainer.losses.rows import label_smoothed_rows
-from trainer.losses.vocabulary import project_and_sum
+from trainer.objectives.row_losses import cross_entropy_rows
+from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.translating import bleu_counts, bleu_of
 
@@ -156,7 +156,7 @@ def test_label_smoothing_is_torchs(smoothing: float) -> None:
         return [loss, *torch.autograd.grad(loss, (x, weight))]
 
     ours = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    rows = label_smoothed_rows(labels, smoothing, 11)
+    rows = cross_entropy_rows(labels, smoothing)
     found = gradients(project_and_sum(ours[0], (ours[1], None), [rows])[0], *ours)
     theirs = x.clone().requires_grad_(), weight.clone().requires_grad_()
     logits = theirs[0] @ theirs[1].t()

@@ -24,7 +24,7 @@ from trainer.analysis.patterns import (
 )
 from trainer.batches import MicroBatch
 from trainer.learners.programs import features_of
-from trainer.losses.relations import attention_blocks
+from trainer.objectives.terms.attention import attention_blocks
 
 SHOWN = 24  # tokens of an example whose maps are shown
 

@@ -11,7 +11,7 @@ from data_pipeline import DEFAULT_VIEW, MASKED
 from model import Model
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.evaluation.held_out import ValidationSet
-from trainer.losses.vocabulary import chunked_kl_divergence
+from trainer.objectives.vocabulary import chunked_kl_divergence
 from trainer.scoring.scores import predictions
 from trainer.teacher_outputs import OutputProjection
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
-from trainer.objectives.step_schedule import StepSchedule
+from trainer.objectives.term import StepSchedule
 
 
 def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> frozenset[str]:

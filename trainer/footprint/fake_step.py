@@ -27,7 +27,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.learners.module import LearnerModule, always_captured, assemble
 from trainer.learners.programs import Predict, Train
-from trainer.objectives.demand import Demand
+from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses
 from trainer.teacher_outputs import (
     OutputProjection,

@@ -8,8 +8,7 @@ from model import CLASSIFICATION, MULTI_LABEL, OTHER, ModelConfig
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_names import MEAN, TEACHER, section_of
-from trainer.objectives.head_term import HeadTermConfig
-from trainer.objectives.task import TaskConfig
+from trainer.objectives.task import HeadTermConfig, TaskConfig
 
 
 def require_same_labels(job: JobConfig, task: TaskConfig) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -10,13 +12,12 @@ from torch import Tensor, nn
 
 from model import Capture, ModelShape
 from trainer.denominators import Totals
-from trainer.learner_names import TEACHER
-from trainer.losses.vocabulary import project_and_sum
+from trainer.learner_names import MEAN, TEACHER
+from trainer.objectives.layers import LayerTerm
 from trainer.objectives.objective_config import TEACHER_SOURCES, ObjectiveConfig, model_read_by
-from trainer.objectives.task import TaskTerm
-from trainer.objectives.term import LayerTerm, LossInputs, Term, VocabularyTerm, projected
-from trainer.objectives.transfer import Transfer
-from trainer.objectives.whole_batch import WholeBatchTerm
+from trainer.objectives.stages import Transfer
+from trainer.objectives.task import TaskTerm, WholeBatchTerm
+from trainer.objectives.term import LossInputs, Term
 from trainer.teacher_outputs import union
 
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
@@ -194,18 +195,13 @@ class Objective(nn.Module):
         weights = self.weights(inputs.step)
         on = self._on(inputs.step, inputs.batch.targets)
         terms = {name: term for name, term in on.items() if term.applies(inputs)}
-        shared: dict[str, dict[str, VocabularyTerm]] = {}
+        groups: dict[tuple[str, str], dict[str, Term]] = {}
         for name, term in terms.items():
-            if isinstance(term, VocabularyTerm):
-                shared.setdefault(term.denominator, {})[name] = term
-            else:
-                total, _ = term(inputs)
-                yield term.denominator, weights[name] * total, {name: total}
-        for positions, group in shared.items():
-            losses = [term.row_loss(inputs) for term in group.values()]
-            scales = [weights[name] for name in group]
-            total, sums = project_and_sum(*projected(inputs, positions), losses, scales)
-            yield positions, total, dict(zip(group, sums, strict=True))
+            groups.setdefault((term.group, "" if term.group else name), {})[name] = term
+        for group in groups.values():
+            first, scales = next(iter(group.values())), [weights[name] for name in group]
+            total, sums = first.compute([*group.values()], scales, inputs)
+            yield first.denominator, total, dict(zip(group, sums, strict=True))
 
     def _reading(self, source: str, step: int, targets: Targets = None) -> list[Term]:
         return [term for term in self._on(step, targets).values() if term.source == source]
@@ -259,3 +255,51 @@ def _build(
         if isinstance(term, LayerTerm) and transfer is not None:
             term.transfer_by(transfer)
     return terms
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the terms of all students read of one teacher.
+
+    is_read: whether any does, by itself or in the mean of several; capture: what its features are
+    to hold; own_logits, mean_logits: how many students compare with its distributions, and with
+    those of the mean.
+    """
+
+    is_read: bool
+    capture: Capture
+    own_logits: int
+    mean_logits: int
+
+    @classmethod
+    def of(
+        cls,
+        teacher: str,
+        heads: Collection[str],
+        students: Iterable[tuple[Objective, int]],
+        targets: Targets = None,
+    ) -> Demand:
+        """What the students ask of this teacher, by the objective and own step of each student.
+
+        `heads` are the teacher's task heads: it has no part in the mean of others. `targets` are
+        those of the batch; None: whatever they are.
+        """
+        students = list(students)
+        own, mean = (
+            union(objective.source_capture(step, targets, name) for objective, step in students)
+            for name in (teacher, MEAN)
+        )
+        mean = dataclasses.replace(mean, heads=tuple(head for head in mean.heads if head in heads))
+        mean_logits = sum(objective.reads_logits(step, MEAN) for objective, step in students)
+        is_read = any(objective.reads(step, teacher, targets) for objective, step in students)
+        return cls(
+            is_read=is_read or mean_logits > 0 or bool(mean.heads),
+            capture=union([own, mean]),
+            own_logits=sum(objective.reads_logits(step, teacher) for objective, step in students),
+            mean_logits=mean_logits,
+        )
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether anyone needs the teacher's vocabulary projection."""
+        return self.own_logits + self.mean_logits > 0

@@ -15,14 +15,9 @@ from data_pipeline import MASKED, TASK_NAME
 from model import ModelConfig, ModelShape, may_name_a_head
 from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
 from trainer.objectives import terms
-from trainer.objectives.head_term import HeadTermConfig
-from trainer.objectives.task import TaskConfig
-from trainer.objectives.term import (
-    LayerTermConfig,
-    TeacherTermConfig,
-    TermConfig,
-    registered_terms,
-)
+from trainer.objectives.layers import LayerTermConfig
+from trainer.objectives.task import HeadTermConfig, TaskConfig
+from trainer.objectives.term import TeacherTermConfig, TermConfig, registered_terms
 
 TEACHER_SOURCES = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
 TASKS = "tasks"

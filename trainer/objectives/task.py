@@ -10,20 +10,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 
 from configs.errors import ConfigError
 from configs.rules import PROBABILITY, WEIGHT, Doc, Range
 from configs.section import Refusal
 from configs.typed import convert
-from data_pipeline import TASK_NAME, DataError, EncodedExample, TextEncoder, View
+from data_pipeline import MASKED, NO_LABEL, TASK_NAME, DataError, EncodedExample, TextEncoder, View
 from data_pipeline.examples.storing import read_references
 from data_pipeline.task_files.contents import UTF_8
 from data_pipeline.task_files.dropped import Dropped
@@ -31,15 +32,61 @@ from data_pipeline.task_files.tables import Columns, Row, read_table
 from model import (
     HEAD_NAMES,
     Ability,
+    Capture,
     ModelConfig,
     TaskHeadConfig,
     may_name_a_head,
     with_task_head,
 )
 from trainer.batches import MicroBatch
-from trainer.objectives.head_term import HeadTerm
-from trainer.objectives.term import TermConfig
+from trainer.objectives.term import ExampleLosses, LossInputs, Term, TermConfig
 from trainer.scoring.metric import Metric
+
+
+@dataclass
+class HeadTermConfig(TermConfig):
+    """The YAML section of a term about a head that a task beside it has.
+
+    With several tasks it stands for a term for each, which is called ``SECTION_TASK``.
+    """
+
+    needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
+
+    tasks: Annotated[
+        list[str], Doc("The tasks whose heads learn; empty: each of the job's tasks.")
+    ] = field(default_factory=list, kw_only=True)
+
+    def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
+        chosen = self.tasks or [*tasks]
+        if len(tasks) < 2 and len(chosen) < 2:
+            return {name: dataclasses.replace(self, tasks=chosen)}
+        return {f"{name}_{task}": dataclasses.replace(self, tasks=[task]) for task in chosen}
+
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        if self.head == MASKED:
+            yield "is about the head of a task, and a translation has none; remove it"
+
+    @property
+    def head(self) -> str:
+        """The name of the one head; empty where there is no task."""
+        return next(iter(self.tasks), "")
+
+
+class HeadTerm(Term):
+    """A term that reads the outputs of one task head."""
+
+    def __init__(self, config: TermConfig) -> None:
+        super().__init__(config)
+        assert config.head is not None
+        self.head = config.head
+
+    def concerns(self, targets: Collection[str]) -> bool:
+        return self.head in targets
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(self.head,))
+
 
 Record = TypeVar("Record")
 MAX_DIGITS = 18  # of a column's number
@@ -369,3 +416,36 @@ def _in_order(places: Mapping[str, str]) -> list[str]:
         if other != label:
             raise DataError(f"{place}: {LABEL}: {label} is {other} elsewhere; write them alike")
     return [values[value] for value in sorted(values)]
+
+
+class WholeBatchTerm(TaskTerm):
+    """A task's loss of which one example's depends on the whole global batch.
+
+    It reads the outputs of the task's head, and nothing else of the model.
+    """
+
+    @abstractmethod
+    def over_batch(
+        self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch]
+    ) -> list[ExampleLosses]:
+        """The losses of each micro-batch of this rank, by the head's outputs, detached. Collective.
+
+        The gradients are those of the sum over all examples of all ranks, in the outputs' shape.
+        """
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        outputs = inputs.features.heads[self.head]
+        found = inputs.whole_batch.get(self.head)
+        if found is None:  # this rank has one micro-batch
+            (found,) = self.over_batch([outputs.detach()], [inputs.batch])
+        through = (outputs.float() * found.gradients).sum()
+        total = found.losses.sum() + (through - through.detach())  # this value, that gradient
+        return total, (inputs.batch.row_labels(self.denominator) != NO_LABEL).sum()
+
+
+def over_ranks(rows: Tensor) -> Tensor:
+    """The rows of all ranks, [ranks * rows, ...], in their order; all have equally many."""
+    rows = rows.contiguous()
+    everyone = rows.new_empty((dist.get_world_size() * len(rows), *rows.shape[1:]))
+    dist.all_gather_into_tensor(everyone, rows)
+    return everyone

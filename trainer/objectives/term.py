@@ -3,26 +3,60 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
-from configs.rules import NOT_EMPTY, WEIGHT, Doc
+from configs.rules import INDEX, NOT_EMPTY, WEIGHT, Doc, Filled
 from configs.section import Refusal, Section
 from data_pipeline import MASKED
 from model import Ability, Capture, Features, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import MEAN, TEACHER, teacher_key
-from trainer.losses.rows import RowLoss
-from trainer.losses.vocabulary import project_and_sum
-from trainer.objectives.layer_maps import Layers, at_depth, map_layers
-from trainer.objectives.step_schedule import Setting, StepSchedule
-from trainer.objectives.transfer import LAYERS, PREDICTIONS, Transfer
+from trainer.objectives.stages import PREDICTIONS
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
+
+# In YAML: a number, or values by step.
+Setting = float | Annotated[dict[Annotated[int, INDEX], float], Filled()]
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """A number as a pure function of a learner's own step.
+
+    In YAML it is a number, or values at steps: ``{0: 1.0, 10000: 0.1}`` falls linearly from 1 at
+    the learner's first step to 0.1 at step 10,000, and stays there.
+    """
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @classmethod
+    def read(cls, setting: Setting) -> StepSchedule:
+        """The schedule that a YAML value describes."""
+        if not isinstance(setting, Mapping):
+            setting = {0: setting}
+        return cls(*zip(*sorted(setting.items()), strict=True))
+
+    def segment(self, step: int) -> int:
+        """The number of points at or before `step`; equal for steps on the same linear segment."""
+        return bisect_right(self.steps, step)
+
+    def weighs_between(self, first: int, end: int) -> bool:
+        """Whether its value is other than 0 at some step in the range [first, end)."""
+        turns = [step for step in self.steps if first <= step < end]
+        ends = [first, end - 1] if first < end else []
+        return any(self.at(step) for step in (*turns, *ends))
+
+    def at(self, step: int) -> float:
+        """The value at a step, interpolated linearly between the points around it."""
+        return float(np.interp(step, self.steps, self.values))
+
 
 POSITIONS = (MASKED, ATTENDED)
 LAST = 1000  # the order of plugins' terms: after those of this project
@@ -57,7 +91,7 @@ def registered_terms() -> dict[str, type[TermConfig]]:
 
 @dataclass(frozen=True)
 class ExampleLosses:
-    """What a loss over the whole batch says of a micro-batch (`trainer.objectives.whole_batch`).
+    """What a loss over the whole batch says of a micro-batch (`WholeBatchTerm`).
 
     losses: of each example, [examples]; gradients: at the outputs of a head, in their shape.
     """
@@ -94,7 +128,7 @@ Weight = Annotated[
 class TermConfig(Section, ABC):
     """The YAML section of a term; a number that may change (`Setting`) is kept as written.
 
-    needs: what its head requires of the model; compares: one of `trainer.objectives.transfer`'s.
+    needs: what its head requires of the model; compares: see `trainer.objectives.stages`.
     """
 
     needs: ClassVar[tuple[Ability, ...]] = ()
@@ -208,6 +242,21 @@ class Term(nn.Module, ABC):
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """The loss of this micro-batch as (sum, count in `denominator`), scalars."""
 
+    @property
+    def group(self) -> str:
+        """Terms of one group are computed together; empty: it is computed by itself."""
+        return ""
+
+    def compute(
+        self, group: Sequence[Term], weights: Sequence[float], inputs: LossInputs
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The weighted sum of the terms of a `group`, in the graph, and the sum of each.
+
+        It is called for the first one, with all of them.
+        """
+        total, _ = self(inputs)
+        return weights[0] * total, [total]
+
     def segments(self, step: int) -> list[int]:
         """For each scheduled setting, the number of the linear segment that `step` lies in."""
         settings = (value for value in vars(self).values() if isinstance(value, StepSchedule))
@@ -241,158 +290,3 @@ class Term(nn.Module, ABC):
     def set_teacher_layers(self, teacher_layers: int) -> None:
         """Adapt layer maps to a teacher that has grown to this many layers."""
         return
-
-
-class VocabularyTerm(Term):
-    """A term over the vocabulary, at masked or at all attended positions (its denominator).
-
-    The objective projects once for all terms at the same positions.
-    """
-
-    @abstractmethod
-    def row_loss(self, inputs: LossInputs) -> RowLoss:
-        """The loss per position, for `trainer.losses.vocabulary.project_and_sum`."""
-
-    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        total, _ = project_and_sum(*projected(inputs, self.denominator), [self.row_loss(inputs)])
-        return total, weigh_positions(inputs, self.denominator).sum()
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(all_positions=self.denominator == ATTENDED)
-
-    def source_capture(self, step: int) -> Capture:
-        return Capture(all_positions=self.denominator == ATTENDED and self.reads_logits)
-
-
-def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    """The input [P, E] of the vocabulary projection at these positions, its weight and its bias."""
-    assert inputs.projection is not None
-    projection = (inputs.projection.weight, inputs.projection.bias)
-    x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.all_positions
-    assert x is not None
-    return x, projection
-
-
-def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
-    """The weight of each position, float [P]: 1 if it counts, else 0.
-
-    P is B * L for attended positions, and the number of slots for masked ones.
-    """
-    if positions == MASKED:
-        return (inputs.batch.targets[MASKED].labels >= 0).float()
-    return inputs.batch.attention_mask.flatten().float()
-
-
-LayerMap = Annotated[
-    Layers,
-    Doc(
-        "The teacher's layer that each of the student's learns from: a named map, a list with one "
-        "number for each student layer, or `{student layer: teacher layer}`."
-    ),
-]
-
-
-@dataclass
-class LayerTermConfig(TeacherTermConfig):
-    """The YAML section of a term over pairs of layers, which count from 1."""
-
-    compares: ClassVar[str] = LAYERS
-
-    layers: LayerMap = "uniform"
-    layer_weights: Annotated[
-        list[float] | None,
-        WEIGHT,
-        Doc("The weight of each pair of layers; a pair of weight 0 costs nothing; null: 1 each."),
-    ] = None
-
-    @property
-    def above(self) -> tuple[int, ...]:
-        """Layers compared with the teacher's layer of the same number, listed before the others."""
-        return ()
-
-    def layer_map(self, student: ModelShape, teacher: ModelShape) -> dict[int, int]:
-        """Student layer -> teacher layer. Raises ValueError where there is no such map."""
-        mapped = map_layers(self.layers, student.layers, teacher.layers)
-        return {**{layer: layer for layer in self.above}, **mapped}
-
-    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        try:
-            layers = len(self.layer_map(student, teacher))
-        except ValueError as error:
-            yield "layers", str(error)
-            return
-        if self.layer_weights is not None and len(self.layer_weights) != layers:
-            yield "layer_weights", f"lists {len(self.layer_weights)} weights for {layers} layers"
-        elif self.layer_weights is not None and not any(self.layer_weights):
-            yield "layer_weights", "at least one must not be 0"
-
-    def left_out(self, student: ModelShape, teacher: ModelShape) -> set[int]:
-        """The student's layers that learn from no layer of the teacher."""
-        layers = self.layer_map(student, teacher)
-        weights = self.layer_weights or [1.0] * len(layers)
-        taught = {ours for ours, weight in zip(layers, weights, strict=True) if weight}
-        return set(range(1, student.layers + 1)) - taught
-
-
-class LayerPair(NamedTuple):
-    """A student's layer, the teacher's layer that it learns from, and the weight of the pair."""
-
-    ours: int
-    theirs: int
-    weight: float
-
-
-class LayerTerm(Term):
-    """A term over pairs of layers: the weighted sum, or mean, of the pairs' losses.
-
-    The map refers to the teacher's final number of layers. While a growing teacher has fewer, the
-    layer at the same relative depth stands in (`trainer.objectives.layer_maps.at_depth`).
-    """
-
-    reads_attention: ClassVar[bool] = False  # instead of hidden states
-    averaged = False  # whether to divide by the layers of the map, also those of weight 0
-
-    def __init__(self, config: LayerTermConfig, student: ModelShape, teacher: ModelShape) -> None:
-        super().__init__(config)
-        self.map = config.layer_map(student, teacher)
-        self.weights = config.layer_weights or [1.0] * len(self.map)
-        self.final_layers = self.teacher_layers = teacher.layers
-        self.transfer: Transfer | None = None  # if set: perhaps one layer at a time
-
-    @abstractmethod
-    def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
-        """The loss of each pair as (sum, count in `denominator`), before its weight."""
-
-    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        pairs = self.pairs(inputs.step)
-        found = self.compare(inputs, pairs)
-        losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, found, strict=True)]
-        divisor = len(self.map) if self.averaged else 1
-        return torch.stack(losses).sum() / divisor, found[0][1]
-
-    def transfer_by(self, transfer: Transfer) -> None:
-        """Compare the layers that `transfer` compares while it lasts."""
-        self.transfer = transfer
-
-    def pairs(self, step: int) -> list[LayerPair]:
-        """The pairs that count at the learner's `step`."""
-        mapped = at_depth(self.map, self.final_layers, self.teacher_layers)
-        pairs = [
-            LayerPair(ours, theirs, weight)
-            for (ours, theirs), weight in zip(mapped.items(), self.weights, strict=True)
-        ]
-        only = None if self.transfer is None else self.transfer.layer(step)
-        return [pair for pair in pairs if pair.weight and only in (None, pair.ours)]
-
-    def student_capture(self, step: int) -> Capture:
-        return self._capture({pair.ours for pair in self.pairs(step)})
-
-    def source_capture(self, step: int) -> Capture:
-        return self._capture({pair.theirs for pair in self.pairs(step)})
-
-    def set_teacher_layers(self, teacher_layers: int) -> None:
-        self.teacher_layers = teacher_layers
-
-    def _capture(self, layers: set[int]) -> Capture:
-        numbers = tuple(sorted(layers))
-        return Capture(attention=numbers) if self.reads_attention else Capture(numbers)

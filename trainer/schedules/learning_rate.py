@@ -9,7 +9,7 @@ from typing import Annotated
 
 from configs.rules import FRACTION, INDEX, Doc, OneOf, Unit, positive
 from configs.section import Refusal, Section
-from trainer.objectives.step_schedule import StepSchedule
+from trainer.objectives.term import StepSchedule
 
 KINDS = ("linear", "cosine", "constant", "wsd", "points", "noam")
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from configs.rules import COUNT, Ascending, Doc, Unit
 from configs.section import Refusal, Section
 from model import Ability, ModelConfig
-from trainer.objectives.layer_maps import at_depth
+from trainer.objectives.layers import at_depth
 
 
 @dataclass

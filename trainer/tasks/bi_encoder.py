@@ -14,7 +14,7 @@ from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import as_number
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.losses.labels import squared_error
+from trainer.objectives.labels import squared_error
 from trainer.objectives.task import LABEL, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

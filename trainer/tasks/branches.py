@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
@@ -21,10 +22,9 @@ from model import (
 )
 from trainer.denominators import ROWS
 from trainer.learner_names import OWN
-from trainer.losses.labels import branch_divergence
-from trainer.objectives.head_term import HeadTerm, HeadTermConfig
+from trainer.objectives.stages import BRANCHES
+from trainer.objectives.task import HeadTerm, HeadTermConfig
 from trainer.objectives.term import LAST, LossInputs, Term, register
-from trainer.objectives.transfer import BRANCHES
 
 FORWARD, REVERSE = "forward", "reverse"
 
@@ -90,3 +90,19 @@ class BranchesTerm(HeadTerm):
         weights = inputs.batch.attention_mask[:, 0].float()
         branches = inputs.features.branches[self.head]
         return branch_divergence(branches, last, weights, reverse=self.is_reverse)
+
+
+def branch_divergence(
+    branches: Tensor, last: Tensor, weights: Tensor, *, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """The sum over branches of KL(last || branch), or with `reverse` of KL(branch || last).
+
+    FastBERT, arXiv 2004.02178, eq. 8 and 9; the order of its code and that of its paper.
+    branches: logits [branches, B, K]; last: logits [B, K]; weights: [B], 0 where a row does not
+    count. Count: the sum of the weights.
+    """
+    ours = F.log_softmax(branches.float(), dim=-1)
+    theirs = F.log_softmax(last.float(), dim=-1).expand_as(ours)
+    said, target = (theirs, ours) if reverse else (ours, theirs)
+    losses = F.kl_div(said, target, reduction="none", log_target=True).sum(dim=-1)
+    return (losses * weights).sum(), weights.sum()

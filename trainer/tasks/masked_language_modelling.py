@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from data_pipeline import MASKED
 from model import ModelShape
-from trainer.losses.rows import RowLoss, cross_entropy_rows
-from trainer.objectives.term import LossInputs, VocabularyTerm, register
-from trainer.objectives.terms.vocabulary import VocabularyTermConfig
+from trainer.objectives.row_losses import RowLoss, cross_entropy_rows
+from trainer.objectives.term import LossInputs, register
+from trainer.objectives.terms.predictions import VocabularyTermConfig
+from trainer.objectives.vocabulary import VocabularyTerm
 
 
 @register("mlm", order=10)

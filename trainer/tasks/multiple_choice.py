@@ -14,7 +14,7 @@ from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice
 from model import CHOICE, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.losses.labels import label_cross_entropy
+from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

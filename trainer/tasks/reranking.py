@@ -21,7 +21,7 @@ from data_pipeline.task_files.collection import (
 )
 from model import REGRESSION, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.losses.labels import label_cross_entropy
+from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import Part, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from configs.rules import COUNT, INDEX, Doc, OneOf, Unit, positive
 from configs.section import Refusal
@@ -19,11 +20,9 @@ from data_pipeline.task_files.collection import Collection, Ranking, Relevance, 
 from data_pipeline.task_files.retrieval import RetrievalText
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.losses.labels import label_cross_entropy
-from trainer.losses.ranking import contrastive, hidden_documents
-from trainer.objectives.task import TaskTerm
+from trainer.objectives.labels import label_cross_entropy
+from trainer.objectives.task import TaskTerm, WholeBatchTerm, over_ranks
 from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
-from trainer.objectives.whole_batch import WholeBatchTerm, over_ranks
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
 from trainer.tasks.bi_encoder import POOLINGS
@@ -217,3 +216,30 @@ class InBatchTerm(WholeBatchTerm):
                 losses.detach().split(rows), gradients.split(rows), strict=True
             )
         ]
+
+
+def hidden_documents(documents: Tensor, relevant: Tensor, own: Tensor) -> Tensor:
+    """The documents that are no negatives of a query: bool [B, N].
+
+    They are those that are relevant to it, unless it is its `own` positive, and those that could
+    not be read. documents: numbers [N]; relevant: numbers [B, M]; either is -100 where there is
+    none; own: the column of each query's positive [B].
+    """
+    hidden = (documents[None, :, None] == relevant[:, None, :]).any(dim=-1)
+    hidden |= documents == NO_LABEL
+    hidden[torch.arange(len(own), device=own.device), own] = False
+    return hidden
+
+
+def contrastive(
+    queries: Tensor, documents: Tensor, own: Tensor, hidden: Tensor, temperature: float
+) -> Tensor:
+    """-log softmax of the query's `own` document among all, by dot products over a temperature.
+
+    The loss of dual encoders (DPR, arXiv 2004.04906, section 3.2; InfoNCE, 1807.03748), for each
+    query: [B]. queries: [B, D]; documents: [N, D], float32; own: [B], -100 for a query that does
+    not count; hidden: bool [B, N].
+    """
+    scores = queries @ documents.t() / temperature
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    return F.cross_entropy(scores, own, ignore_index=NO_LABEL, reduction="none")

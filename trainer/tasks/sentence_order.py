@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from trainer.objectives.labels import PairConfig
 from trainer.objectives.term import register
-from trainer.objectives.terms.pairs import PairConfig
 
 
 @register("sop", order=30)

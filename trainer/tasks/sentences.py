@@ -26,7 +26,7 @@ from model import (
 )
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
-from trainer.losses.labels import binary_cross_entropy, label_cross_entropy, squared_error
+from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy, squared_error
 from trainer.objectives.task import (
     LABEL,
     UNKNOWN_LABELS,

@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from configs.rules import WEIGHT, Doc, OneOf, positive
 from configs.section import Refusal
 from model import REGRESSION, SPAN, Capture, ModelConfig, ModelShape
-from trainer.losses.labels import (
-    first_choice_cross_entropy,
-    logit_squared_error,
-    soft_label_cross_entropy,
-    soft_label_loss,
-)
-from trainer.objectives.head_term import HeadTerm, HeadTermConfig
-from trainer.objectives.task import TaskConfig
+from trainer.objectives.task import HeadTerm, HeadTermConfig, TaskConfig
 from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, TermConfig, register
 
 KL, CROSS_ENTROPY, MSE = "kl", "cross_entropy", "mse"
+
+
+def soft_label_loss(
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """T^2 * KL(mean of softmax(teacher / T) || softmax(student / T)), of one teacher or several.
+
+    For numbers, the squared difference from the teachers' mean. Hinton et al., arXiv 1503.02531.
+    student, each teacher: logits [N, K], large and negative for a class that is ruled out, or
+    numbers [N, 1]; weights: [N], 0 where a row does not count. Count: the sum of the weights.
+    """
+    ours, theirs = student.float(), torch.stack([one.float() for one in teachers])
+    if ours.shape[1] == 1:
+        losses = (ours - theirs.mean(dim=0)).square().sum(dim=1)
+    else:
+        each = F.log_softmax(theirs / temperature, dim=2)
+        target = each.logsumexp(dim=0) - math.log(len(teachers))
+        ours = F.log_softmax(ours / temperature, dim=1)
+        losses = F.kl_div(ours, target, reduction="none", log_target=True).sum(dim=1)
+        losses = losses * temperature**2
+    return (losses * weights).sum(), weights.sum()
+
+
+def soft_label_cross_entropy(
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """-softmax(teacher / T) . log softmax(student / T), or with several teachers their mean.
+
+    TinyBERT, arXiv 1909.10351, eq. 10, without T^2. Of a number, the squared difference. Arguments
+    and count as for `soft_label_loss`.
+    """
+    if student.shape[1] == 1:
+        return soft_label_loss(student, teachers, weights, temperature)
+    ours, theirs = student.float(), torch.stack([one.float() for one in teachers])
+    target = F.softmax(theirs / temperature, dim=2).mean(dim=0)
+    losses = -(target * F.log_softmax(ours / temperature, dim=1)).sum(dim=1)
+    return (losses * weights).sum(), weights.sum()
+
+
+def first_choice_cross_entropy(
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the label that the teachers' mean probability makes the first choice.
+
+    Tang et al.'s code labels its transfer set by the teacher. Arguments and count as for
+    `soft_label_loss`; a number has no first choice.
+    """
+    theirs = torch.stack([logits.float() for logits in teachers])
+    labels = F.softmax(theirs, dim=2).mean(dim=0).argmax(dim=1)
+    losses = F.cross_entropy(student.float(), labels, reduction="none")
+    return (losses * weights).sum(), weights.sum()
+
+
+def logit_squared_error(
+    student: Tensor, teachers: Sequence[Tensor], weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """|s - t|^2 of the logits, or numbers, of student and teacher, or of the teachers' mean.
+
+    Tang et al., arXiv 1903.12136, eq. 3. Arguments and count as for `soft_label_loss`; the
+    temperature has no part in it.
+    """
+    mean = torch.stack([one.float() for one in teachers]).mean(dim=0)
+    losses = (student.float() - mean).square().sum(dim=1)
+    return (losses * weights).sum(), weights.sum()
+
+
 SOFT_LABEL_LOSSES = {
     KL: soft_label_loss,
     CROSS_ENTROPY: soft_label_cross_entropy,

@@ -18,7 +18,7 @@ from data_pipeline.task_files.dropped import Dropped, present
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.losses.labels import label_cross_entropy
+from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

@@ -20,7 +20,7 @@ from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
-from trainer.losses.labels import label_cross_entropy
+from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import (
     UNKNOWN_LABELS,
     ClassWeights,

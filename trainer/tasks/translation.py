@@ -27,9 +27,10 @@ from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPai
 from model import Ability, ModelConfig, ModelShape
 from model.generation import DIVISORS, LENGTH
 from trainer.batches import MicroBatch
-from trainer.losses.rows import RowLoss, label_smoothed_rows
+from trainer.objectives.row_losses import RowLoss, cross_entropy_rows
 from trainer.objectives.task import Part, ScoredByReferences, TaskFile
-from trainer.objectives.term import LossInputs, Term, VocabularyTerm, register
+from trainer.objectives.term import LossInputs, Term, register
+from trainer.objectives.vocabulary import VocabularyTerm
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import MaskedTokens
 from trainer.scoring.translating import PAIR, BleuMetric, References, Search
@@ -181,19 +182,19 @@ class Translation(ScoredByReferences):
         return self.own_metrics() if view == DEFAULT_VIEW else (MaskedTokens(),)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return TranslationTerm(self, student.vocab_size)
+        return TranslationTerm(self)
 
 
 class TranslationTerm(VocabularyTerm):
     denominator = MASKED
 
-    def __init__(self, config: Translation, vocabulary: int) -> None:
+    def __init__(self, config: Translation) -> None:
         super().__init__(config)
-        self.label_smoothing, self.vocabulary = config.label_smoothing, vocabulary
+        self.label_smoothing = config.label_smoothing
 
     def concerns(self, targets: Collection[str]) -> bool:
         return MASKED in targets
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         labels = inputs.batch.targets[MASKED].labels
-        return label_smoothed_rows(labels, self.label_smoothing, self.vocabulary)
+        return cross_entropy_rows(labels, self.label_smoothing)

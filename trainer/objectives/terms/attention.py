@@ -1,33 +1,206 @@
 """Terms that compare attention matrices and relations, which are derived from Q, K and V.
 
-Where layers attend within local windows, only position pairs within the wider window count.
+Their losses are pure functions that return (sum, count).
+
+Scores are derived from queries and keys, a bounded block of rows and queries at a time. The same
+pass computes the gradients with respect to queries and keys, so nothing of size [L x L] is kept for
+the backward pass. Sums are float32 scalars, averaged over heads.
+
+Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; the
+head width may differ between student and teacher, the number of heads must not. `mask` is [B, L]
+bool, True at attended positions, which come first in a row. With a `window`, pairs of positions
+more than window // 2 apart do not count, and distributions are over the remaining keys: neither
+layer attends to the others. A window of 0 means all pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from configs.section import Refusal
 from model import QKV, ModelShape
+from model.attention_kernel import visible_keys
+from model.precision import is_native, kernel_device
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
-from trainer.losses.relations import (
-    Matrix,
-    attention_cross_entropy,
-    attention_mse,
-    relation_kl,
-)
-from trainer.objectives.term import (
-    LayerMap,
-    LayerPair,
-    LayerTerm,
-    LayerTermConfig,
-    LossInputs,
-    Term,
-    register,
-)
+from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
+from trainer.objectives.term import LossInputs, Term, register
+
+# Bytes of the scores of one block, float32, of which a loss holds about six such arrays. A CPU's
+# stay near its cache. A GPU's hold 32 rows of 16 heads at L = 512 in one block: in more blocks, a
+# kernel would take no longer than its launch.
+SCORE_BYTES = 16 * 2**20
+GPU_SCORE_BYTES = 512 * 2**20
+# TinyBERT's code treats scores from here down as masked and sets them to 0.
+LOWEST_SCORE = -1e2
+HIDDEN = -1e9
+
+Matrix = tuple[Tensor, Tensor]  # the factors of the scores: queries and keys, or values twice
+Block = tuple[slice, slice]  # rows and queries
+# Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L] of these rows
+# -> loss, a scalar.
+BlockLoss = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
+
+
+def attention_mse(
+    student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(s - t)^2 of pre-softmax scores (TinyBERT, arXiv 1909.10351, eq. 7, as in its code).
+
+    As in the original, where they mark padding, scores of -100 and below are set to 0. Pairs with
+    padding do not count here, while the original divides by B * L * L; without padding both are the
+    same. Count: pairs of attended positions. Where a `window` hides some pairs of a row, the mean
+    over its other pairs stands in for them, so that the count stays the same.
+    """
+    lengths = mask.sum(dim=1)  # [B]
+    attended = lengths.square()
+    weights = attended / _pairs_within(window, lengths).clamp(min=1)
+
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
+        ours, theirs = (F.threshold(scores, LOWEST_SCORE, 0.0) for scores in (ours, theirs))
+        squares = (ours - theirs).square().mean(dim=1)
+        return (squares * (pairs * weights[rows, None, None])).sum()
+
+    return _sum_over_blocks(loss, student, teacher, mask, window), attended.sum()
+
+
+def attention_cross_entropy(
+    student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
+) -> tuple[Tensor, Tensor]:
+    """-softmax(t) . log softmax(s) over keys (MobileBERT's attention transfer, as in its code).
+
+    arXiv 2004.02984, eq. 2 states the KL divergence, which subtracts the teacher's entropy and has
+    the same gradient. Count: attended positions.
+    """
+
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
+        log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
+        return -((log_p.exp() * log_q).sum(dim=-1).mean(dim=1) * pairs.any(dim=-1)).sum()
+
+    return _sum_over_blocks(loss, student, teacher, mask, window), mask.sum()
+
+
+def relation_kl(
+    student: Matrix, teacher: Matrix, mask: Tensor, window: int = 0
+) -> tuple[Tensor, Tensor]:
+    """KL(softmax(t) || softmax(s)) over keys (MiniLM, arXiv 2002.10957).
+
+    Of queries and keys it is eq. 5 (attention), of values and values eq. 7 (value relations).
+    Count: attended positions.
+    """
+
+    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
+        log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
+        divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+        return (divergence.mean(dim=1) * pairs.any(dim=-1)).sum()
+
+    return _sum_over_blocks(loss, student, teacher, mask, window), mask.sum()
+
+
+def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
+    """``q k' / sqrt(D)`` [b, A, l, L] float32, multiplied in the dtype of queries and keys."""
+    with torch.autocast(queries.device.type, enabled=False):
+        if not is_native(queries.device.type, queries.dtype):
+            queries, keys = queries.float(), keys.float()
+        return ((queries * queries.shape[-1] ** -0.5) @ keys.transpose(-1, -2)).float()
+
+
+def attention_blocks(
+    queries: Tensor, keys: Tensor, mask: Tensor, window: int = 0
+) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """The attention of a layer in blocks: (rows, queries, weights [b, A, l, L], pairs [b, l, L]).
+
+    `pairs` are True where a token attends to a token; the weights of padding mean nothing.
+    """
+    near = visible_keys(None, mask.shape[1], window, mask.device)
+    for block in _blocks(queries):
+        pairs = _pairs(mask, near, block)
+        scores = scaled_scores(queries[block[0], :, block[1]], keys[block[0]])
+        yield *block, _log_softmax(scores, pairs).exp(), pairs
+
+
+def _log_softmax(scores: Tensor, pairs: Tensor) -> Tensor:
+    return scores.masked_fill(~pairs[:, None], HIDDEN).log_softmax(dim=-1)
+
+
+def _pairs_within(window: int, lengths: Tensor) -> Tensor:
+    """The number of position pairs within the window, [B], in rows of `lengths` int64 [B]."""
+    if not window:
+        return lengths.square()
+    reach = (lengths - 1).clamp(max=window // 2)
+    return lengths * (2 * reach + 1) - reach * (reach + 1)
+
+
+def _sum_over_blocks(
+    loss: BlockLoss, student: Matrix, teacher: Matrix, mask: Tensor, window: int
+) -> Tensor:
+    near = visible_keys(None, mask.shape[1], window, mask.device)  # [1, 1, L, L], None: all
+
+    def of_block(queries: Tensor, keys: Tensor, block: Block) -> Tensor:
+        rows, span = block
+        theirs = scaled_scores(teacher[0][rows, :, span], teacher[1][rows])
+        pairs = _pairs(mask, near, block)
+        return loss(scaled_scores(queries, keys), theirs, pairs, rows)
+
+    total: Tensor = _SumOverBlocks.apply(*student, of_block)
+    return total
+
+
+def _pairs(mask: Tensor, near: Tensor | None, block: Block) -> Tensor:
+    """The pairs of positions of a block that attend to each other, [b, l, L]."""
+    rows, span = block
+    pairs = mask[rows, span, None] & mask[rows, None, :]
+    return pairs if near is None else pairs & near[0, :, span]
+
+
+def _blocks(queries: Tensor) -> Iterator[Block]:
+    """Blocks of whole rows or, where one row has too many scores, of its queries."""
+    rows, heads, length, _ = queries.shape
+    on_cpu = kernel_device(queries.device) == "cpu"
+    width = max(1, (SCORE_BYTES if on_cpu else GPU_SCORE_BYTES) // (4 * heads * length))
+    height = max(1, width // length)
+    for first in range(0, rows, height):
+        for begin in range(0, length, width):
+            yield slice(first, first + height), slice(begin, begin + width)
+
+
+class _SumOverBlocks(torch.autograd.Function):
+    """Sum of a loss over blocks; the gradients of both factors are computed in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, loss: Callable[[Tensor, Tensor, Block], Tensor]
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        ctx.gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (queries, keys)]
+        ctx.dtype = queries.dtype
+        total = queries.new_zeros((), dtype=torch.float32)
+        for block in _blocks(queries):
+            with torch.set_grad_enabled(wanted):
+                parts = (
+                    queries[block[0], :, block[1]].detach().requires_grad_(wanted),
+                    keys[block[0]].detach().requires_grad_(wanted),
+                )
+                value = loss(*parts, block)
+            total += value.detach()
+            if wanted:
+                by_queries, by_keys = torch.autograd.grad(value, parts)
+                ctx.gradients[0][block[0], :, block[1]] = by_queries
+                ctx.gradients[1][block[0]] += by_keys
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = upstream
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "the gradients of a chunked loss can be taken once"
+        return (*((gradient * scale).to(ctx.dtype) for gradient in gradients), None)
+
 
 QUERIES_AND_KEYS, VALUES_TWICE = ("q", "k"), ("v", "v")
 MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]

@@ -155,6 +155,11 @@ class Distribution:
         p, negative_entropy = self._held[key]
         return p[local], negative_entropy[local]
 
+    def log_at(self, rows: slice, temperature: float) -> Tensor:
+        """Log-probabilities [C, V] of some rows, as `at`; the logarithm of 0 is some -87."""
+        p, _ = self.at(rows, temperature)
+        return p.clamp(min=torch.finfo(p.dtype).tiny).log_()
+
     def _compute(self, chunk: slice, temperature: float) -> tuple[Tensor, Tensor]:
         if self._scratch is None:
             self._scratch = self._buffer(self._chunks[0])

@@ -1,21 +1,27 @@
-"""Losses over the vocabulary that never hold the logits of all positions.
+"""Terms over the vocabulary, which never hold the logits of all positions.
 
-Each loss is a pure function that returns (sum, count). Logits exist for one chunk of positions at a
-time, in float32. The same pass computes the gradients with respect to the projection's input,
-weight and bias. So nothing of size [positions x V] is kept for the backward pass, which does not
-need the weight either: under ZeRO-3 it has been released by then.
+Logits exist for one chunk of positions at a time, in float32 or wider, and the losses of
+`trainer.objectives.row_losses` are differentiated inside it. The same pass computes the gradients
+with respect to the projection's input, weight and bias. So nothing of size [positions x V] is kept
+for the backward pass, which does not need the weight either: under ZeRO-3 it has been released by
+then.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from trainer.losses.rows import RowLoss, RowLosses, kl_divergence_rows
-from trainer.losses.vocabulary_projection import Distribution, Projection, blocks, chunks
+from data_pipeline import MASKED, NO_LABEL
+from model import Capture
+from trainer.denominators import ATTENDED
+from trainer.objectives.row_losses import RowLoss, RowLosses, kl_divergence_rows
+from trainer.objectives.term import LossInputs, Term
+from trainer.vocabulary_projection import Distribution, Projection, blocks, chunks
 
 # The gradient of a logit is the difference of two probabilities. Most of these are so small that
 # float16 rounds them to zero, and the loss scale is applied too late, in the backward pass. They
@@ -79,7 +85,7 @@ class _ProjectAndSum(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
         sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
-        row_losses, buffer = RowLosses(losses, weights), None
+        row_losses, buffer = RowLosses(losses, weights, sums), None
         for rows in chunks(len(x), len(weight)):
             buffer = projection.buffer(rows) if buffer is None else buffer
             logits = projection.logits(rows, buffer)
@@ -158,3 +164,61 @@ def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     if total.dtype == a.dtype == wide:
         return total.addmm_(a, b)
     return total.to(wide).add_(a @ b)
+
+
+class VocabularyTerm(Term):
+    """A term over the vocabulary, at masked or at all attended positions (its denominator).
+
+    Terms at the same positions share one projection.
+    """
+
+    @abstractmethod
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
+        """The loss per position, for `project_and_sum`."""
+
+    @property
+    def group(self) -> str:
+        return self.denominator
+
+    def compute(
+        self, group: Sequence[Term], weights: Sequence[float], inputs: LossInputs
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        losses = [cast(VocabularyTerm, term).row_loss(inputs) for term in group]
+        total, sums = project_and_sum(*projected(inputs, self.denominator), losses, weights)
+        return total, sums.unbind()
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        total, _ = self.compute([self], [1.0], inputs)
+        return total, weigh_positions(inputs, self.denominator).sum()
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(all_positions=self.denominator == ATTENDED)
+
+    def source_capture(self, step: int) -> Capture:
+        return Capture(all_positions=self.denominator == ATTENDED and self.reads_logits)
+
+
+def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
+    """The input [P, E] of the vocabulary projection at these positions, its weight and its bias."""
+    assert inputs.projection is not None
+    projection = (inputs.projection.weight, inputs.projection.bias)
+    x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.all_positions
+    assert x is not None
+    return x, projection
+
+
+def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
+    """The weight of each position, float [P]: 1 if it counts, else 0.
+
+    P is B * L for attended positions, and the number of slots for masked ones.
+    """
+    if positions == MASKED:
+        return (inputs.batch.targets[MASKED].labels >= 0).float()
+    return inputs.batch.attention_mask.flatten().float()
+
+
+def labels_at(inputs: LossInputs, positions: str) -> Tensor:
+    """The token to predict at each position, int64 [P]; -100: none, as at all attended ones."""
+    if positions == MASKED:
+        return inputs.batch.targets[MASKED].labels
+    return torch.full_like(inputs.batch.input_ids.flatten(), NO_LABEL)

@@ -1,0 +1,441 @@
+"""Terms that compare predictions over the vocabulary, with a teacher, a student or the last layer.
+
+Losses are functions of log-probabilities, as in `trainer.objectives.row_losses`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from configs.rules import COUNT, FRACTION, WEIGHT, Ascending, Doc, OneOf, Range, positive
+from configs.section import Refusal
+from data_pipeline import MASKED
+from model import Capture, ModelConfig, ModelShape
+from trainer.learner_names import OWN, student_key
+from trainer.objectives.row_losses import (
+    RowLoss,
+    Target,
+    TeacherTarget,
+    cross_entropy,
+    kl_divergence,
+    kl_divergence_rows,
+)
+from trainer.objectives.term import (
+    POSITIONS,
+    LossInputs,
+    Setting,
+    StepSchedule,
+    TeacherTermConfig,
+    Term,
+    TermConfig,
+    register,
+)
+from trainer.objectives.vocabulary import (
+    VocabularyTerm,
+    labels_at,
+    project_and_sum,
+    projected,
+    weigh_positions,
+)
+from trainer.teacher_outputs import TeacherOutputs
+from trainer.vocabulary_projection import ABSENT, Distribution
+
+Temperature = Annotated[
+    Setting,
+    positive(1000.0),
+    Doc("T: a number, or `{step: value, ...}` by the learner's own steps."),
+]
+
+
+@dataclass
+class VocabularyTermConfig(TermConfig):
+    """The YAML section of a term over the vocabulary, at masked positions by default."""
+
+    @property
+    def head(self) -> str | None:
+        return MASKED
+
+    def unequippable(self, model: ModelConfig) -> Iterator[str]:
+        yield from super().unequippable(model)
+        if not model.mlm_head:
+            yield "predicts tokens, for which the learner's model.mlm_head must be true"
+
+    @property
+    def reads_masked(self) -> bool:
+        return True
+
+    @property
+    def reads_states(self) -> bool:
+        return not self.reads_masked
+
+
+def unshared_vocabulary(students: int, teachers: int) -> str:
+    """Why predictions over vocabularies of these sizes cannot be compared, and what to do."""
+    return (
+        f"the student's model.vocab_size is {students:,}, the teacher's {teachers:,}; set both "
+        f"alike, padding rows included: student and teacher must share a vocabulary"
+    )
+
+
+@dataclass
+class DivergenceConfig(VocabularyTermConfig):
+    """The YAML section of a term that compares with the predictions of its source.
+
+    needs_all_logits: whether a token that the source leaves out, with probability 0, has no loss.
+    """
+
+    needs_all_logits: ClassVar[bool] = False
+
+    @abstractmethod
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row [C], by log-probabilities [C, V] of the learner and of its source.
+
+        labels: int64 [C], -100 where there is nothing to predict.
+        """
+
+    @property
+    def positions(self) -> str:
+        """The positions that it compares."""
+        return MASKED
+
+    @property
+    def temperature(self) -> Setting:
+        """What divides the logits."""
+        return 1.0
+
+    @property
+    def teacher_temperature(self) -> Setting | None:
+        """What divides the source's logits; None: the temperature."""
+        return None
+
+    def factor(self, temperature: float, vocabulary: int) -> float:
+        """What the loss is multiplied by."""
+        return temperature**2
+
+    def target(self, teacher: Distribution, temperature: float) -> Target | None:
+        """What gives the loss a gradient that is written by hand, if anything."""
+        return None
+
+    def outputs(self, outputs: TeacherOutputs) -> Distribution:
+        """The source's distribution at the positions."""
+        return outputs.distributions[self.positions]
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
+        return DivergenceTerm(self, student.vocab_size)
+
+
+class DivergenceTerm(VocabularyTerm):
+    """A loss between the learner's predictions and those of its source."""
+
+    reads_logits = True
+
+    def __init__(self, config: DivergenceConfig, vocabulary: int) -> None:
+        super().__init__(config)
+        self.config, self.vocabulary, self.denominator = config, vocabulary, config.positions
+        self.temperature = StepSchedule.read(config.temperature)
+        theirs = config.teacher_temperature
+        self.teacher_temperature = self.temperature if theirs is None else StepSchedule.read(theirs)
+
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
+        ours, theirs = self.temperature.at(inputs.step), self.teacher_temperature.at(inputs.step)
+        weights = weigh_positions(inputs, self.denominator)
+        weights = weights * self.config.factor(ours, self.vocabulary)
+        teacher = self.config.outputs(self.outputs(inputs))
+        labels = labels_at(inputs, self.denominator)
+
+        def loss(log_q: Tensor, rows: slice) -> Tensor:
+            return self.config.loss(log_q, teacher.log_at(rows, theirs), labels[rows])
+
+        return RowLoss(loss, weights, ours, self.config.target(teacher, theirs))
+
+
+@dataclass
+class PredictionTermConfig(DivergenceConfig, TeacherTermConfig):
+    """The YAML section of a term that compares with a teacher's predictions."""
+
+    top_k: Annotated[
+        int | None,
+        COUNT,
+        Doc("k: only the teacher's k largest logits count, as if it had no others. null: all."),
+    ] = field(default=None, kw_only=True)
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if student.vocab_size != teacher.vocab_size:
+            yield "", unshared_vocabulary(student.vocab_size, teacher.vocab_size)
+        if not teacher.mlm_head:
+            yield "", "the teacher has no masked-LM head"
+        if self.top_k is not None and self.top_k > teacher.vocab_size:
+            yield "top_k", f"the vocabulary has {teacher.vocab_size} tokens; null reads all"
+        if self.top_k is not None and self.needs_all_logits:
+            yield "top_k", "must be null: the loss reads every token's probability"
+
+    def misfits_with_stored(self, key: str, top_k: int | None) -> Iterator[Refusal]:
+        yield from super().misfits_with_stored(key, top_k)
+        if self.top_k is not None and top_k is not None and self.top_k > top_k:
+            yield "top_k", f"must be at most {key}.top_k, which is {top_k}; null reads all of these"
+        if self.needs_all_logits and top_k is not None:
+            yield "", f"reads every token's probability, so {key}.top_k must be null"
+
+    def outputs(self, outputs: TeacherOutputs) -> Distribution:
+        distribution = super().outputs(outputs)
+        return distribution if self.top_k is None else distribution.largest(self.top_k)
+
+
+@register("soft_kl", order=40)
+@dataclass
+class SoftKL(PredictionTermConfig):
+    """T^2 KL(softmax(t / T) || softmax(s / T)) over the vocabulary (Hinton; DistilBERT; PKD)."""
+
+    temperature: Temperature = 1.0
+    positions: Annotated[
+        str,
+        OneOf(*POSITIONS),
+        Doc(
+            "The positions to compare. `attended`, as in DistilBERT's code, makes a small student "
+            "two to three times as expensive."
+        ),
+    ] = MASKED
+    mean_over_labels: Annotated[
+        bool, Doc("Also divide by the size of the vocabulary, as PKD's code does.")
+    ] = False
+
+    @property
+    def reads_masked(self) -> bool:
+        return self.positions == MASKED
+
+    def factor(self, temperature: float, vocabulary: int) -> float:
+        return temperature**2 / (vocabulary if self.mean_over_labels else 1)
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return kl_divergence(log_q, log_p)
+
+    def target(self, teacher: Distribution, temperature: float) -> Target | None:
+        return TeacherTarget(teacher, temperature)
+
+
+@register("soft_cross_entropy", order=50)
+@dataclass
+class SoftCrossEntropy(PredictionTermConfig):
+    """-softmax(t / T') . log softmax(s / T) at masked positions, without T^2.
+
+    TinyBERT's (eq. 10), where T' = T. C-MLM's (arXiv 1911.03829) has T = 1, T' = 10, the 8 largest
+    logits, and no mean over labels.
+    """
+
+    temperature: Temperature = 1.0
+    teacher_temperature: Annotated[
+        Setting | None, positive(1000.0), Doc("T', which divides the teacher's logits; null: T.")
+    ] = None
+    mean_over_labels: Annotated[
+        bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
+    ] = True
+
+    def factor(self, temperature: float, vocabulary: int) -> float:
+        return 1 / vocabulary if self.mean_over_labels else 1.0
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return soft_cross_entropy(log_q, log_p)
+
+
+@register("blended", order=60)
+@dataclass
+class Blended(PredictionTermConfig):
+    """-(a softmax(t) + (1 - a) onehot) . log softmax(s) at masked positions (MobileBERT).
+
+    The pre-training distillation of arXiv 2004.02984, section 3.6, whose target mixes the label
+    with the teacher's distribution.
+    """
+
+    teacher_fraction: Annotated[
+        float, FRACTION, Doc("a: the weight of the teacher's distribution in the target.")
+    ] = 0.5
+
+    def factor(self, temperature: float, vocabulary: int) -> float:
+        return 1.0
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        soft = soft_cross_entropy(log_q, log_p)
+        return torch.lerp(cross_entropy(log_q, labels), soft, self.teacher_fraction)
+
+
+@register("reverse_kl", order=62)
+@dataclass
+class ReverseKL(PredictionTermConfig):
+    """T^2 KL(softmax(s / T) || softmax(t / T)) at masked positions (MiniLLM, arXiv 2306.08543)."""
+
+    temperature: Temperature = 1.0
+
+    needs_all_logits: ClassVar[bool] = True
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return kl_divergence(log_p, log_q)
+
+
+@register("jensen_shannon", order=63)
+@dataclass
+class JensenShannon(PredictionTermConfig):
+    """T^2 (b KL(p || m) + (1 - b) KL(q || m)), m = b p + (1 - b) q, at masked positions.
+
+    p = softmax(t / T), q = softmax(s / T). Generalised as in GKD (arXiv 2306.13649).
+    """
+
+    temperature: Temperature = 1.0
+    teacher_fraction: Annotated[
+        float, Range(1e-6, 1 - 1e-6), Doc("b: the weight of p in the mixture.")
+    ] = 0.5
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return jensen_shannon(log_q, log_p, self.teacher_fraction)
+
+
+@register("decoupled_kd", order=64)
+@dataclass
+class DecoupledKD(PredictionTermConfig):
+    """T^2 times the KL of label against rest, and that among the rest (arXiv 2203.08679, eq. 7)."""
+
+    temperature: Temperature = 1.0
+    label_weight: Annotated[float, WEIGHT, Doc("Alpha: of label against rest.")] = 1.0
+    rest_weight: Annotated[float, WEIGHT, Doc("Beta: among the rest.")] = 8.0
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return decoupled(log_q, log_p, labels, self.label_weight, self.rest_weight)
+
+
+@register("alpha_beta", order=65)
+@dataclass
+class AlphaBeta(PredictionTermConfig):
+    """T^2 times the alpha-beta divergence at masked positions (ABKD, arXiv 2505.04560)."""
+
+    temperature: Temperature = 1.0
+    alpha: Annotated[float, positive(10.0), Doc("Power of the teacher's probabilities.")] = 0.5
+    beta: Annotated[float, positive(10.0), Doc("Power of the student's.")] = 0.5
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return alpha_beta(log_q, log_p, self.alpha, self.beta)
+
+
+def soft_cross_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:
+    """``-p . log q``."""
+    return -torch.linalg.vecdot(log_p.exp(), log_q)
+
+
+def jensen_shannon(log_q: Tensor, log_p: Tensor, share: float) -> Tensor:
+    """``b KL(p || m) + (1 - b) KL(q || m)``, m = b p + (1 - b) q (GKD, arXiv 2306.13649)."""
+    log_m = torch.logaddexp(log_p + math.log(share), log_q + math.log1p(-share))
+    return share * kl_divergence(log_m, log_p) + (1 - share) * kl_divergence(log_m, log_q)
+
+
+def alpha_beta(log_q: Tensor, log_p: Tensor, alpha: float, beta: float) -> Tensor:
+    """Cichocki's divergence (ABKD, arXiv 2505.04560); alpha, beta > 0.
+
+    ``-1/(ab) sum(p^a q^b - a/(a + b) p^(a + b) - b/(a + b) q^(a + b))``.
+    """
+    both = alpha + beta
+    mixed = (alpha * log_p + beta * log_q).exp().sum(dim=-1)
+    theirs, ours = ((both * one).exp().sum(dim=-1) for one in (log_p, log_q))
+    return (alpha / both * theirs + beta / both * ours - mixed) / (alpha * beta)
+
+
+def decoupled(
+    log_q: Tensor, log_p: Tensor, labels: Tensor, label_weight: float, rest_weight: float
+) -> Tensor:
+    """KL of label against rest, and KL among the rest (decoupled KD, arXiv 2203.08679, eq. 7)."""
+    at = labels.clamp(min=0)[:, None]
+    (label_q, rest_q, sum_q), (label_p, rest_p, sum_p) = (
+        (one.gather(1, at), rest := one.scatter(1, at, ABSENT), rest.logsumexp(1, keepdim=True))
+        for one in (log_q, log_p)
+    )
+    pair = kl_divergence(torch.cat([label_q, sum_q], 1), torch.cat([label_p, sum_p], 1))
+    return label_weight * pair + rest_weight * kl_divergence(rest_q - sum_q, rest_p - sum_p)
+
+
+@register("from_student", order=180)
+@dataclass
+class FromStudent(DivergenceConfig):
+    """T^2 KL(softmax(s / T) || softmax(t / T)) at masked positions (arXiv 2311.02849).
+
+    s are the detached predictions of the `student`, made without dropout and with its weights from
+    before the step; they cost one more forward pass of that student. The term is off before the
+    student starts and once it is done.
+    """
+
+    student: Annotated[str, Doc("The name of the student that the teacher learns from.")] = field(
+        kw_only=True
+    )
+    temperature: Temperature = 1.0
+
+    @property
+    def source(self) -> str | None:
+        return student_key(self.student)
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return kl_divergence(log_q, log_p)
+
+    def target(self, teacher: Distribution, temperature: float) -> Target | None:
+        return TeacherTarget(teacher, temperature)
+
+
+@register("early_exits", order=190)
+@dataclass
+class EarlyExits(TermConfig):
+    """T^2 KL(softmax(t / T) || softmax(s / T)) at masked positions (arXiv 1905.08094).
+
+    t are the learner's own final predictions, detached; s are those of its masked-LM head from the
+    output of an earlier layer. Summed over `layers`. The forward pass can then end at each of them.
+    """
+
+    layers: Annotated[
+        list[int],
+        Range(1, 4096),
+        Ascending(),
+        Doc("The layers that learn, from 1. All learn from the last layer, which is not listed."),
+    ] = field(default_factory=list)
+    temperature: Temperature = 1.0
+
+    source: ClassVar[str] = OWN
+    reads_masked: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = False
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if not self.layers:
+            yield "layers", "name at least one"
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if self.layers[-1] >= student.layers:
+            why = f"must be below {student.layers}, the last layer, from which they learn"
+            yield "layers", why
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return EarlyExitsTerm(self)
+
+
+class EarlyExitsTerm(Term):
+    denominator = MASKED
+    reads_logits = True
+
+    def __init__(self, config: EarlyExits) -> None:
+        super().__init__(config)
+        self.layers = tuple(config.layers)
+        self.temperature = StepSchedule.read(config.temperature)
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(exits=self.layers)
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        temperature, weights = self.temperature.at(inputs.step), weigh_positions(inputs, MASKED)
+        own = self.outputs(inputs).distributions[MASKED]
+        row_loss = kl_divergence_rows(own, temperature, weights * temperature**2)
+        _, projection = projected(inputs, MASKED)
+        losses = [
+            project_and_sum(inputs.features.exits[layer], projection, [row_loss])[0]
+            for layer in self.layers
+        ]
+        return torch.stack(losses).sum(), weights.sum()
