@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from commands.options import FRACTION, PATH, TEXT
+from commands.options import ENCODING, FRACTION, PATH, TEXT
 
 
 @click.command()
@@ -27,6 +27,9 @@ from commands.options import FRACTION, PATH, TEXT
     multiple=True,
     metavar="FIELD=COLUMN",
     help="Where a text stands in a table, by name or number; may be repeated.",
+)
+@click.option(
+    "--encoding", type=ENCODING, help="The encoding of INPUT. [that of the files in training]"
 )
 @click.option(
     "--speed",
@@ -46,6 +49,7 @@ def predict(
     out: str | None,
     head: str | None,
     columns: tuple[str, ...],
+    encoding: str | None,
     speed: float | None,
     documents: str | None,
     candidates: str | None,
@@ -80,10 +84,13 @@ def predict(
         raise click.UsageError("--speed: is for classes, and --documents asks for rankings")
     chosen = dict(map(assignment, columns))
     with written(out) as file:
+        device = own_device()
         answers = (
-            rankings(Path(folder), input_, documents, candidates, top or 100, own_device(), head)
+            rankings(
+                *(Path(folder), input_, documents, candidates, top or 100, device, head, encoding)
+            )
             if documents
-            else predictions(Path(folder), input_, own_device(), chosen, head, speed)
+            else predictions(Path(folder), input_, device, chosen, head, speed, encoding)
         )
         write_lines(file, answers, flush=input_ == STDIN)
 

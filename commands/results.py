@@ -16,6 +16,7 @@ from configs.runs import STOPPED
 @click.command()
 @click.argument("names", type=PATH, nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
 @click.option("--learner", type=TEXT, help="Only this learner: teacher, or a student's name.")
+@click.option("--head", type=TEXT, help="The task that is scored, for a model of several.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--suite", type=PATH, help="A suite: a file, or a name from configs/suite/.")
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
@@ -25,6 +26,7 @@ from configs.runs import STOPPED
 def evaluate(
     names: tuple[str, ...],
     learner: str | None,
+    head: str | None,
     as_json: bool,
     suite: str | None,
     out: str | None,
@@ -32,29 +34,51 @@ def evaluate(
     untrained: bool,
     nproc: int | None,
 ) -> None:
-    """Score RUN's learners on held-out text or examples, or the models in DIRs on a suite of tasks.
+    """Score RUN's learners on held-out text or examples, or a finished model in DIR on a file.
 
-    With --suite, every model is fine-tuned on every task and compared with the first one; job keys
-    change every task's job. The same command resumes a comparison that was stopped.
+    DIR is an export or an imported model, and data.validation=FILE holds labelled examples of its
+    task. Columns, lengths and labels are those of its training; other job keys about data, and
+    teacher.objective.TASK, change how FILE is read and scored.
+
+    With --suite, every model in DIRs is fine-tuned on every task and compared with the first one;
+    job keys change every task's job. The same command resumes a comparison that was stopped.
     """
     from cluster.ranks import reported
 
+    folders, overrides = models_and_overrides(names)
+    is_model = suite is None and (Path(folders[0]) / "config.json").is_file()
+    for option, value, fits, those in (
+        ("--learner", learner, not suite and not is_model, "a RUN"),
+        ("--head", head, is_model, "the folder of one model"),
+        ("--out, --seeds, --untrained", out or seeds or untrained, suite, "a suite"),
+        ("--nproc", nproc, suite, "a suite"),
+        ("several names", folders[1:], suite, "a suite"),
+        ("KEY=VALUE", overrides, suite or is_model, "the folder of a model, or a suite"),
+    ):
+        if value and not fits:
+            raise click.UsageError(f"{option}: only for {those}")
     if suite is not None:
-        if learner or as_json:
-            raise click.UsageError("--learner and --json do not go with --suite")
-        folders, overrides = models_and_overrides(names)
         to = Path(out or default_folder(suite))
         try:
-            compare(suite, folders, to, overrides, seeds, untrained, nproc)
+            compare(suite, folders, to, overrides, seeds, untrained, nproc, as_json)
         except SystemExit as ended:
             sys.exit(reported(STOPPED) if ended.code == STOPPED else ended.code)
-    elif out or seeds or untrained or nproc or len(names) > 1:
-        raise click.UsageError(
-            "one RUN; --out, --seeds, --untrained, --nproc and several names are for --suite"
-        )
+    elif is_model:
+        _evaluate_model(folders[0], overrides, head, as_json)
     else:
-        _evaluate_run(names[0], learner, as_json)
+        _evaluate_run(folders[0], learner, as_json)
     reported(0)
+
+
+@unwound()
+def _evaluate_model(folder: str, overrides: list[str], head: str | None, as_json: bool) -> None:
+    from configs.strict_json import strict_json
+    from trainer.device import own_device
+    from trainer.evaluation.labelled_files import evaluate_model
+    from trainer.report.table import model_table
+
+    results = evaluate_model(Path(folder), overrides, own_device(), head)
+    click.echo(strict_json(results) if as_json else model_table(results))
 
 
 @unwound()

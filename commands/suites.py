@@ -95,7 +95,7 @@ def models_and_overrides(names: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides = [name for name in names if "=" in name and not Path(name).is_dir()]
     folders = [name for name in names if name not in overrides]
     if not folders:
-        raise click.UsageError("--suite: name the folder of a model, or several")
+        raise click.UsageError("name a RUN; or name the folder of a model, or several for --suite")
     return folders, overrides
 
 
@@ -107,28 +107,35 @@ def compare(
     seeds: Sequence[int],
     untrained: bool,
     nproc: int | None = None,
+    as_json: bool = False,
 ) -> None:
     """Fine-tune and score the models in `folders` on a suite, as far as that is not done yet.
 
     With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
-    ``suite.json`` and ``report.html``. SIGTERM and SIGUSR1 end the process with exit code 75.
-    Raises as `prepare` does.
+    ``suite.json`` and ``report.html``. With `as_json`, standard output is the content of
+    ``suite.json`` alone, and the rest goes to standard error. SIGTERM and SIGUSR1 end the process
+    with exit code 75. Raises as `prepare` does.
     """
     from trainer.suites.comparison import comparison_table, write_comparison
     from trainer.suites.results import to_json
 
     with _stopping():
         plan = prepare(name, folders, out, overrides, seeds, untrained)
-        evaluations = {run: _evaluation_of(run, job, out, nproc) for run, job in plan.jobs.items()}
+        evaluations = {
+            run: _evaluation_of(run, job, out, nproc, as_json) for run, job in plan.jobs.items()
+        }
         results = _results(plan.suite, plan.models, evaluations, plan.words)
-    (out / RESULTS).write_text(json.dumps(to_json(results), indent=2) + "\n")
+    text = json.dumps(to_json(results), indent=2)
+    (out / RESULTS).write_text(f"{text}\n")
     about = plan.suite.about
     write_comparison(out / REPORT, Path(name).stem, about, results)
-    click.echo(f"{about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}")
+    table = f"{about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}"
+    click.echo(text if as_json else table)
     if others := _finished_others(out, [*plan.jobs]):
         click.echo(
             f"Left out: {others} finished runs in {out / RUNS} of other models, tasks or seeds, "
-            "which this command does not name"
+            "which this command does not name",
+            err=as_json,
         )
 
 
@@ -308,7 +315,9 @@ def _known_digests(out: Path) -> dict[str, Any]:
     return known
 
 
-def _evaluation_of(run: _Run, job: JobConfig, out: Path, nproc: int | None) -> dict[str, Any]:
+def _evaluation_of(
+    run: _Run, job: JobConfig, out: Path, nproc: int | None, as_json: bool
+) -> dict[str, Any]:
     """The results of a run, which is trained to its end first, unless it has come to it."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import primary_of, read_evaluation
@@ -319,14 +328,25 @@ def _evaluation_of(run: _Run, job: JobConfig, out: Path, nproc: int | None) -> d
         with _output_to(out / "logs" / f"{run.name}.log"):
             code = run_ranks(run.config, run.words, nproc, one_of_several=True)
         if code:
-            click.echo(f"tandem: ended at {run.name}; the same command goes on there", err=True)
+            click.echo(f"tandem: {_how_to_go_on(code, folder.path)}", err=True)
             sys.exit(code)
         found = read_evaluation(folder.evaluation)
         assert found is not None, "a run that has ended well has results"
     column = primary_of(found)
     score = found["learners"]["teacher"].get(column.name)
-    click.echo(f"{run.name}: {'undefined' if score is None else column.written(score)}")
+    shown = "undefined" if score is None else column.written(score)
+    click.echo(f"{run.name}: {shown}", err=as_json)
     return found
+
+
+def _how_to_go_on(code: int, run: Path) -> str:
+    """What to do after a run that ended with this exit code."""
+    if code == STOPPED:
+        return f"stopped at {run}; the same command resumes there"
+    return (
+        f"{run} failed; remove the cause and repeat the command, or, to train it with other keys, "
+        "delete that folder first"
+    )
 
 
 @contextmanager

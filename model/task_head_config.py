@@ -122,6 +122,12 @@ class TaskHeadConfig(Section):
                 yield key, f"must be {only} where branches is true"
 
     @property
+    def is_unnamed(self) -> bool:
+        """Whether the labels are those of a config.json that names none: LABEL_0, LABEL_1, ..."""
+        numbers = range(len(self.labels))
+        return bool(self.labels) and self.labels == [f"LABEL_{number}" for number in numbers]
+
+    @property
     def per_token(self) -> bool:
         """Whether there is an output at every token, not one per text."""
         return self.kind in PER_TOKEN

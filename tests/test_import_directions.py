@@ -108,7 +108,8 @@ ROOMS = {
     "trainer/footprint": "models_table fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors pseudo_likelihood minimal_pairs trained_heads held_out setbacks "
-        "evaluations finished agreement mistakes rankings breakdown final_scores export"
+        "evaluations finished agreement mistakes rankings breakdown labelled_files "
+        "final_scores export"
     ),
     "trainer/prediction": (
         "passes fine_tuned predictor texts embedding tags choices spans vectors translations "

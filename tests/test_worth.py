@@ -34,6 +34,7 @@ PLACES = {
     "DIR": f"{DEMO}/teacher",
     "data.root=DATA": "data.root=data",
     "data.root=/data": "data.root=data",
+    "data.validation=/data/reviews_train.csv": "data.validation=data/reviews_train.csv",
 }
 # A file of two parts: its header, and a row of two texts and a label.
 TABLES = {
@@ -105,7 +106,8 @@ def in_miniature(words: list[str]) -> list[str]:
     words = ["1,2" if word == "1,2,3" else PLACES.get(word, word) for word in words]
     if "--suite" in words and "--seeds" not in words:
         words += ["--seeds", "1"]
-    return [*words, "epochs=null", *SHORT] if words[0] in ("evaluate", "finetune") else words
+    is_job = words[0] == "finetune" or "--suite" in words
+    return [*words, "epochs=null", *SHORT] if is_job else words
 
 
 @pytest.mark.slow

@@ -55,6 +55,10 @@ class TaskFacts(Section):
         except (OSError, ConfigError) as error:
             raise ModelError(f"{error}; export the model again") from None
 
+    def in_encoding(self, encoding: str | None) -> TaskFacts:
+        """These facts for a file in another character encoding; None: in that of training."""
+        return self if encoding is None else replace(self, encoding=encoding)
+
     def section(self, kind: type[Task]) -> Task:
         """The task's section as the model was trained with it; the defaults for other models."""
         try:
@@ -72,6 +76,20 @@ class TaskFacts(Section):
                 there = nearest_of_all(name, [*self.fields, *others])
                 raise DataError(f"--column {name}: no such field{there}")
         return replace(self, columns={**self.columns, **columns})
+
+
+def chosen_head(folder: Path, heads: Sequence[str], head: str | None) -> str:
+    """The head that is used of the model in `folder`: the one that is named, or the only one.
+
+    Raises ModelError for a model without heads, or with several where none of them is named.
+    """
+    if not heads:
+        raise ModelError(f"{folder}: has no head of a task; fine-tune it with `tandem finetune`")
+    if head is None and len(heads) > 1:
+        raise ModelError(f"{folder}: has several heads; choose one with --head: {', '.join(heads)}")
+    if head is not None and head not in heads:
+        raise ModelError(f"{folder}: has no head {head}; there are: {', '.join(heads)}")
+    return head or heads[0]
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def label_order(theirs: TaskHeadConfig, ours: TaskHeadConfig) -> list[int] | Non
     Labels that have no names in config.json (LABEL_0, LABEL_1, ...) are in our order.
     """
     labels = theirs.labels
-    if labels == [f"LABEL_{number}" for number in range(len(ours.labels))]:
+    if theirs.is_unnamed and len(labels) == len(ours.labels):
         labels = ours.labels
     has_our_form = dataclasses.replace(theirs, labels=ours.labels) == ours
     if not has_our_form or sorted(labels) != sorted(ours.labels):

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import configs
 import tandem
-from model import ModelConfig, from_pretrained
+from model import ModelConfig, from_pretrained, import_folder
 from tests.conftest import command_environment
 from tests.distributed import run_distributed
 from tests.trainer import jobs, told_by_transformers
@@ -167,6 +167,50 @@ def test_every_family_learns_every_task_and_predicts(folder: Path, task: str) ->
         elif task != "tagging":
             assert breakdown["wrong_examples"] == mistakes_told(folder, task, answers)
             assert all(all(one.values()) for one in breakdown["wrong"])
+
+
+def evaluated(*words: object) -> dict[str, Any]:
+    """The JSON that `tandem evaluate` prints of a finished model."""
+    ended = CliRunner().invoke(tandem.main, ["evaluate", *map(str, words), "--json"])
+    assert ended.exit_code == 0, ended.output
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
+
+
+def require_equal_scores(
+    found: Mapping[str, Any], results: Mapping[str, Any], learner: str
+) -> None:
+    """Raise AssertionError unless a model has the scores of the run that trained it."""
+    assert found["metric"] == results["metric"]
+    assert found["columns"] == results["columns"]
+    for column, score in found["scores"].items():
+        assert score == pytest.approx(results["learners"][learner].get(column), abs=1e-6)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_export_has_the_scores_of_its_run(folder: Path, task: str) -> None:
+    results = json.loads((folder / "runs" / task / "evaluation.json").read_text())
+    for family in MODELS:
+        learner = "teacher" if family == "bert" else f"students/{family}"
+        keys = [f"data.root={folder}", f"data.validation={TASKS[task]}", *MORE.get(task, [])]
+        keys.append("batch.micro_batch=2")  # sums are rounded as in the run
+        found = evaluated(export_of(folder, task, family), *keys)
+        require_equal_scores(found, results, learner)
+        assert found["breakdown"] == results["learners"][learner]["breakdown"].get(task)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("task", sorted(TASKS.keys() - {"retrieval", "reranking"}))
+def test_what_transformers_has_fine_tuned_is_scored_by_the_kind_of_its_head(
+    folder: Path, tmp_path: Path, task: str, family: str
+) -> None:
+    given = fine_tuned_by_transformers(export_of(folder, task, family), tmp_path / "given")
+    import_folder(given, tmp_path / "imported")
+    key = f"data.validation={folder / TASKS[task]}"
+    expected = evaluated(export_of(folder, task, family), key)["scores"]
+    for model in (given, tmp_path / "imported"):
+        found = evaluated(model, key, "data.sequence_length=48")
+        assert [*found["scores"].values()] == pytest.approx([*expected.values()], abs=1e-6)
 
 
 def test_every_family_learns_beside_a_teacher_of_the_next_sentence(folder: Path) -> None:

@@ -227,6 +227,17 @@ def test_a_txt_file_with_the_columns_of_training_is_a_table(classifier, tmp_path
     assert predicted(classifier, tmp_path / "a.txt") == predicted(classifier, tmp_path / "b.txt")
 
 
+def test_a_file_in_another_encoding_than_in_training(classifier, tmp_path) -> None:
+    rows = "review\nnaïve\nsmall\n"
+    (tmp_path / "a.csv").write_text(rows, encoding="utf-8")
+    (tmp_path / "b.csv").write_text(rows, encoding="cp1252")
+    read = predicted(classifier, tmp_path / "b.csv", "--encoding", "cp1252")
+    assert read == predicted(classifier, tmp_path / "a.csv")
+    assert "b.csv" in refused(classifier, tmp_path / "b.csv")
+    ended = CliRunner().invoke(tandem.main, ["predict", "m", "a.csv", "--encoding", "none"])
+    assert ended.exit_code == 2
+
+
 def test_numbers_of_pairs(exported, tmp_path) -> None:
     facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
     folder = exported(TaskHeadConfig(REGRESSION), facts)

@@ -223,6 +223,12 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert (ended["untrained"] - begun).abs().mean() > 1e-2, "other random weights"
     code, output, errors = evaluate(folder, both[0])
     assert "Left out: 2 finished runs in " in output, errors
+    code, output, errors = evaluate(folder, both[0], "--json")
+    assert "Left out: 2 finished runs in " in errors
+    told = json.loads(output)
+    assert told == json.loads((folder / "out" / "suite.json").read_text())
+    assert told["big"]["tasks"]["pairs"]["by_paradigm"][0]["pairs"] == 1
+    assert told["big"]["tasks"]["pairs"]["chance"] == 0.5
 
 
 def test_a_run_that_diverged_has_no_score_in_a_suite(folder: Path, tmp_path: Path) -> None:
@@ -234,6 +240,9 @@ def test_a_run_that_diverged_has_no_score_in_a_suite(folder: Path, tmp_path: Pat
         code, output, errors = evaluate(folder, str(folder / "big"), *words)
         assert code == 1
         assert "of its 56 steps were skipped (loss spike: " in errors
+        run = tmp_path / "runs" / "moods-big-seed1"
+        assert f"tandem: {run} failed; remove the cause and repeat the command, or, " in errors
+        assert "goes on there" not in errors
         assert "Traceback" not in errors
         assert "big" not in output
         assert not [*tmp_path.rglob("suite.json"), *tmp_path.rglob("evaluation.json")]

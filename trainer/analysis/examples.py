@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from data_pipeline import (
     MASKED,
     Batch,
-    Corpus,
     DataError,
     ExampleSplit,
     MaskingConfig,
@@ -32,13 +31,14 @@ from data_pipeline.tokenization.tokenizer import load
 from model import Model, ModelError
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.evaluation.held_out import SEED, ValidationSet
-from trainer.job_data.examples import tasks_of, views_of, with_validation
+from trainer.evaluation.held_out import SEED
+from trainer.evaluation.labelled_files import LabelledExamples
+from trainer.job_data.examples import tasks_of, views_of
 from trainer.learners.programs import score
 from trainer.own_tokenizer import require_own_tokenizer
 from trainer.scoring.column import LOSS, Column
 from trainer.scoring.metric import Tally
-from trainer.scoring.scores import MaskedTokens, Metrics
+from trainer.scoring.scores import MaskedTokens
 
 ROWS = 16  # sequences of text in a forward pass
 LENGTH = 128  # of a sequence of text, in tokens, where the model reads that many
@@ -115,15 +115,16 @@ class TaskExamples(Examples):
         Raises ModelError for a model whose head is not the task's, DataError and TrainingError for
         examples that cannot be read.
         """
-        job = with_validation(job)
-        self._job, self._device = job, next(model.parameters()).device
-        self._metrics = _metrics_of(model, folder, job)
-        self.columns = [column for metric in self._metrics for column in metric.columns]
-        self.column = self._metrics[0].primary
-        corpus = Corpus.open(job.data.path)
-        self._validation = ValidationSet(job, {corpus.name: corpus})
-        self._view = job.teacher.view
-        self._split = ExampleSplit(corpus, "val", views=views_of(job, corpus.name, SEED))
+        task = tasks_of(job)[0].task
+        if task.head not in job.teacher.architecture.task_heads:
+            raise ModelError(f"{task.name}: has no head of its own whose scores compare")
+        self._scored = LabelledExamples(model, folder, job)
+        self._job, self._device = self._scored.job, next(model.parameters()).device
+        metrics = self._scored.metrics
+        self.columns = [column for metric in metrics for column in metric.columns]
+        self.column = metrics[0].primary
+        views = views_of(self._job, self._scored.corpus.name, SEED)
+        self._split = ExampleSplit(self._scored.corpus, "val", views=views)
         chosen = np.linspace(0, self._split.total - 1, min(limit, self._split.total))
         self._looked_at = chosen.round().astype(np.int64)
         self.scored = f"{self._split.total:,} validation examples"
@@ -133,16 +134,10 @@ class TaskExamples(Examples):
             numbers = self._looked_at[first : first + self._job.batch.micro_batch]
             batch = self._split.batch(numbers, np.zeros_like(numbers))
             for one in to_micro_batches(batch, len(numbers), self._device):
-                yield one.view(self._view)
+                yield one.view(self._job.teacher.view)
 
-    @torch.inference_mode()
     def score(self, model: Model) -> dict[str, float]:
-        def of_batch(batch: MicroBatch) -> Sequence[torch.Tensor]:
-            return score(model, batch.view(self._view), self._metrics)
-
-        size = self._job.batch.micro_batch
-        found = self._validation.evaluate(of_batch, self._metrics, size, self._device).overall
-        return {name: one for name, one in found.items() if one is not None}
+        return self._scored.score(model, self._scored.metrics)
 
 
 def delimiters(folder: Path, model: Model) -> NDArray[np.bool_]:
@@ -164,21 +159,6 @@ def _is_punctuation(text: str) -> bool:
     return bool(text) and all(
         one in string.punctuation or unicodedata.category(one).startswith("P") for one in text
     )
-
-
-def _metrics_of(model: Model, folder: Path, job: JobConfig) -> Metrics:
-    """Those of the task's head. Raises ModelError where the model has no such head."""
-    name = tasks_of(job)[0].task.head
-    expected = job.teacher.architecture.task_heads.get(name)
-    if expected is None:
-        raise ModelError(f"{tasks_of(job)[0].name}: has no head of its own whose scores compare")
-    head = model.config.task_heads.get(name)
-    if head is None:
-        raise ModelError(f"{folder}: has no head for {name}; fine-tune it with `tandem finetune`")
-    if (head.kind, head.labels) != (expected.kind, expected.labels):
-        ours, theirs = (", ".join(one.labels) or one.kind for one in (head, expected))
-        raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")
-    return tuple(one for one in job.metrics_of(job.teacher) if one.head == name)
 
 
 def _pieces(tokenizer: tokenizers.Tokenizer, path: str, room: int) -> Iterator[list[int]]:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from data_pipeline.tokenization.tokenizer import load
-from model import CHOICE, CLASSIFICATION, MULTI_LABEL, TAGGING, ModelConfig, TaskHeadConfig
+from model import CHOICE, CLASSIFICATION, MULTI_LABEL, TAGGING, Model, ModelConfig, TaskHeadConfig
 from trainer.batches import MicroBatch
+from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.mistakes import (
     Answers,
     Choices,
@@ -23,9 +25,11 @@ from trainer.evaluation.mistakes import (
     Texts,
 )
 from trainer.evaluation.rankings import Groups, Searches
+from trainer.learners.programs import score
 from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import PairRanking, VectorRanking
+from trainer.scoring.scores import Metrics
 from trainer.scoring.span_metric import SpanMetric
 from trainer.scoring.task_metrics import (
     ClassMetric,
@@ -94,3 +98,24 @@ def _part_of(metric: Metric[Any], head: TaskHeadConfig) -> type[Part] | None:
     ):
         return None
     return kind
+
+
+@torch.inference_mode()
+def score_examples(
+    model: Model,
+    examples: ValidationSet,
+    metrics: Metrics,
+    view: str,
+    micro_batch: int,
+    breakdown: Breakdown | None = None,
+) -> Scores:
+    """The scores of a model that reads the examples in this view, and its `breakdown` if asked."""
+
+    def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
+        readings = score(model, batch.view(view), metrics)
+        if breakdown is not None:
+            breakdown.add(batch.view(view), readings)
+        return readings
+
+    device = next(model.parameters()).device
+    return examples.evaluate(of_batch, metrics, micro_batch, device)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from data_pipeline import MASKED, Corpus
 from model import Model, describe
@@ -18,12 +17,11 @@ from trainer.batches import MicroBatch, to_device
 from trainer.config import JobConfig
 from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
-from trainer.evaluation.breakdown import Breakdown
+from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
-from trainer.learners.programs import score
 from trainer.measure.machine import describe as describe_machine
 from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.column import Column
@@ -173,15 +171,7 @@ class _Measurement:
         breakdown: Breakdown | None = None,
     ) -> Scores:
         micro_batch, view = self.saved.job.batch.micro_batch, self.saved.config(name).view
-
-        def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
-            readings = score(model, batch.view(view), metrics)
-            if breakdown is not None:
-                breakdown.add(batch.view(view), readings)
-            return readings
-
-        with torch.inference_mode():
-            return examples.evaluate(of_batch, metrics, micro_batch, self.device)
+        return score_examples(model, examples, metrics, view, micro_batch, breakdown)
 
     def _scores_on_test(self, name: str, model: Model, on_validation: Scores) -> dict[str, Any]:
         """The scores on a task's test file, by column; empty where the job has no such file."""

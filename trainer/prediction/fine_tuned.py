@@ -14,7 +14,7 @@ from model import Model, ModelError, TaskHeadConfig, Transitions, from_pretraine
 from model.heads import TaskHead
 from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import Segments, early_outputs, head_outputs
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, chosen_head
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,26 @@ class FineTuned:
     encoder: TextEncoder
 
     @classmethod
-    def open(cls, folder: Path, device: torch.device, head: str | None = None) -> FineTuned:
-        """`head` names the one to use of several.
+    def open(
+        cls,
+        folder: Path,
+        device: torch.device,
+        head: str | None = None,
+        encoding: str | None = None,
+    ) -> FineTuned:
+        """`head` names the one to use of several; `encoding` is that of its input, if another.
 
         Raises ModelError for a model without that head, DataError without its tokenizer.
         """
-        return cls.of(folder, from_pretrained(folder).to(device), head)
+        return cls.of(folder, from_pretrained(folder).to(device), head, encoding)
 
     @classmethod
-    def of(cls, folder: Path, model: Model, head: str | None = None) -> FineTuned:
+    def of(
+        cls, folder: Path, model: Model, head: str | None = None, encoding: str | None = None
+    ) -> FineTuned:
         """As `open`, of the `model` that is in the folder."""
-        name = _chosen(folder, list(model.config.task_heads), head)
-        facts = TaskFacts.read(folder, name)
+        name = chosen_head(folder, list(model.config.task_heads), head)
+        facts = TaskFacts.read(folder, name).in_encoding(encoding)
         encoder = open_encoder(folder, model.config, facts.sequence_length)
         return cls(folder, model, name, facts, encoder)
 
@@ -68,13 +76,3 @@ class FineTuned:
         if not isinstance(head, TaskHead) or head.crf is None:
             return None
         return Transitions(*(one.cpu() for one in head.crf()))
-
-
-def _chosen(folder: Path, heads: list[str], head: str | None) -> str:
-    if not heads:
-        raise ModelError(f"{folder}: has no head of a task; fine-tune it with `tandem finetune`")
-    if head is None and len(heads) > 1:
-        raise ModelError(f"{folder}: has several heads; choose one with --head: {', '.join(heads)}")
-    if head is not None and head not in heads:
-        raise ModelError(f"{folder}: has no head {head}; there are: {', '.join(heads)}")
-    return head or heads[0]

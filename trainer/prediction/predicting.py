@@ -51,21 +51,22 @@ def predictions(
     columns: Mapping[str, str] = MappingProxyType({}),
     head: str | None = None,
     speed: float | None = None,
+    encoding: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The predictions of the model in `folder` for each example of a file, in order.
 
     `columns` maps fields to the table's columns where they differ from those in training. `head`
-    names the one to use of several. With a `speed`, examples leave at the first layer
-    that is certain, which each prediction tells. Raises ModelError for a model without a task head,
-    for a head of a kind without a predictor, or without branches for a `speed`; DataError for a
-    file that cannot be read.
+    names the one to use of several, `encoding` that of the file where it is not that of training.
+    With a `speed`, examples leave at the first layer that is certain, which each prediction tells.
+    Raises ModelError for a model without a task head, for a head of a kind without a predictor, or
+    without branches for a `speed`; DataError for a file that cannot be read.
     """
     model = from_pretrained(folder).to(device)
     if Ability.GENERATE in model.config.abilities:
         _require_none(folder, {"--head": head, "--speed": speed})
-        yield from translations(folder, model, path, device, columns)
+        yield from translations(folder, model, path, device, columns, encoding)
         return
-    tuned = FineTuned.of(folder, model, head)
+    tuned = FineTuned.of(folder, model, head, encoding)
     kind = _predictor_of(tuned)
     facts = with_places(tuned.facts, path).with_columns(columns, kind.placed_fields)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions(), columns)

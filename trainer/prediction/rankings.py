@@ -31,15 +31,16 @@ def rankings(
     count: int,
     device: torch.device,
     head: str | None = None,
+    encoding: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}`` for each query.
 
     A dual encoder finds the `count` best among all documents. A cross-encoder puts the first
     `count` of a run of `candidates` in a new order; the others stay below them. `head` names
-    the one to use of several. Raises ModelError for other models, DataError for what
-    cannot be read.
+    the one to use of several, `encoding` that of the texts where it is not that of training.
+    Raises ModelError for other models, DataError for what cannot be read.
     """
-    tuned = FineTuned.open(folder, device, head)
+    tuned = FineTuned.open(folder, device, head, encoding)
     if tuned.head.kind == VECTOR:
         if candidates is not None:
             raise DataError("--candidates: are for a cross-encoder; a dual encoder finds its own")

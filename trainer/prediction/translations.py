@@ -23,13 +23,18 @@ AT_ONCE = 1024  # fewer than of a head's outputs, as a search takes longer
 
 
 def translations(
-    folder: Path, model: Model, path: str, device: torch.device, columns: Mapping[str, str]
+    folder: Path,
+    model: Model,
+    path: str,
+    device: torch.device,
+    columns: Mapping[str, str],
+    encoding: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """``{"translation": ...}`` of each text in a file, in order, searched as in training.
 
     An empty text has null for it, and is counted. Raises DataError for a file that cannot be read.
     """
-    facts = TaskFacts.read(folder, MASKED).with_columns(columns)
+    facts = TaskFacts.read(folder, MASKED).with_columns(columns).in_encoding(encoding)
     task = facts.section(Translation)
     encoder = open_encoder(folder, model.config, facts.sequence_length)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)

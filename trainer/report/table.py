@@ -45,6 +45,26 @@ def student_table(evaluation: dict[str, Any]) -> str:
     return f"{as_text(table)}\n\n{_OF_TEXT if unigram else _OF_A_TASK}{_OF_ALL}"
 
 
+def model_table(results: dict[str, Any]) -> str:
+    """The scores of a finished model on a labelled file as plain text, and those by class."""
+    columns = [Column(**column) for column in results["columns"]]
+    table = plain_table("model", "parameters", *(column.heading for column in columns))
+    scores = [(results["scores"][column.name], column) for column in columns]
+    table.add_row(
+        results["model"],
+        short(results["parameters"]),
+        *("undefined" if score is None else column.written(score) for score, column in scores),
+    )
+    parts = [as_text(table)]
+    if by_name := (results["breakdown"] or {}).get("by_class"):
+        by_class = plain_table("class", "examples", "precision", "recall", "F1")
+        for name, one in by_name.items():
+            shares = (percent(one[key]) for key in ("precision", "recall", "f1"))
+            by_class.add_row(name, f"{one['count']:,}", *shares)
+        parts.append(as_text(by_class))
+    return "\n\n".join([*parts, f"scores: of {results['head']}, on {results['file']}"])
+
+
 def plain_table(first: str, *others: str) -> Table:
     """A table without lines, with these headings; all columns but the first are numbers."""
     table = Table(first, box=None, pad_edge=False, header_style="")
