@@ -136,7 +136,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
 
     import trainer.loop
     from benchmarks.one_rank import join_alone
-    from commands.job_configs import load_job
+    from commands.job_configs import load_job, prepare
     from data_pipeline import TextEncoder
     from trainer.evaluation.finished import SavedLearners
     from trainer.learner_names import TEACHER
@@ -153,7 +153,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     trainer.loop.train_step = marked
     torch.set_num_threads(arguments.threads)
     join_alone()
-    job = load_job("single_sentence", tuple(tandem_words(arguments)))
+    job = prepare(load_job("single_sentence", tuple(tandem_words(arguments))))
     with profiled(arguments.profile):
         run_job(lambda: job, lambda: False, lambda *_: None)
     model = SavedLearners(RunFolder.of(job)).load(TEACHER)

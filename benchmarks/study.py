@@ -40,6 +40,7 @@ from benchmarks.studies import page, pictures, results, tables
 from benchmarks.studies.jobs import HERE, Sources, StudyJob, in_order
 from commands.errors import one_line
 from commands.job_configs import load_job
+from commands.job_configs import prepare as prepared
 from configs import assignment
 from configs.runs import STOPPED
 from configs.studies import StudyConfig
@@ -213,7 +214,7 @@ def costs(jobs: Sequence[StudyJob], steps: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         for job in jobs:
             try:
-                config = load_job(str(job.write()), tuple(job.words))
+                config = prepared(load_job(str(job.write()), tuple(job.words)))
             except Exception as error:
                 if (told := one_line(error)) is None:
                     raise

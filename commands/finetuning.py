@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.job_configs import changes_since_run, load_job
+from commands.job_configs import changes_since_run, load_job, prepare
 from commands.options import PATH, numbers
 from commands.output import ignore_write_errors
 from commands.training import announce_if_finished, final_results, run_ranks
@@ -44,17 +44,17 @@ def finetune(
     if not any(word.startswith("name=") for word in overrides):
         words.append(assignment("name", f"{Path(task).stem}-{Path(model).resolve().name}"))
     if not seeds:
-        sys.exit(_train(task, tuple(words), nproc, one_of_several=False))
+        sys.exit(_train(load_job(task, tuple(words), ["task"]), [task, *words], nproc))
     name = load_job(task, tuple(words), ["task"]).name
-    runs = {
-        seed: (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}")) for seed in seeds
-    }
-    for own in runs.values():
-        if code := _train(task, own, nproc, one_of_several=True):
+    jobs = {}
+    for seed in seeds:
+        own = (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}"))
+        jobs[seed] = load_job(task, own, ["task"])
+        if code := _train(jobs[seed], [task, *own], nproc, one_of_several=True):
             if code == STOPPED:
                 click.echo("tandem: stopped; the same command trains what is left", err=True)
             sys.exit(code)
-    click.echo(f"\n{_summary({seed: load_job(task, own, ['task']) for seed, own in runs.items()})}")
+    click.echo(f"\n{_summary(jobs)}")
 
 
 def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
@@ -66,13 +66,18 @@ def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
             raise click.UsageError(f"{key}: {option} sets this; name one of the two")
 
 
-def _train(task: str, overrides: tuple[str, ...], nproc: int | None, one_of_several: bool) -> int:
-    """Train the run to its end, unless it has come to it already; the exit code."""
-    job = load_job(task, overrides, ["task"])
+def _train(
+    job: JobConfig, words: Sequence[str], nproc: int | None, one_of_several: bool = False
+) -> int:
+    """Train the run to its end, unless it has come to it already; the exit code.
+
+    words: the name of the task's config, and the overrides.
+    """
+    job = prepare(job)
     _require_same(job)
     if announce_if_finished(job):
         return 0
-    return run_ranks(task, overrides, nproc, one_of_several)
+    return run_ranks(job, words, nproc, one_of_several)
 
 
 def _require_same(job: JobConfig) -> None:

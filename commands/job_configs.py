@@ -18,15 +18,24 @@ if TYPE_CHECKING:
 def load_job(
     config: str, overrides: tuple[str, ...], kinds: Sequence[str] = ("job", "task")
 ) -> JobConfig:
-    """Load the config of a job, or of a task, by name or file; a task's examples are encoded.
+    """Load the config of a job, or of a task, by name or file; reads no data and writes nothing.
 
-    A name is that of a shipped file of one of these `kinds`.
+    A name is that of a shipped file of one of these `kinds`. See `prepare`.
     """
     import configs
     from trainer.config import JobConfig
+
+    return configs.load(config, JobConfig, _kind(config, kinds), overrides)
+
+
+def prepare(job: JobConfig) -> JobConfig:
+    """The job, completed from its data: the examples of tasks are encoded, unless they are.
+
+    Raises DataError and TrainingError for examples that cannot be read.
+    """
     from trainer.job_data.examples import with_examples
 
-    return with_examples(configs.load(config, JobConfig, _kind(config, kinds), overrides))
+    return with_examples(job)
 
 
 def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
@@ -34,10 +43,7 @@ def task_job(config: str, overrides: tuple[str, ...]) -> JobConfig:
 
     Raises UsageError for a job that reads text, or the examples of several tasks.
     """
-    import configs
-    from trainer.config import JobConfig
-
-    job = configs.load(config, JobConfig, _kind(config, ["task"]), overrides)
+    job = load_job(config, overrides, ["task"])
     if not job.data.train:
         raise click.UsageError(f"{config}: names no examples of one task in data.train")
     return job
@@ -118,7 +124,7 @@ def data_section(
         return DataSection(data, 0, BatchSizes.constant(64), {}, {})
     from trainer.job_data.batch_plan import global_batches
 
-    job = load_job(config, overrides)
+    job = prepare(load_job(config, overrides))
     heads = [one.architecture.task_heads for one in job.learners.values()]
     labels = {name: head.labels for several in heads for name, head in several.items()}
     views = _views(job, learner, split)
@@ -152,7 +158,7 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
     if not _is_job(config, "model"):
         name, schema = configs.find(config, "model").stem, cast(Any, ModelConfig)
         return [(name, configs.load(config, schema, "model"), None)]
-    job = load_job(config, ())
+    job = prepare(load_job(config, ()))
     found = job.learners.items()
     return [
         (name.removeprefix("students/"), one.architecture, job.data.longest) for name, one in found

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cluster.planning.machine import Machine
-from commands.job_configs import load_job, models, warn_about
+from commands.job_configs import load_job, models, prepare, warn_about
 from commands.options import PATH, POSITIVE, Number
 from configs.typed import shown
 
@@ -131,7 +131,7 @@ def plan_job(
     from trainer.footprint.demands import demands, demands_apart
 
     on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
-    job = load_job(config, overrides)
+    job = prepare(load_job(config, overrides))
     warn_about(job)
     facts = demands(job)
     plan = make_plan(facts, on, demands_apart(job, facts.learners))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
-from commands.job_configs import load_job
+from commands.job_configs import load_job, prepare
 from commands.options import PATH
 from commands.output import ignore_write_errors
 from commands.training import launch_ranks, run_if_launched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer.config import JobConfig
 
 
 @click.command()
@@ -24,13 +30,17 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     is missing. Also the entry point of each rank under srun and torchrun.
     """
     ignore_write_errors()
-    as_rank = partial(_store_as_rank, config, overrides)
-    run_if_launched(as_rank, nproc)
-    load_job(config, overrides)  # errors show before ranks start
-    sys.exit(launch_ranks(["store", config, *overrides], as_rank, nproc))
+
+    def load() -> JobConfig:
+        return prepare(load_job(config, overrides))
+
+    run_if_launched(lambda: _store_as_rank(load), nproc)
+    job = load()  # errors show before ranks start
+    as_fork = partial(_store_as_rank, lambda: job)
+    sys.exit(launch_ranks(["store", config, *overrides], as_fork, nproc))
 
 
-def _store_as_rank(config: str, overrides: tuple[str, ...]) -> int:
+def _store_as_rank(load: Callable[[], JobConfig]) -> int:
     from cluster.ranks import derive, export, reported
     from cluster.signals import StopRequest
 
@@ -38,5 +48,5 @@ def _store_as_rank(config: str, overrides: tuple[str, ...]) -> int:
         export(derive())
         from trainer.storing import store
 
-        outcome = store(lambda: load_job(config, overrides), lambda: stop.requested, click.echo)
+        outcome = store(load, lambda: stop.requested, click.echo)
         return reported(outcome.value)

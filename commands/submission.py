@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.job_configs import load_job, warn_about
+from commands.job_configs import load_job, prepare, warn_about
 from commands.options import PATH, numbers
-from commands.suites import default_folder, prepare
+from commands.suites import default_folder, prepare_suite
 
 if TYPE_CHECKING:
     from cluster.script import Work
@@ -139,6 +139,7 @@ def _job(
     stages = ("store",) * (store or command == "store") + ("train",) * (command != "store")
     if "store" in stages and job.teacher.stored is None:
         raise configs.ConfigError("teacher.stored: must be set: a path, top_k and precision")
+    job = prepare(job) if check else job
     if check and "train" in stages:
         _require_startable(job, seeds, stores_first=store)
     elif check:
@@ -173,7 +174,7 @@ def _suite(
     config = configs.dump(configs.load(suite, SuiteConfig, "suite"))
     folder = Path(out or default_folder(suite))
     if check:
-        prepare(suite, names, folder, overrides, seeds, untrained)
+        prepare_suite(suite, names, folder, overrides, seeds, untrained)
     arguments = [*names, *overrides, "--out", str(folder)]
     arguments += ["--seeds", ",".join(map(str, seeds))] if seeds else []
     arguments += ["--untrained"] if untrained else []

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import configs
-from commands.job_configs import changes_since_run, load_job
+from commands.job_configs import changes_since_run, load_job, prepare
 from commands.training import final_results, run_ranks
+from configs.interpolation import expanded
 from configs.runs import STOPPED
 
 if TYPE_CHECKING:
@@ -114,13 +115,13 @@ def compare(
     With `untrained`, the first of them with random weights too. Everything goes to `out`: the runs,
     ``suite.json`` and ``report.html``. With `as_json`, standard output is the content of
     ``suite.json`` alone, and the rest goes to standard error. SIGTERM and SIGUSR1 end the process
-    with exit code 75. Raises as `prepare` does.
+    with exit code 75. Raises as `prepare_suite` does.
     """
     from trainer.suites.comparison import comparison_table, write_comparison
     from trainer.suites.results import to_json
 
     with _stopping():
-        plan = prepare(name, folders, out, overrides, seeds, untrained)
+        plan = prepare_suite(name, folders, out, overrides, seeds, untrained)
         evaluations = {
             run: _evaluation_of(run, job, out, nproc, as_json) for run, job in plan.jobs.items()
         }
@@ -154,7 +155,7 @@ def _stopping() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def prepare(
+def prepare_suite(
     name: str,
     folders: Sequence[str],
     out: Path,
@@ -185,8 +186,8 @@ def prepare(
         for seed in seeds or suite.seeds
     ]
     _require_own_names(runs)
-    known = _known_digests(out)  # loading a job encodes its examples, below `out`
-    jobs = {run: load_job(run.config, run.words) for run in runs}  # errors show before the first
+    known = _known_digests(out)  # before examples are encoded, below `out`
+    jobs = {run: prepare(load_job(run.config, run.words)) for run in runs}  # all, to show errors
     for job in jobs.values():
         _require_same(job)
     _require_unchanged(models, known, out)
@@ -326,7 +327,7 @@ def _evaluation_of(
     found = final_results(job)
     if found is None:
         with _output_to(out / "logs" / f"{run.name}.log"):
-            code = run_ranks(run.config, run.words, nproc, one_of_several=True)
+            code = run_ranks(job, [run.config, *run.words], nproc, one_of_several=True)
         if code:
             click.echo(f"tandem: {_how_to_go_on(code, folder.path)}", err=True)
             sys.exit(code)
@@ -430,7 +431,7 @@ def _pairs_of(
 def _root(words: Sequence[str]) -> str:
     """The folder ``data.root`` that these words set, under whatever key; empty: none."""
     data = configs.assigned(words).get("data")
-    return str(data.get("root") or "") if isinstance(data, dict) else ""
+    return expanded(str(data.get("root") or "")) if isinstance(data, dict) else ""
 
 
 def _parameters(folder: Path) -> int:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from commands.job_configs import changes_since_run, load_job
+from commands.job_configs import changes_since_run, load_job, prepare
 from commands.options import PATH
 from commands.output import ignore_write_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trainer.config import JobConfig
     from trainer.measure.startup import Startup
@@ -30,9 +30,14 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     Also the entry point of each rank under srun and torchrun.
     """
     ignore_write_errors()
-    run_if_launched(lambda: _train_as_rank(lambda: load_job(config, overrides)), nproc)
-    if not announce_if_finished(load_job(config, overrides)):
-        sys.exit(run_ranks(config, overrides, nproc))
+
+    def load() -> JobConfig:
+        return prepare(load_job(config, overrides))
+
+    run_if_launched(lambda: _train_as_rank(load), nproc)
+    job = load()
+    if not announce_if_finished(job):
+        sys.exit(run_ranks(job, [config, *overrides], nproc))
 
 
 def run_if_launched(as_rank: Callable[[], int], nproc: int | None) -> None:
@@ -48,17 +53,20 @@ def run_if_launched(as_rank: Callable[[], int], nproc: int | None) -> None:
 
 
 def run_ranks(
-    config: str, overrides: tuple[str, ...], nproc: int | None, one_of_several: bool = False
+    job: JobConfig, words: Sequence[str], nproc: int | None, one_of_several: bool = False
 ) -> int:
-    """Train a job as ranks on this machine; returns the launcher's exit code, and only there."""
+    """Train a prepared job as ranks on this machine; returns the exit code, in the launcher only.
+
+    words: the name of the config and the overrides, for ranks that are no forks of this process.
+    """
     from trainer.measure.startup import Startup
 
     def train_as_fork(startup: Startup) -> int:
         startup.mark("starting the ranks")
-        return _train_as_rank(lambda: load_job(config, overrides), startup)
+        return _train_as_rank(lambda: job, startup)
 
-    words = ["train", config, *overrides]
-    return launch_ranks(words, partial(train_as_fork, Startup()), nproc, one_of_several)
+    as_fork = partial(train_as_fork, Startup())
+    return launch_ranks(["train", *words], as_fork, nproc, one_of_several)
 
 
 def launch_ranks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -27,12 +28,12 @@ from data_pipeline import TASK_NAME, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig
 from trainer.checkpoint import Ranking
-from trainer.default_lead import fill_in_leads
-from trainer.folder_models import fill_in_models
+from trainer.default_lead import with_leads
+from trainer.folder_models import with_models
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
 from trainer.measure.profiling import ProfileConfig
-from trainer.named_tasks import fill_in_tasks
+from trainer.named_tasks import with_tasks
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.column import Column
 from trainer.scoring.scores import Metrics, columns_of
@@ -254,27 +255,30 @@ class JobConfig(Section):
         load_plugins(convert(tree["plugins"], list[str], "plugins"))
 
     @classmethod
-    def compose(cls, tree: dict[str, Any]) -> dict[str, Any]:
+    def compose(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
         """The tree of a job with the sections that others of its keys stand for.
 
         The `tasks` become sections of data and objectives. A learner without a `model` gets the
         model of its init.pretrained. Students that begin beside an untrained teacher get a
         `min_lead`.
         """
-        fill_in_tasks(tree, cls)
-        fill_in_models(tree)
-        fill_in_leads(tree)
-        return tree
+        return with_leads(with_models(with_tasks(tree, cls)))
 
     def in_steps(self) -> JobConfig:
         """This job with fractions of its steps converted to steps, and learners' own patience."""
+        return self._in_steps
 
+    @functools.cached_property
+    def _in_steps(self) -> JobConfig:
         def converted(learner: LearnerConfig) -> LearnerConfig:
             patience = None if learner.frozen else self.stop.patience
             return learner.with_patience(patience).in_steps(self.steps)
 
         students = {name: converted(student) for name, student in self.students.items()}
-        return dataclasses.replace(self, teacher=converted(self.teacher), students=students)
+        teacher = converted(self.teacher)
+        if (teacher, students) == (self.teacher, self.students):
+            return self
+        return dataclasses.replace(self, teacher=teacher, students=students)
 
     @property
     def other_teachers(self) -> dict[str, LearnerConfig]:

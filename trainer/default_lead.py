@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from configs import ConfigError
 from configs.typed import convert
 from trainer.admission_config import StartConfig
+from trainer.job_tree import with_learners
 from trainer.learner_config import TRANSFERS, InitConfig
 from trainer.objectives.objective_config import TEACHER_SOURCES, ObjectiveConfig
 
@@ -20,23 +22,24 @@ LABELS, PREDICTIONS = "mlm", {"soft_kl", "soft_cross_entropy"}
 _CHOSEN = ("min_lead", *TRANSFERS)
 
 
-def fill_in_leads(tree: Mapping[str, Any]) -> None:
-    """Give ``min_lead`` to students in a job's YAML tree that would harm themselves without it.
+def with_leads(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's YAML tree with ``min_lead`` for students that would harm themselves without it.
 
     They begin with the job, neither as a copy of the teacher's layers nor beside a teacher that
     begins with trained weights, and learn masked words both from labels, as it does, and from its
     predictions, but nothing else of it.
     """
-    teacher, students = tree.get("teacher"), tree.get("students")
-    if not isinstance(teacher, dict) or not isinstance(students, dict):
-        return
-    for student in students.values():
-        if isinstance(student, dict) and student.keys().isdisjoint(_CHOSEN):
-            try:
-                if _waits(student, teacher):
-                    student["min_lead"] = MIN_LEAD
-            except ConfigError:  # the loader says so, with its key
-                continue
+    teacher = tree.get("teacher")
+
+    def with_lead(key: str, learner: dict[str, Any]) -> dict[str, Any]:
+        is_student = key.startswith("students.") and learner.keys().isdisjoint(_CHOSEN)
+        if is_student and isinstance(teacher, dict):
+            with suppress(ConfigError):  # the loader says so, with its key
+                if _waits(learner, teacher):
+                    return {**learner, "min_lead": MIN_LEAD}
+        return learner
+
+    return with_learners(tree, with_lead)
 
 
 def _waits(student: Mapping[str, Any], teacher: Mapping[str, Any]) -> bool:

@@ -57,15 +57,16 @@ class Job:
         changes = on_rank_0(lambda: changes_since_checkpoint(config, self.corpora))
         require_fit(config, self.corpora)
         on_rank_0(lambda: require_same_order(config, self.corpora))
+        resumption = Resumption.find(config)
+        context.opened("finding a checkpoint")
+        require_pretrained(config, self.corpora, resumption.learners)
+        # A job that is refused has written nothing to its corpora.
         count_sequences(config.data, self.corpora, SPLITS, context.hang_watch.heartbeat)
         feed = Feed(config, self.corpora, context.attempt.number)
         self.masker = feed.masker
         validation = ValidationSet(config, self.corpora, context.hang_watch.heartbeat)
         self.evaluations = Evaluations(config, validation, device)
         context.opened("data")
-        resumption = Resumption.find(config)
-        context.opened("finding a checkpoint")
-        require_pretrained(config, self.corpora, resumption.learners)
         self.state = resumption.state(self.corpora)
         shape = step_shape(config, self.corpora)
         tokenizer_dir = next(iter(self.corpora.values())).tokenizer_dir

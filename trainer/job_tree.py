@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs import ConfigError
 from configs.typed import convert
 
 
-def learners_of(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each learner that has a section, with the section's full key: the teachers first."""
-    found = [("teacher", tree.get("teacher"))]
-    for role in ("teachers", "students"):
-        named = tree.get(role)
-        items = named.items() if isinstance(named, dict) else ()
-        found += [(f"{role}.{name}", one) for name, one in items]
-    yield from ((section, one) for section, one in found if isinstance(one, dict))
+def with_learners(
+    tree: Mapping[str, Any], change: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """A job's tree with ``change(key, section)`` in place of each learner that has a section."""
+    changed = dict(tree)
+    for role in ("teacher", "teachers", "students"):
+        section = tree.get(role)
+        if not isinstance(section, dict):
+            continue
+        changed[role] = (
+            change(role, section)
+            if role == "teacher"
+            else {
+                name: change(f"{role}.{name}", learner) if isinstance(learner, dict) else learner
+                for name, learner in section.items()
+            }
+        )
+    return changed
 
 
 def is_frozen(learner: Mapping[str, Any]) -> bool:

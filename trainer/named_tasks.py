@@ -9,21 +9,21 @@ from typing import Any
 import configs
 from configs import ConfigError
 from data_pipeline import TaskDataConfig
-from trainer.job_tree import is_frozen, learners_of
+from trainer.job_tree import is_frozen, with_learners
 
 # What a task's own YAML says of its examples; the rest of its data section is about one task.
 _DATA = {field.name for field in dataclasses.fields(TaskDataConfig)} - {"path"}
 
 
-def fill_in_tasks(tree: dict[str, Any], schema: Any) -> None:
-    """Write what each of the job's ``tasks`` says into data.tasks and objectives, for `tasks`.
+def with_tasks(tree: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """A job's tree with what each of its ``tasks`` says in data.tasks and objectives instead.
 
-    `tree` is a job's, and `schema` that of jobs. A learner that is trained gets all of them; what
-    the tree itself says of a task stands. Raises ConfigError, naming the key, for what is no task.
+    schema: that of jobs. A learner that is trained gets all of them; what the tree itself says of a
+    task stands. Raises ConfigError, naming the key, for what is no task.
     """
     named = tree.get("tasks")
     if not isinstance(named, dict) or not named:
-        return
+        return dict(tree)
     examples, kinds = {}, {}
     for name, source in named.items():
         key = f"tasks.{name}"
@@ -36,12 +36,15 @@ def fill_in_tasks(tree: dict[str, Any], schema: Any) -> None:
         data = _section(task, "data")
         examples[name] = {one: value for one, value in data.items() if one in _DATA}
         kinds[name] = _kind_of(task, key)
-    _add(_section(tree, "data"), "tasks", examples)
-    _section(tree, "teacher")  # has them also where the file says nothing else of it
-    for _, learner in learners_of(tree):
-        if not is_frozen(learner):
-            _add(_section(learner, "objective"), "tasks", kinds)
-    tree["tasks"] = {}
+
+    def with_kinds(key: str, learner: dict[str, Any]) -> dict[str, Any]:
+        if is_frozen(learner):
+            return learner
+        return {**learner, "objective": _over(kinds, _section(learner, "objective"))}
+
+    # The teacher has them also where the file says nothing else of it.
+    changed = with_learners({**tree, "teacher": _section(tree, "teacher")}, with_kinds)
+    return {**changed, "tasks": {}, "data": _over(examples, _section(tree, "data"))}
 
 
 def _kind_of(task: dict[str, Any], key: str) -> dict[str, Any]:
@@ -53,14 +56,12 @@ def _kind_of(task: dict[str, Any], key: str) -> dict[str, Any]:
     return found
 
 
-def _section(tree: dict[str, Any], key: str) -> dict[str, Any]:
-    """The section at a key, which is made where there is none."""
-    if not isinstance(tree.get(key), dict):
-        tree[key] = {}
-    found: dict[str, Any] = tree[key]
-    return found
+def _section(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The section at a key; an empty one where there is none."""
+    section = tree.get(key)
+    return section if isinstance(section, dict) else {}
 
 
-def _add(tree: dict[str, Any], key: str, below: Mapping[str, Any]) -> None:
-    """Put `below` under what a key has already."""
-    tree[key] = configs.merge(below, _section(tree, key))
+def _over(tasks: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with these tasks below those that it has."""
+    return {**section, "tasks": configs.merge(tasks, _section(section, "tasks"))}

@@ -53,7 +53,7 @@ class Resumption:
         """Judge by the checkpoint that counts: learners are further on in one that is skipped."""
         if self.checkpoint is not None:
             state = self.checkpoint.trainer_state
-            before = config_of(RunFolder.of(self.config), state)
+            before = config_of(RunFolder.of(self.config), state, self.config)
             require_no_first_stage_again(before, self.config, state)
 
     @property

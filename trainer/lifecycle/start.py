@@ -76,7 +76,7 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
     state = newest_state(folder.checkpoints)
     if state is None:
         return []
-    before, read = config_of(folder, state), state.get("corpora", {})
+    before, read = config_of(folder, state, config), state.get("corpora", {})
     return accepted_changes(before, config, read, contents(config.data, corpora))
 
 
@@ -86,10 +86,15 @@ def accept(config: JobConfig) -> None:
     atomic_write(RunFolder.of(config).config, text)
 
 
-def config_of(folder: RunFolder, state: Mapping[str, Any]) -> JobConfig:
-    """The config in a checkpoint's state; ``config.yaml`` may have been edited or removed."""
+def config_of(folder: RunFolder, state: Mapping[str, Any], now: JobConfig) -> JobConfig:
+    """The config in a checkpoint's state, which is `now` itself where nothing has changed.
+
+    ``config.yaml`` may have been edited or removed.
+    """
     if "config" not in state:  # written by an old version
         return folder.load_config()
+    if state["config"] == configs.dump(now):
+        return now
     return configs.load_text(state["config"], JobConfig, "job", [], str(folder.checkpoints))
 
 

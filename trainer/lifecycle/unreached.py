@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def warning(config: JobConfig) -> str:
     """One line that names everything scheduled after the last step; empty if there is nothing."""
-    found = list(_unreached(config))
+    found = list(_unreached(config)) if config.steps else []  # not known before it is prepared
     if not found:
         return ""
     return f"steps: {config.steps} end before {', '.join(found)}; fine for a trial run"
