@@ -65,9 +65,9 @@ def job_in(folder: Path, corpus: Path, settings: str, several: bool) -> Path:
     return path
 
 
-def train(path: Path, name: str) -> tuple[str, list]:
+def train(path: Path, name: str, *more: str) -> tuple[str, list]:
     """The folder of the finished run, and its curve. Collective."""
-    overrides = [f"name={name}", *(["batch.micro_batch=8"] if name == "whole" else [])]
+    overrides = [f"name={name}", *(["batch.micro_batch=8"] if name == "whole" else []), *more]
     folder = jobs.run(with_examples(configs.load(str(path), JobConfig, "job", overrides)))
     jobs.finish(folder)
     return str(folder.path), jobs.curve(folder)
@@ -88,6 +88,22 @@ def test_two_ranks_learn_as_one_does(corpus, tmp_path, settings: str, several: b
 
 def losses(curve: list) -> list[float]:
     return [value for _, name, value in curve if name.endswith("/single_sentence")]
+
+
+def test_lists_of_labels_are_learned(corpus, tmp_path) -> None:
+    """Each label goes with a word, which is in no text without the label."""
+    path = job_in(tmp_path / "job", corpus, ALL, several=True)
+    for part in ("train", "dev"):
+        file = tmp_path / "job" / f"{part}.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["text"] = " ".join(["was", *row["text"].split()[1:]])
+        file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    more = ["steps=200", "students=null", "teacher.model.initializer_range=0.2"]
+    ((run, _),) = run_distributed(train, 1, path, "whole", *more)
+    scores = json.loads(RunFolder(Path(run)).evaluation.read_text())["learners"]["teacher"]
+    assert scores["single_sentence_micro_f1"] > 0.95
+    assert scores["single_sentence_exact_match"] > 0.9
 
 
 @pytest.mark.parametrize(("settings", "several"), [(ALL, True), ("{}", False)])
