@@ -128,7 +128,7 @@ def test_the_guide_can_be_followed(text, corpus, tmp_path, monkeypatch) -> None:
             elif command[0] == "tandem":
                 follow(in_miniature(command[1:]))
             else:
-                assert block.startswith('{"id"'), f"neither a command nor an answer: {block}"
+                assert block.startswith('{"row"'), f"neither a command nor an answer: {block}"
     check()
 
 
