@@ -1,4 +1,6 @@
-"""The command line. Its commands are in `commands/`, and import what they need when they run.
+"""The command line, and the public Python API, which `commands/api.py` documents.
+
+The commands are in `commands/`, and import what they need when they run.
 
 Exit codes: 0 done; 1 failed, with one line that says what to change; 2 wrong usage; 75 stopped on
 request after saving (start it again to resume).
@@ -56,10 +58,32 @@ try:
         tokenizers,
         training,
     )
+    from commands.api import (
+        build_corpus,
+        embed,
+        evaluate,
+        export,
+        from_pretrained,
+        load,
+        predict,
+        train,
+    )
     from commands.ending import unwind_all
     from commands.errors import OneLineErrors
 except KeyboardInterrupt:  # most of the time of a short command passes here
     sys.exit("tandem: interrupted")
+
+__all__ = [
+    "build_corpus",
+    "embed",
+    "evaluate",
+    "export",
+    "from_pretrained",
+    "load",
+    "main",
+    "predict",
+    "train",
+]
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

@@ -131,7 +131,7 @@ ROOMS = {
     ),
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
-        "errors options output ending job_configs data tokenizers runs models prediction "
+        "errors options output ending job_configs api data tokenizers runs models prediction "
         "embedding training storing finetuning suites results submission analysis reference schema"
     ),
 }

@@ -1,0 +1,229 @@
+"""The public Python API: the names that `import tandem` promises.
+
+Each function does what the command of its name does, and returns its result. What a user can mend
+is raised as an exception of one line: ConfigError, DataError, ModelError, TrainingError and their
+kind, as the commands print them; OSError for files.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from model import Model
+    from trainer.config import JobConfig
+
+Example = str | Sequence[str] | Mapping[str, Any]
+_ENTRY = Path(__file__).resolve().parents[1] / "tandem.py"
+
+
+def load(config: str | Path, *overrides: str) -> JobConfig:
+    """The checked config of a job or a task: a file, or the name of a shipped one.
+
+    `overrides` are ``key=value``, applied in order. Raises ConfigError.
+    """
+    from commands.job_configs import load_job
+
+    return load_job(str(config), overrides)
+
+
+def train(
+    config: str | Path | JobConfig, *overrides: str, nproc: int | None = None
+) -> dict[str, Any]:
+    """Train a job, or resume it, in processes of its own; returns the results of `evaluate`.
+
+    `config` may be what `load` has returned. `nproc`: processes on this machine, by default one
+    for each GPU. What the processes print is printed here. Raises TrainingError with their last
+    message where they fail, or where the run was stopped before its end.
+    """
+    from trainer.errors import TrainingError
+    from trainer.run_folder.folder import RunFolder
+    from trainer.run_folder.run_files import read_evaluation
+
+    with _as_file(config) as path:
+        job = load(path, *overrides)
+        words = [sys.executable, str(_ENTRY), "train", path, *overrides]
+        if nproc is not None:
+            words += ["--nproc", str(nproc)]
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout is not None
+            said = ""
+            for line in process.stdout:
+                print(line, end="")
+                said = line.strip() or said
+    if process.returncode:
+        raise TrainingError(said.removeprefix("tandem: "))
+    results = read_evaluation(RunFolder.of(job).evaluation)
+    assert results is not None, "a finished run has results"
+    return results
+
+
+@contextmanager
+def _as_file(config: str | Path | JobConfig) -> Iterator[str]:
+    """The name of a config that a command can read."""
+    if isinstance(config, str | Path):
+        yield str(config)
+        return
+    import configs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{config.name}.yaml"
+        path.write_text(configs.dump(config), encoding="utf-8")
+        yield str(path)
+
+
+def evaluate(run: str | Path, learner: str | None = None) -> dict[str, Any]:
+    """The held-out scores, sizes and speeds of a run's learners, or of one.
+
+    Returns the tree that ``tandem evaluate RUN --json`` prints. Raises TrainingError for a folder
+    that is no run, or a learner that it does not have.
+    """
+    from trainer.evaluation.final_scores import evaluate_run
+    from trainer.evaluation.finished import SavedLearners
+    from trainer.run_folder.folder import RunFolder
+
+    return evaluate_run(SavedLearners(RunFolder.existing(str(run))), learner)
+
+
+def export(
+    run: str | Path, learner: str, out: str | Path, *, step: str | int | None = None
+) -> Path:
+    """Write a learner of a run to the folder `out`, in Hugging Face format; returns it.
+
+    `step`: ``best``, ``last`` or a checkpoint's, by default as the run's ``evaluation.final`` says.
+    Raises ModelError where `out` exists, TrainingError for an unknown run, learner or step.
+    """
+    from model import require_free
+    from trainer.evaluation.export import export_learner
+    from trainer.evaluation.finished import SavedLearners
+    from trainer.run_folder.folder import RunFolder
+
+    folder = Path(out)
+    require_free(folder)
+    export_learner(SavedLearners(RunFolder.existing(str(run)), which=step), learner, folder)
+    return folder
+
+
+def from_pretrained(folder: str | Path) -> Model:
+    """The model in a folder, of Tandem's or of `transformers`, float32, in evaluation mode.
+
+    Its call takes ``(input_ids, segment_ids=None, attention_mask=None, masked_positions=None)`` and
+    returns ``logits`` ([B, L, V], or [positions, V]), ``hidden_states``, ``attention_scores`` and
+    ``pooled``. Raises ModelError.
+    """
+    import model
+
+    return model.from_pretrained(folder)
+
+
+def build_corpus(
+    text: str | Path | Sequence[str | Path],
+    tokenizer: str | Path,
+    out: str | Path,
+    *,
+    workers: int = 1,
+    val_fraction: float = 0.01,
+    shard_mb: float = 64.0,
+    separator: str | None = None,
+    field: str | None = None,
+    keep_duplicates: bool = False,
+) -> dict[str, Any]:
+    """Turn text files, folders or globs into WebDataset shards; returns ``corpus.json``.
+
+    Calling it again resumes an interrupted build. `separator`: where a document ends, such as
+    ``line``; `field`: the key of the text in JSON and tables. Raises DataError.
+    """
+    from data_pipeline import BuildOptions, build
+    from data_pipeline.text.formats import ReadOptions
+
+    inputs = [text] if isinstance(text, str | Path) else text
+    options = BuildOptions(
+        [str(path) for path in inputs],
+        str(tokenizer),
+        reading=ReadOptions(separator, field),
+        shard_mb=shard_mb,
+        val_fraction=val_fraction,
+        drop_duplicates=not keep_duplicates,
+    )
+    return build(options, str(out), workers)
+
+
+def predict(
+    folder: str | Path,
+    examples: str | Path | Sequence[Example],
+    *,
+    head: str | None = None,
+    speed: float | None = None,
+) -> list[dict[str, Any]]:
+    """The predictions of a fine-tuned model, in the order of `examples`.
+
+    `examples` are a file, as for ``tandem predict``, or a list: of texts, of sequences of texts (a
+    pair, for a task about pairs), or of mappings with the columns of the training file. `head`
+    names one of several; `speed` lets examples leave at a branch. Raises DataError, ModelError.
+    """
+    from trainer.device import own_device
+    from trainer.prediction.predicting import predictions
+
+    with _examples_file(examples, Path(folder), head) as (path, columns):
+        return [*predictions(Path(folder), path, own_device(), columns, head, speed)]
+
+
+def embed(
+    folder: str | Path, texts: str | Path | Sequence[str], *, pooling: str = "mean"
+) -> NDArray[np.float32]:
+    """The vectors of texts, float32 [texts, size]; NaN for a text without a token.
+
+    `texts` is a list, or a file of a text a line or with the column ``text``. `pooling`: ``mean``
+    or ``cls`` of the last states, or ``static``, the mean of the input vectors. Raises DataError,
+    ModelError.
+    """
+    import numpy as np
+
+    from trainer.device import own_device
+    from trainer.prediction.embedding import FileEmbedder
+
+    embedder = FileEmbedder(Path(folder), pooling, own_device())
+    missing = np.full(embedder.size, np.nan, np.float32)
+    with _examples_file(texts) as (path, columns):
+        rows = [missing if row is None else row for row in embedder.rows(path, columns)]
+    return np.stack(rows) if rows else np.empty((0, embedder.size), np.float32)
+
+
+@contextmanager
+def _examples_file(
+    examples: str | Path | Sequence[Example], folder: Path | None = None, head: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The file that holds `examples`, and where it has the fields of the model's task."""
+    if isinstance(examples, str | Path):
+        yield str(examples), {}
+        return
+    fields: Sequence[str] = ["text"]
+    if folder is not None and not all(isinstance(row, Mapping) for row in examples):
+        from trainer.prediction.fine_tuned import FineTuned
+
+        fields = FineTuned.of(folder, from_pretrained(folder), head).facts.fields
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "examples.jsonl"
+        rows = (json.dumps(_row(example, fields)) for example in examples)
+        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        named = all(isinstance(row, Mapping) for row in examples)
+        yield str(path), {} if named else {field: field for field in fields}
+
+
+def _row(example: Example, fields: Sequence[str]) -> dict[str, Any]:
+    if isinstance(example, Mapping):
+        return dict(example)
+    texts = [example] if isinstance(example, str) else example
+    return dict(zip(fields, texts, strict=True))

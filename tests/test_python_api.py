@@ -1,0 +1,104 @@
+"""The public Python API, by running the page that documents it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import tandem
+from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+
+PAGE = REPOSITORY / "docs/python.md"
+# What the last block of the page leaves in its variables.
+REPORT = """
+import json
+import torch
+
+texts = ["a fine film", "a waste of time"]
+tuned = "runs/reviews/exports/teacher"
+print("REPORT " + json.dumps({
+    "documents": corpus["splits"]["train"]["documents"],
+    "trained": results["learners"]["teacher"]["loss"],
+    "scored": sorted(scores["learners"]),
+    "losses": [tree["learners"]["students/narrow"]["loss"] for tree in (results, scores)],
+    "vectors": vectors.tolist(),
+    "hidden": model.config.hidden_size,
+    "logits": list(model(torch.tensor([[2, 7, 3]])).logits.shape),
+    "texts": [row["label"] for row in tandem.predict(tuned, texts)],
+    "mappings": [row["label"] for row in tandem.predict(tuned, [{"text": text} for text in texts])],
+}))
+"""
+MODEL = {
+    "base": "bert_tiny",
+    "hidden_size": 32,
+    "ffn_size": 64,
+    "vocab_size": 600,
+    "max_positions": 128,
+}
+LEARNS = {"objective": {"mlm": {}, "soft_kl": {}}, "min_lead": None}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, corpus: Path, text: Path) -> dict:
+    """What the page's blocks come to in one Python process, in a folder with what they read."""
+    folder = tmp_path_factory.mktemp("python")
+    (folder / "text").mkdir()
+    (folder / "text/topics.txt").write_bytes(text.read_bytes())
+    (folder / "tokenizer").symlink_to(corpus.parent / "tokenizer")
+    job = {
+        "base": str(TINY_JOB),
+        "data": {"path": "corpora/first"},
+        "students": {"distilbert": None, "tinybert": None, "narrow": {"model": MODEL, **LEARNS}},
+    }
+    (folder / "first.yaml").write_text(yaml.safe_dump(job))
+    rows = [f"{word} film,{word}" for word in ("good", "bad")] * 16
+    (folder / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join([*blocks, REPORT])],
+        cwd=folder,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1].removeprefix("REPORT "))
+
+
+def test_the_page_builds_trains_scores_and_exports(told: dict) -> None:
+    assert told["documents"] > 50
+    assert 0 < told["trained"] < 10
+    assert told["scored"] == ["students/narrow"]
+    assert told["losses"][0] == pytest.approx(told["losses"][1], rel=1e-6)
+    assert np.isfinite(np.array(told["vectors"])).all()
+    assert np.array(told["vectors"]).shape == (2, told["hidden"])
+    assert told["logits"] == [1, 3, 600]
+
+
+def test_texts_and_mappings_are_predicted_alike(told: dict) -> None:
+    assert told["texts"] == told["mappings"]
+    assert {*told["texts"]} <= {"good", "bad"}
+
+
+def test_the_names_are_those_of_the_page() -> None:
+    named = {name for name in tandem.__all__ if name != "main"}
+    text = PAGE.read_text()
+    assert named == set(re.findall(r"tandem\.(\w+)\(", text))
+
+
+def test_a_mistake_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"^.*stepz: unknown key; did you mean steps\?$"):
+        tandem.load("demo", "stepz=3")
+    with pytest.raises(Exception, match="not a run"):
+        tandem.evaluate(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(Exception, match="exists"):
+        tandem.export(tmp_path, "teacher", tmp_path)
