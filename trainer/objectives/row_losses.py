@@ -89,11 +89,11 @@ def kl_divergence(log_q: Tensor, log_p: Tensor) -> Tensor:
 class RowLosses:
     """Several losses of the same logits, each multiplied by its scale."""
 
-    def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float], like: Tensor) -> None:
-        self._losses, self._scales = losses, like.new_tensor(scales)
+    def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float]) -> None:
+        self._losses, self._scales = losses, scales
         by_hand = [number for number, loss in enumerate(losses) if loss.target is not None]
         self._by_autograd = [number for number, loss in enumerate(losses) if loss.target is None]
-        self._order = torch.tensor([*by_hand, *self._by_autograd]).argsort().tolist()
+        self._order = [*by_hand, *self._by_autograd]
         self._by_hand = _ByHand([losses[one] for one in by_hand], [scales[one] for one in by_hand])
 
     def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
@@ -106,25 +106,27 @@ class RowLosses:
         more, gradient = self._differentiate_by_autograd(logits, rows)
         if len(self._by_autograd) == len(self._losses):
             logits.copy_(gradient)
-            return more
-        sums = torch.cat([self._by_hand.differentiate(logits, rows), more])
+            return torch.stack(more)
+        sums = [*self._by_hand.differentiate(logits, rows).unbind(), *more]
         logits.add_(gradient)
-        return sums[self._order]
+        return torch.stack([sums[self._order.index(number)] for number in range(len(sums))])
 
-    def _differentiate_by_autograd(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def _differentiate_by_autograd(
+        self, logits: Tensor, rows: slice
+    ) -> tuple[list[Tensor], Tensor]:
         losses = [self._losses[one] for one in self._by_autograd]
+        scales = [self._scales[one] for one in self._by_autograd]
         temperatures = {loss.temperature for loss in losses}
         with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
             x = logits.detach().requires_grad_()
             log_q = {t: F.log_softmax(x if t == 1.0 else x / t, dim=-1) for t in temperatures}
-            sums = torch.stack(
-                [
-                    (loss.weights[rows] * loss.function(log_q[loss.temperature], rows)).sum()
-                    for loss in losses
-                ]
-            )
-            (gradient,) = torch.autograd.grad(sums, x, self._scales[self._by_autograd])
-        return sums.detach(), gradient
+            sums = [
+                (loss.weights[rows] * loss.function(log_q[loss.temperature], rows)).sum()
+                for loss in losses
+            ]
+            scaled = [scale * one for scale, one in zip(scales, sums, strict=True)]
+            (gradient,) = torch.autograd.grad(torch.stack(scaled).sum(), x)
+        return [one.detach() for one in sums], gradient
 
 
 class _ByHand:

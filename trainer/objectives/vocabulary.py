@@ -85,7 +85,7 @@ class _ProjectAndSum(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
         sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
-        row_losses, buffer = RowLosses(losses, weights, sums), None
+        row_losses, buffer = RowLosses(losses, weights), None
         for rows in chunks(len(x), len(weight)):
             buffer = projection.buffer(rows) if buffer is None else buffer
             logits = projection.logits(rows, buffer)
