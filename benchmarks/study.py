@@ -28,7 +28,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -45,8 +45,9 @@ from configs import assignment
 from configs.runs import STOPPED
 from configs.studies import StudyConfig
 from trainer.admission_config import BudgetConfig
+from trainer.learner_config import LearnerConfig
 
-AT_ONCE = ("start={step: 0, fraction: null, teacher: null}", "min_lead=null")
+AT_ONCE = "start={step: 0, fraction: null, teacher: null}"
 # Of a teacher that finishes first, time steps that train it and steps that do not.
 HALF = "teacher.budget={fraction: 0.5, steps: null, tokens: null, hours: null}"
 SHORT = ["log.every=1", "evaluation.every=100000", "evaluation.sequences=8"]
@@ -134,9 +135,15 @@ def jobs_of(
     ]
 
 
-def all_at_once(students: Iterable[str]) -> list[str]:
+def all_at_once(students: Mapping[str, LearnerConfig]) -> list[str]:
     """Overrides of a job, so that its students learn from the first step on."""
-    return [f"students.{name}.{said}" for name in students for said in AT_ONCE]
+    gates = [
+        f"students.{name}.objective.{term}.min_lead=null"
+        for name, student in students.items()
+        for term, section in student.objective.terms().items()
+        if section.min_lead_over_student is not None
+    ]
+    return [*(f"students.{name}.{AT_ONCE}" for name in students), *gates]
 
 
 def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:

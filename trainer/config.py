@@ -28,7 +28,6 @@ from data_pipeline import TASK_NAME, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig
 from trainer.checkpoint import Ranking
-from trainer.default_lead import with_leads
 from trainer.folder_models import with_models
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
@@ -259,10 +258,9 @@ class JobConfig(Section):
         """The tree of a job with the sections that others of its keys stand for.
 
         The `tasks` become sections of data and objectives. A learner without a `model` gets the
-        model of its init.pretrained. Students that begin beside an untrained teacher get a
-        `min_lead`.
+        model of its init.pretrained.
         """
-        return with_leads(with_models(with_tasks(tree, cls)))
+        return with_models(with_tasks(tree, cls))
 
     def in_steps(self) -> JobConfig:
         """This job with fractions of its steps converted to steps, and learners' own patience."""

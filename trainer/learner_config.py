@@ -16,8 +16,6 @@ from configs.rules import (
     WEIGHT,
     Doc,
     OneOf,
-    Unit,
-    positive,
 )
 from configs.section import Refusal, Section, within
 from data_pipeline import DEFAULT_VIEW
@@ -150,19 +148,6 @@ class LearnerConfig(Section):
     start: StartConfig = field(default_factory=StartConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     init: InitConfig = field(default_factory=InitConfig)
-    min_lead: Annotated[
-        float | None,
-        positive(100.0),
-        Unit("nats"),
-        Doc(
-            "A student's terms that read a teacher which this job trains are off until the "
-            "teacher's loss is lower by this much. They count fully from twice that lead on. This "
-            "holds after the teacher's budget, too. null: "
-            "they always count fully. default: 0.25 for a student that begins with the job beside "
-            "a teacher with random first weights, but not as a copy of its layers, where both have "
-            "the term mlm, and the student reads the teacher by soft_kl or soft_cross_entropy only."
-        ),
-    ] = None
     view: Annotated[
         str,
         NOT_EMPTY,
@@ -277,6 +262,10 @@ class LearnerConfig(Section):
             yield "stacking", "begins with random weights; remove it, or init.pretrained"
         for key, why in self.objective.unequippable(self.model):
             yield f"objective.{key}", self._naming_folder(why)
+
+    def waits_for(self, teacher: LearnerConfig) -> bool:
+        """Whether a student's terms count only once its teacher is ahead (``min_lead``)."""
+        return self.transfer is None and self.objective.waits_for(teacher.objective)
 
     def finished(self, is_compared: bool = False) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights.
@@ -424,7 +413,6 @@ class LearnerConfig(Section):
             self.transfer,
             others,
             read_by=self._read_by(),
-            teacher_weight_changes=self.min_lead is not None,
         )
 
 

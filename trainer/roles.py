@@ -28,8 +28,7 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
     """
     for name, student in students.items():
         yield from within(f"students.{name}", _conflicts_of_student(name, student, teacher))
-        if student.min_lead is not None:
-            yield from within(f"students.{name}.min_lead", _conflicts_of_lead(student, teacher))
+        yield from within(f"students.{name}.objective", _conflicts_of_lead(student, teacher))
     yield from within("teacher", _conflicts_of_teacher(teacher))
     for name, other in others.items():
         yield from within(f"teachers.{name}", _conflicts_of_other(name, other))
@@ -196,15 +195,15 @@ def _conflicts_of_student(
 
 
 def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterator[Refusal]:
-    """Students whose `min_lead` cannot be measured or has no effect."""
-    if teacher.frozen:
-        yield "", "is for a teacher that still learns; remove it"
-    elif not student.objective.reads_main_teacher():
-        yield "", "nothing in its objective is about the teacher; remove it"
-    elif student.transfer is not None or student.objective.label_terms().isdisjoint(
-        teacher.objective.label_terms()
-    ):
-        yield "", "compares losses, so that student and teacher need one in common (mlm)"
+    """Terms with a `min_lead` of the user's that cannot be measured or has no effect."""
+    for name, term in student.objective.terms().items():
+        if getattr(term, "min_lead", None) is None or not [*term.changed("min_lead")]:
+            continue
+        if term.min_lead_over_student is None or teacher.frozen:
+            yield f"{name}.min_lead", "is about a teacher that this job trains; remove it"
+        elif not student.waits_for(teacher):
+            why = "compares losses, so that student and teacher need one in common (mlm); remove it"
+            yield f"{name}.min_lead", why
 
 
 def _conflicts_of_copied_layers(
@@ -266,8 +265,6 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "objective", "name at least one term"
     if teacher.objective.needs_teacher():
         yield "objective", "a teacher has nobody to learn from; use mlm, nsp, sop"
-    if teacher.min_lead is not None:
-        yield "min_lead", "is for students; remove it"
     if teacher.start != StartConfig():
         yield "start", "is for students; remove it"
     if teacher.budget != BudgetConfig() and teacher.frozen:

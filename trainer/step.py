@@ -70,7 +70,7 @@ def train_step(
         norm, length = totals.squared_norms[one.name], batch.common_length
         one.update(step, losses[one.name], norm, length, totals.seconds, batch.targets)
     for student in students:
-        if teacher.has_terms and student.config.min_lead is not None:
+        if student.objective.lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
     about = {
         one.name: {name: terms[one.name][name] for name in one.objective.about(batch.targets)}
@@ -100,7 +100,7 @@ def _accumulate(
     size = main.step_shape.micro_batch
     count = -(-len(rows.input_ids) // size)
     for student in students:
-        student.update_teacher_weight(main.has_terms)
+        student.compare_with(main)
     if count > 1:
         for learner in (*teachers, *students):
             learner.look_ahead(to_micro_batches(rows, size, main.device, masker), step)

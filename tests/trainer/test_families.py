@@ -68,7 +68,7 @@ def job_text(data: str, objective: str, of_teacher: str = "") -> str:
     """A job whose teacher is BERT, with a student of every other family and a BiLSTM."""
     models = {name: f"model: {{{model}}}" for name, model in MODELS.items()}
     teacher = f"{models.pop('bert')}, objective: {{{objective}{of_teacher}}}"
-    learns = f"min_lead: null, objective: {{{objective}}}"
+    learns = f"objective: {{{objective}}}"
     students = ", ".join(f"{name}: {{{model}, {learns}}}" for name, model in models.items())
     return f"""
 steps: 2

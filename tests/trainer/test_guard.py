@@ -97,10 +97,11 @@ def full_disk(step):
 def job_of_new_conditions(corpus, runs):
     """At step 4 pairs begin; at step 6 the teacher is done, and a student listens in full."""
     pairs = ["data.phases=[{from_step: 4, packing: sentence_pair}]", "teacher.objective.nsp={}"]
-    shape = ["teacher.model.segment_types=2", "teacher.model.pooler=tanh"]
+    gate = "students.tinybert.objective.soft_kl.min_lead=0.5"
+    shape = [gate, "teacher.model.segment_types=2", "teacher.model.pooler=tanh"]
     others = ["teacher.budget.steps=6", "checkpoint.keep=4"]
     job = tiny_job(corpus, runs, "name=conditions", *pairs, *shape, *others)
-    student = dataclasses.replace(job.students["tinybert"], min_lead=0.5, start=StartConfig())
+    student = dataclasses.replace(job.students["tinybert"], start=StartConfig())
     return with_students(job, tinybert=student)
 
 

@@ -25,9 +25,8 @@ ROOT = Path(__file__).parents[2]
 STUDENT = """
 students:
   lstm:
-    min_lead: null
     model: {kind: bilstm, vocab_size: 600, hidden_size: 16, pooled_size: 8}
-    objective: {mlm: {}, soft_kl: {temperature: 2.0}, hidden_mse: {}, nsp: {}}
+    objective: {mlm: {}, soft_kl: {temperature: 2.0, min_lead: null}, hidden_mse: {}, nsp: {}}
     zero_stage: STAGE
     optimizer: {learning_rate: 3.0e-3}
 """

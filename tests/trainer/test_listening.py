@@ -11,7 +11,6 @@ import configs
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
 from trainer.config import JobConfig
-from trainer.default_lead import MIN_LEAD
 from trainer.learners.learner import LEAD_STEPS
 from trainer.run_folder.folder import RunFolder
 
@@ -23,10 +22,16 @@ JOB = [
     "teacher.schedule.warmup_steps=0", "students.tinybert.optimizer.learning_rate=1e-30",
 ]  # fmt: skip
 STUDENT = "students.tinybert."
+FROZEN = [
+    "teacher.frozen=true", "teacher.init.pretrained=elsewhere", "teacher.objective=null",
+    "teacher.optimizer=null", "teacher.schedule=null", "teacher.zero_stage=0",
+    "students.distilbert=null",
+]  # fmt: skip
+GATE = STUDENT + "objective.soft_kl.min_lead"
 HEARD = (
     STUDENT + "objective={hidden_mse: {weight: 0.1}, soft_kl: {weight: 2.0}, attention_mse: null}"
 )
-ALONE = STUDENT + "objective={soft_kl: null, hidden_mse: null, attention_mse: null}"
+ALONE = STUDENT + "objective={soft_kl: null, hidden_mse: {weight: 0.1}, attention_mse: null}"
 
 
 def job(corpus, runs, name, *overrides):
@@ -35,7 +40,7 @@ def job(corpus, runs, name, *overrides):
 
 
 def jobs(corpus, runs):
-    ranks, least = dist.get_world_size(), f"{STUDENT}min_lead={LEAST}"
+    ranks, least = dist.get_world_size(), f"{GATE}={LEAST}"
     run(job(corpus, runs, f"heard-{ranks}", HEARD, least))
     if ranks == 1:
         return
@@ -53,7 +58,7 @@ def jobs(corpus, runs):
     stands = "teacher.optimizer.learning_rate=1e-30"
     run(job(corpus, runs, "overtaken", HEARD, least, "teacher.budget.steps=4", *overtakes, stands))
     learns = f"{STUDENT}optimizer.learning_rate=1e-3"
-    run(job(corpus, runs, "never", HEARD, learns, f"{STUDENT}min_lead=90"))
+    run(job(corpus, runs, "never", HEARD, learns, f"{GATE}=90"))
     run(job(corpus, runs, "alone", ALONE, learns))
 
 
@@ -81,8 +86,8 @@ def test_terms_about_the_teacher_count_by_its_lead(runs, run_name):
     lead, weights = 0.0, []
     for step, loss in column(runs / run_name, "loss").items():
         weights.append(min(max(lead / LEAST - 1, 0.0), 1.0))
-        about_teacher = 0.1 * parts["hidden_mse"][step] + 2.0 * parts["soft_kl"][step]
-        assert loss == pytest.approx(parts["mlm"][step] + weights[-1] * about_teacher, rel=1e-6)
+        others = parts["mlm"][step] + 0.1 * parts["hidden_mse"][step]
+        assert loss == pytest.approx(others + weights[-1] * 2.0 * parts["soft_kl"][step], rel=1e-6)
         lead += (parts["mlm"][step] - theirs[step] - lead) / LEAD_STEPS
         assert column(runs / run_name, "lead")[step] == pytest.approx(lead, rel=1e-6)
     assert weights[0] == 0.0
@@ -117,9 +122,10 @@ def test_the_rule_holds_when_the_teachers_budget_has_ended(runs):
 
 
 def test_a_teacher_that_is_overtaken_after_its_budget_is_not_heard(runs):
-    parts = {n: column(runs / "overtaken", n) for n in ("mlm", "lead", "loss")}
+    parts = {n: column(runs / "overtaken", n) for n in ("mlm", "hidden_mse", "lead", "loss")}
     assert parts["lead"][12] < 0
-    assert all(parts["loss"][step] == parts["mlm"][step] for step in range(1, 13))
+    others = {step: parts["mlm"][step] + 0.1 * parts["hidden_mse"][step] for step in range(1, 13)}
+    assert all(parts["loss"][step] == pytest.approx(others[step], rel=1e-6) for step in others)
 
 
 def test_a_student_that_never_listens_trains_as_if_alone(runs):
@@ -128,55 +134,43 @@ def test_a_student_that_never_listens_trains_as_if_alone(runs):
 
 
 @pytest.mark.parametrize(
-    ("override", "reason"),
+    ("overrides", "reason"),
     [
-        ("teacher.min_lead=0.1", "teacher.min_lead: is for students"),
-        (
-            "students.tinybert={min_lead: 0.1, objective: {soft_kl: null, hidden_mse: null, "
-            "attention_mse: null}}",
-            "students.tinybert.min_lead: nothing in its objective is about the teacher",
-        ),
-        (
-            "students.tinybert={min_lead: 0.1, objective: {mlm: null, soft_kl: {}}}",
-            "students.tinybert.min_lead: compares losses, so that student and teacher need",
-        ),
+        ([*FROZEN, f"{GATE}=0.1"], "soft_kl.min_lead: is about a teacher that this job trains"),
+        ([f"{STUDENT}objective={{mlm: null, soft_kl: {{min_lead: 0.1}}}}"], "compares losses, so"),
+        ([f"{STUDENT}min_lead=0.1"], "students.tinybert.min_lead: unknown key"),
     ],
 )
-def test_who_cannot_compare_is_refused(corpus, tmp_path, override, reason):
+def test_a_gate_without_effect_is_refused(corpus, tmp_path, overrides, reason):
     with pytest.raises(configs.ConfigError) as failed:
-        tiny_job(corpus, tmp_path, override)
+        tiny_job(corpus, tmp_path, *overrides)
     assert reason in str(failed.value)
 
 
-PREDICTIONS = "students.tinybert.objective={hidden_mse: null, attention_mse: null}"
-
-
 @pytest.mark.parametrize(
-    ("overrides", "lead"),
-    [
-        ([], MIN_LEAD),
-        (["students.tinybert.objective.hidden_mse={weight: 0.1}"], None),
-        (["students.tinybert.start={step: 0}"], MIN_LEAD),
-        (["students.tinybert.min_lead=null"], None),
-        (["students.tinybert.min_lead=1.0"], 1.0),
-        (["students.tinybert.start={step: 1}"], None),
-        (["students.tinybert.start={fraction: 0.4}"], None),
-        (["students.tinybert.start={teacher: {at_least: 0.1}}"], None),
-        (["teacher.init.pretrained=elsewhere"], None),
-        (["teacher.init={pretrained: elsewhere, random: true}"], MIN_LEAD),
-        (["students.tinybert.objective.mlm=null"], None),
-        (["students.tinybert.objective.soft_kl=null"], None),
-    ],
+    "beside",
+    ["", "cosine: {}", "hidden_mse: {}, attention_mse: {}", "top_k: 3", "start: {step: 1}"],
 )
-def test_who_waits_for_an_untrained_teacher_by_default(overrides, lead):
-    demo = configs.load("demo", JobConfig, "job", [PREDICTIONS, *overrides])
-    assert demo.students["tinybert"].min_lead == lead
-    assert demo.students["distilbert"].min_lead is None  # it begins once the teacher is better
+def test_the_gate_of_a_term_does_not_depend_on_what_is_beside_it(beside):
+    """It is the term's own default, for every student of a teacher that the job trains."""
+    term = f"soft_kl: {{{beside if beside == 'top_k: 3' else ''}}}"
+    more = f", {beside}" if "_mse" in beside or "cosine" in beside else ""
+    start = f", {beside}" if "start" in beside else ""
+    text = f"""
+name: x
+steps: 9
+data: {{path: x}}
+teacher: {{model: bert_mini, objective: {{mlm: {{}}}}}}
+students: {{x: {{model: bert_mini, objective: {{mlm: {{}}, {term}{more}}}{start}}}}}
+"""
+    job = configs.load_text(text, JobConfig, "job", [], "x")
+    assert job.students["x"].objective.soft_kl.min_lead == 0.25
+    assert job.students["x"].waits_for(job.teacher)
 
 
-def test_a_copy_of_the_teachers_layers_does_not_wait():
-    demo = configs.load("demo", JobConfig, "job", ["students.distilbert.start={teacher: null}"])
-    assert demo.students["distilbert"].min_lead is None
+def test_a_student_without_labels_in_common_with_its_teacher_never_waits():
+    demo = configs.load("demo", JobConfig, "job", ["students.tinybert.objective.mlm=null"])
+    assert not demo.students["tinybert"].waits_for(demo.teacher)
 
 
 def test_a_wrong_value_is_named_by_its_key():

@@ -120,7 +120,6 @@ class Learner:
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
-        self._least_lead: float | None = None  # `min_lead` while it counts
         self._whole_batch: list[dict[str, ExampleLosses]] = []  # of each micro-batch of a step
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
@@ -264,7 +263,7 @@ class Learner:
         self._forget_the_phase_before(self.own_step(step))
         self._set_rates(step, seconds, targets)
         models = self.config.model.layers, self._teacher_layers, self._peers
-        conditions = *models, self._least_lead, length, PAIRS in targets
+        conditions = *models, self.objective.lead is not None, length, PAIRS in targets
         comparable = regime(self.config, self.objective, self.own_step(step), conditions)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
@@ -284,18 +283,13 @@ class Learner:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], own_step, targets)
 
-    def update_teacher_weight(self, is_compared: bool) -> None:
-        """Before a step: scale the terms that read the teacher by how far it is ahead (min_lead).
+    def compare_with(self, teacher: Learner) -> None:
+        """Before a step: let terms with a `min_lead` count by how far the teacher is ahead.
 
-        They count nothing up to a lead of `min_lead`, and fully from twice that lead on. A teacher
-        that was never trained in this job is not compared.
+        A teacher that was never trained in this job is not compared.
         """
-        self._least_lead = self.config.min_lead if is_compared else None
-        if self._least_lead is None:
-            self.objective.teacher_weight = 1.0
-        else:
-            ahead = self.counters.lead / self._least_lead - 1.0
-            self.objective.teacher_weight = min(max(ahead, 0.0), 1.0)
+        is_compared = self.objective.waits_for(teacher.objective)
+        self.objective.lead = self.counters.lead if is_compared else None
 
     def record_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
         """After a step: update the running mean of how much lower the teacher's loss is.

@@ -268,7 +268,7 @@ class Learners:
         teacher = self.config.teacher
         if has_finished:
             students = self.config.students.values()
-            teacher = teacher.finished(any(one.min_lead is not None for one in students))
+            teacher = teacher.finished(any(student.waits_for(teacher) for student in students))
         if teacher.stored is not None:
             teacher = teacher.at_rest()
         return self._build(TEACHER, teacher.with_layers(layers), 0, weights)

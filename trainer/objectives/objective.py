@@ -14,7 +14,7 @@ from model import Capture, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import MEAN, TEACHER
 from trainer.objectives.layers import LayerTerm
-from trainer.objectives.objective_config import TEACHER_SOURCES, ObjectiveConfig, model_read_by
+from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
 from trainer.objectives.stages import Transfer
 from trainer.objectives.task import TaskTerm, WholeBatchTerm
 from trainer.objectives.term import LossInputs, Term
@@ -45,14 +45,12 @@ class Objective(nn.Module):
         others: Mapping[str, ModelShape] | None = None,
         *,
         read_by: Mapping[str, frozenset[str]] | None = None,
-        teacher_weight_changes: bool = False,
     ) -> None:
         """`teacher` is the teacher at its final size; a `transfer` comes before other training.
 
         `others` are further teachers, by name. `read_by` has the prefixes of the parameters that
-        only some of several heads read, and these heads. `teacher_weight_changes` says whether
-        `teacher_weight` is ever below 1. Raises ValueError, naming the term, when one does not fit
-        these models.
+        only some of several heads read, and these heads. Raises ValueError, naming the term, when
+        one does not fit these models.
         """
         super().__init__()
         teachers = {TEACHER: teacher, **(others or {})}
@@ -60,8 +58,8 @@ class Objective(nn.Module):
         for key, why in config.misfits(learner, teachers, each_layer):
             raise ValueError(f"{key}: {why}")
         self.transfer = transfer
-        self.teacher_weight = 1.0  # 0 to 1, of all terms that read the job's own teacher
-        self.teacher_weight_changes, self.read_by = teacher_weight_changes, read_by or {}
+        self.lead: float | None = None  # of the job's own teacher; None: not compared with it
+        self.read_by = read_by or {}
         self.terms = nn.ModuleDict(_build(config, learner, teachers, transfer))
         self._initialise(learner.initializer_range, seed)
 
@@ -93,12 +91,23 @@ class Objective(nn.Module):
                 term.set_teacher_layers(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
-        """Each term's weight at the learner's `step`, with the `teacher_weight`."""
+        """Each term's weight at the learner's `step`, at the teacher's present `lead`."""
         return {
-            name: term.weight.at(step)
-            * (self.teacher_weight if term.source in TEACHER_SOURCES else 1.0)
+            name: term.weight.at(step) * self._part_heard(term)
             for name, term in self.by_name.items()
         }
+
+    def _part_heard(self, term: Term) -> float:
+        """0 up to a lead of the term's `min_lead`, 1 from twice that lead on."""
+        if self.lead is None or term.min_lead is None:
+            return 1.0
+        return min(max(self.lead / term.min_lead - 1.0, 0.0), 1.0)
+
+    def waits_for(self, teacher: Objective) -> bool:
+        """Whether a term counts only once the `teacher` is ahead, which can be measured."""
+        is_gated = any(term.min_lead is not None for term in self.by_name.values())
+        shares_labels = not set(self.label_terms).isdisjoint(teacher.label_terms)
+        return is_gated and shares_labels and self.transfer is None
 
     def group(self, parameter: str) -> str:
         for part in self.read_by:
@@ -224,11 +233,10 @@ class Objective(nn.Module):
         """The terms that are off at some steps."""
         if self.transfer is not None:
             return set(self.terms)
-        changing = TEACHER_SOURCES if self.teacher_weight_changes else ()
         return {
             name
             for name, term in self.by_name.items()
-            if 0.0 in term.weight.values or term.source in changing
+            if 0.0 in term.weight.values or term.min_lead is not None
         }
 
     def _initialise(self, standard_deviation: float, seed: int) -> None:

@@ -119,6 +119,11 @@ class ObjectiveConfig(Section):
         """The names of the terms that read no learner's outputs, only labels."""
         return {name for name, section in self.terms().items() if section.source is None}
 
+    def waits_for(self, teacher: ObjectiveConfig) -> bool:
+        """Whether a term counts only once the job's own teacher is ahead, which can be measured."""
+        is_gated = any(one.min_lead_over_student is not None for one in self.terms().values())
+        return is_gated and not self.label_terms().isdisjoint(teacher.label_terms())
+
     def conflicts_with_masked_only(
         self, teacher: str, sources: Collection[str], is_own: bool
     ) -> Iterator[Refusal]:

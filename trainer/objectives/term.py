@@ -155,6 +155,14 @@ class TermConfig(Section, ABC):
         return None
 
     @property
+    def min_lead_over_student(self) -> float | None:
+        """How far the job's own teacher must be ahead before the term counts; None: it always does.
+
+        In nats: by how much its loss is lower.
+        """
+        return getattr(self, "min_lead", None) if self.source in (TEACHER, MEAN) else None
+
+    @property
     def head(self) -> str | None:
         """The name of the head that it trains in the learner's model; None if it trains none."""
         return None
@@ -226,7 +234,8 @@ class Term(nn.Module, ABC):
     """One weighted loss.
 
     denominator: the name, in `trainer.denominators`, of what divides its sum; source: as in
-    `TermConfig`; reads_logits: whether it reads its source's logits.
+    `TermConfig`; reads_logits: whether it reads its source's logits; min_lead: how far the job's
+    own teacher must be ahead, as its losses are lower, before it counts. None: it always counts.
     """
 
     denominator: str
@@ -237,6 +246,7 @@ class Term(nn.Module, ABC):
         self.weight = StepSchedule.read(config.weight)
         self.source = config.source
         self.compares = config.compares
+        self.min_lead = config.min_lead_over_student
 
     @abstractmethod
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:

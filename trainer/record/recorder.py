@@ -230,7 +230,7 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
         row[f"{name}/lr"] = learner.rate
         row[f"{name}/grad_norm"] = learner.gradient_norm
         row[f"{name}/skipped_steps"] = learner.counters.skipped_steps
-        if learner.config.min_lead is not None:
+        if learner.objective.lead is not None:
             row[f"{name}/lead"] = learner.counters.lead
         if learner.config.precision == "fp16":
             row[f"{name}/overflows"] = learner.counters.overflows

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import COUNT, FRACTION, WEIGHT, Ascending, Doc, OneOf, Range, positive
+from configs.rules import COUNT, FRACTION, WEIGHT, Ascending, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelConfig, ModelShape
@@ -156,10 +156,24 @@ class DivergenceTerm(VocabularyTerm):
         return RowLoss(loss, weights, ours, self.config.target(teacher, theirs))
 
 
+MinLead = Annotated[
+    float | None,
+    positive(100.0),
+    Unit("nats"),
+    Doc(
+        "The term is off until the loss of a teacher that this job trains is lower than the "
+        "student's by this much, by the terms that both learn from labels, and counts fully from "
+        "twice that lead on, after the teacher's budget too; where both have no such term, or the "
+        "teacher is frozen, and with null it always counts fully."
+    ),
+]
+
+
 @dataclass
 class PredictionTermConfig(DivergenceConfig, TeacherTermConfig):
     """The YAML section of a term that compares with a teacher's predictions."""
 
+    min_lead: MinLead = field(default=0.25, kw_only=True)
     top_k: Annotated[
         int | None,
         COUNT,
@@ -253,6 +267,7 @@ class Blended(PredictionTermConfig):
     with the teacher's distribution.
     """
 
+    min_lead: MinLead = field(default=None, kw_only=True)  # its target has the labels in it
     teacher_fraction: Annotated[
         float, FRACTION, Doc("a: the weight of the teacher's distribution in the target.")
     ] = 0.5
