@@ -25,9 +25,9 @@ from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.stages import (
     IntermediateConfig,
     ProgressiveConfig,
+    Stages,
+    StagesConfig,
     TaskFirstConfig,
-    Transfer,
-    TransferConfig,
 )
 from trainer.optimizers import OptimizerConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
@@ -265,7 +265,7 @@ class LearnerConfig(Section):
 
     def waits_for(self, teacher: LearnerConfig) -> bool:
         """Whether a student's terms count only once its teacher is ahead (``min_lead``)."""
-        return self.transfer is None and self.objective.waits_for(teacher.objective)
+        return not self.transfers and self.objective.waits_for(teacher.objective)
 
     def finished(self, is_compared: bool = False) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights.
@@ -316,7 +316,7 @@ class LearnerConfig(Section):
         return metrics_of(self.architecture, tasks)
 
     def in_steps(self, steps: int) -> LearnerConfig:
-        """The same with start, budget and `transfer` told in steps, in a job of `steps`."""
+        """The same with start, budget and `transfers` told in steps, in a job of `steps`."""
         told: dict[str, Any] = {key: one.in_steps(steps) for key, one in self.transfers.items()}
         told |= {"start": self.start.in_steps(steps), "budget": self.budget.in_steps(steps)}
         return dataclasses.replace(self, **told)
@@ -328,15 +328,16 @@ class LearnerConfig(Section):
         return dataclasses.replace(self, budget=dataclasses.replace(self.budget, patience=patience))
 
     @property
-    def transfers(self) -> dict[str, TransferConfig]:
+    def transfers(self) -> dict[str, StagesConfig]:
         """The sections about what it learns before everything else, by key: one at most."""
         sections = {key: getattr(self, key) for key in TRANSFERS}
         return {key: one for key, one in sections.items() if one is not None}
 
     @property
-    def transfer(self) -> Transfer | None:
-        """What it learns before everything else, if anything."""
-        return next((one.build(self.model.layers) for one in self.transfers.values()), None)
+    def stages(self) -> Stages:
+        """What it learns, by which terms and for how long."""
+        sections = iter(self.transfers.values())
+        return next((section.build(self.model.layers) for section in sections), Stages())
 
     def with_layers(self, layers: int) -> LearnerConfig:
         """The same config with a model that has, and keeps, this many layers."""
@@ -365,9 +366,8 @@ class LearnerConfig(Section):
         for key in [*self.transfers][1:]:
             yield key, f"set either this or {next(iter(self.transfers))}"
         for key, section in self.transfers.items():
-            transfer = section.build(self.model.layers)
-            if not all(self.objective.parts(transfer.first)):
-                yield key, f"objective must have {transfer.needs}"
+            if not all(self.objective.parts(section.first)):
+                yield key, f"objective must have {section.needs}"
         if self.task_first is not None and len(self.objective.tasks or ()) > 1:
             yield "task_first", "is for one task; objective.tasks has several"
 
@@ -410,7 +410,7 @@ class LearnerConfig(Section):
             self.model,
             teacher,
             seed,
-            self.transfer,
+            self.stages,
             others,
             read_by=self._read_by(),
         )

@@ -160,6 +160,12 @@ STAGED = (
 )
 
 
+def test_a_term_may_come_beside_a_stage_that_is_a_fraction():
+    now = job(*STAGED, "students.tinybert.objective.mlm.weight=0.5")
+    changes = accepted_changes(job(*STAGED), now)
+    assert any(line.startswith("students.tinybert.objective.mlm") for line in changes), changes
+
+
 @pytest.mark.parametrize(
     ("made", "override", "refusal"),
     [

@@ -22,7 +22,7 @@ from trainer.learners.first_weights import from_embeddings, model_state
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import LearnerState
 from trainer.objectives import Objective, ObjectiveConfig
-from trainer.objectives.stages import LayerByLayer, ProgressiveConfig
+from trainer.objectives.stages import PREDICTIONS, STATES, ProgressiveConfig, Stage, Stages
 from trainer.objectives.terms import (
     AttentionTransfer,
     Blended,
@@ -63,24 +63,38 @@ def original_rate(layer: int, step: int, steps_per_phase: int) -> float:
     return 3.0 * value * background
 
 
+def test_stages_follow_one_another_and_the_last_has_the_rest():
+    stages = Stages(Stage(3, frozenset([STATES])), Stage(0), Stage(2, layer=1), Stage())
+    found = [stages.at(step) for step in range(7)]
+    assert [(stage.steps, done) for stage, done in found] == [
+        (3, 0), (3, 1), (3, 2), (2, 0), (2, 1), (None, 0), (None, 1)
+    ]  # fmt: skip
+    assert [step for step in range(8) if stages.begins(step)] == [3, 5]
+    assert stages.last_begins == 5
+    assert [*stages.spans(STATES, 4)] == [(0, 3), (3, 3), (3, 4), (5, 4)]
+    assert [*stages.spans(PREDICTIONS, 9)] == [(3, 3), (3, 5), (5, 9)]
+    assert not any(Stages().begins(step) for step in range(3))
+    assert Stages().at(4) == (Stage(), 4)
+
+
 def test_rates_are_the_original_codes():
-    transfer = LayerByLayer(ProgressiveConfig(20), layers=3)
+    stages = ProgressiveConfig(20).build(layers=3)
     for step in range(60):
         for layer in range(3):
             parameter = f"model.encoder.feed_forward.{layer}.0.input.weight"
-            ours = transfer.factor(transfer.group(parameter), step)
+            ours = stages.factor(stages.group(parameter), step)
             assert ours == pytest.approx(original_rate(layer, step, 20)), (layer, step)
-        assert transfer.factor(transfer.group("model.embeddings.word.weight"), step) == 0
-        assert transfer.factor(transfer.group("model.head.bias"), step) == 0
+        assert stages.factor(stages.group("model.embeddings.word.weight"), step) == 0
+        assert stages.factor(stages.group("model.head.bias"), step) == 0
     groups = {
-        transfer.group(f"model.{name}") for name in ("head.bias", "encoder.attention.2.key.bias")
+        stages.group(f"model.{name}") for name in ("head.bias", "encoder.attention.2.key.bias")
     }
-    assert {transfer.factor(group, 60) for group in groups} == {1.0}
+    assert {stages.factor(group, 60) for group in groups} == {1.0}
 
 
 def test_one_layer_at_a_time_and_then_the_other_terms():
-    transfer = LayerByLayer(PROGRESSIVE, LAYERS)
-    objective = Objective(OBJECTIVE, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
+    stages = PROGRESSIVE.build(LAYERS)
+    objective = Objective(OBJECTIVE, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, stages)
     for step, ours, theirs in ((0, 1, 2), (4, 1, 2), (5, 2, 4), (9, 2, 4)):
         assert objective.student_capture(step).hidden_states == (ours,)
         assert objective.source_capture(step).attention == (theirs,)
@@ -104,7 +118,7 @@ def test_progressive_transfer_needs_both_kinds_of_terms(objective, complaint):
 def test_progressive_transfer_needs_every_layer():
     some = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(layers="skip"))
     with pytest.raises(ValueError, match=r"feature_maps\.layers: leaves out layer 2"):
-        Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, LayerByLayer(PROGRESSIVE, 2))
+        Objective(some, tiny.encoder(layers=2), tiny.encoder(), 0, PROGRESSIVE.build(2))
 
 
 NAME = student_key("mobilebert")
@@ -252,11 +266,11 @@ def test_a_term_that_comes_or_goes_has_rates_of_its_own():
     hidden = objective.group(name.format("hidden_mse"))
     assert objective.group(name.format("embedding")) == objective.group("model.head.bias") != hidden
     assert [objective.factor(hidden, step) for step in (0, 1)] == [0.0, 1.0]
-    transfer = LayerByLayer(PROGRESSIVE, LAYERS)
-    objective = Objective(config, model, tiny.encoder(), 0, transfer)
+    stages = PROGRESSIVE.build(LAYERS)
+    objective = Objective(config, model, tiny.encoder(), 0, stages)
     groups = [objective.group(name.format(term)) for term in ("hidden_mse", "embedding")]
     rates = [[objective.factor(group, step) for group in groups] for step in (4, 10)]
-    assert rates == [[transfer.factor("1", 4), 0.0], [0.0, 1.0]]
+    assert rates == [[stages.factor("1", 4), 0.0], [0.0, 1.0]]
 
 
 def test_a_layer_learns_from_its_turn_on(outcomes):
@@ -326,9 +340,9 @@ def test_every_stage_goes_through_it_alike(outcomes):
 
 def test_a_layers_loss_is_its_share_of_the_mean_over_layers():
     """As in the original, the sum is divided by the number of layers."""
-    transfer = LayerByLayer(PROGRESSIVE, LAYERS)
+    stages = PROGRESSIVE.build(LAYERS)
     config = ObjectiveConfig(blended=Blended(), feature_maps=FeatureMaps(100.0))
-    objective = Objective(config, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, transfer)
+    objective = Objective(config, tiny.encoder(layers=LAYERS), tiny.encoder(), 0, stages)
     term = objective.by_name["feature_maps"]
     ours, theirs = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
 

@@ -156,7 +156,7 @@ def test_each_stage_has_its_groups_its_rate_and_its_trained_heads() -> None:
         assert [objective.factor(group, step) for step in (0, FIRST - 1, FIRST, 11)] == (
             [0.0, 0.0, 1.0, 1.0] if is_branch else [1.0, 1.0, 0.0, 0.0]
         )
-    assert [step for step in range(12) if objective.transfer.begins_phase(step)] == [FIRST]
+    assert [step for step in range(12) if objective.stages.begins(step)] == [FIRST]
     assert [trained_heads(config, LearnerState(0), step) for step in (0, 1)] == [
         set(), {"single_sentence"},
     ]  # fmt: skip

@@ -211,7 +211,7 @@ def test_heads_rest_and_count_as_untrained_in_the_first_stage() -> None:
         group = objective.group(name)
         assert (objective.factor(group, 7) == 0.0) == rests, name
         assert (objective.factor(group, 8) == 0.0) == name.startswith("objective."), name
-    assert [objective.transfer.begins_phase(step) for step in (0, 7, 8, 9)] == [0, 0, 1, 0]
+    assert [objective.stages.begins(step) for step in (0, 7, 8, 9)] == [0, 0, 1, 0]
     assert [trained_heads(learner, LearnerState(0), made) for made in (8, 9)] == [
         set(), {"single_sentence"},
     ]  # fmt: skip

@@ -10,17 +10,14 @@ from trainer.objectives.term import StepSchedule
 def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> frozenset[str]:
     """The heads that are trained at the job's `step`.
 
-    Either a term of the objective has trained the head, or it came with the initial weights. During
-    a transfer, only its own terms are on.
+    Either a term of the objective has trained the head, in a stage in which the term is on, or it
+    came with the initial weights.
     """
-    transfer, made = config.transfer, counters.steps_made(step)
-    found = set(counters.given_heads)
+    stages, made = config.stages, counters.steps_made(step)
+    trained = set(counters.given_heads)
     for term in config.objective.terms().values():
-        begin, end = 0, made
-        if transfer is not None and term.compares in transfer.first:
-            end = min(made, transfer.steps)
-        elif transfer is not None:
-            begin = transfer.steps
-        if term.head is not None and StepSchedule.read(term.weight).weighs_between(begin, end):
-            found.add(term.head)
-    return frozenset(found)
+        weight = StepSchedule.read(term.weight)
+        spans = stages.spans(term.compares, made)
+        if term.head is not None and any(weight.weighs_between(*span) for span in spans):
+            trained.add(term.head)
+    return frozenset(trained)

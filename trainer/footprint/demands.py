@@ -207,5 +207,5 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     is_part = any({*one.texts_of(view)} < {*one.texts} for one in tasks for view in views)
     yield is_part, "every learner reads whole examples"
     yield job.teacher.stored is not None, "the teacher's weights are in host memory"
-    transfers = (transfer for one in job.learners.values() for transfer in one.transfers.values())
-    yield from ((True, line) for line in sorted({transfer.simplified for transfer in transfers}))
+    transfers = (section for one in job.learners.values() for section in one.transfers.values())
+    yield from ((True, line) for line in sorted({section.simplified for section in transfers}))

@@ -258,9 +258,10 @@ class Learner:
         `targets`, and `squared_norm` the sum of the ranks' `squared_gradient_norm`; the job has
         been trained for this many `seconds`, on which all ranks agree.
         """
-        if self.own_step(step) <= self._transfer_steps or self.counters.clocked_from is None:
+        begins = self.objective.stages.last_begins
+        if self.own_step(step) <= begins or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
-        self._forget_the_phase_before(self.own_step(step))
+        self._forget_the_stage_before(self.own_step(step))
         self._set_rates(step, seconds, targets)
         models = self.config.model.layers, self._teacher_layers, self._peers
         conditions = *models, self.objective.lead is not None, length, PAIRS in targets
@@ -316,38 +317,35 @@ class Learner:
         return step - self.counters.started_at
 
     def returns_to_best(self, step: int) -> bool:
-        """Whether the job's `step` begins what follows the best weights of a transfer."""
-        transfer = self.objective.transfer
-        return transfer is not None and transfer.from_best and self.own_step(step) == transfer.steps
-
-    @property
-    def _transfer_steps(self) -> int:
-        return self.objective.transfer.steps if self.objective.transfer else 0
+        """Whether the job's `step` begins a stage that follows the best weights before it."""
+        stage, done = self.objective.stages.at(self.own_step(step))
+        return stage.from_best and done == 0
 
     def learning_rate(self, step: int, seconds: float = 0.0) -> float:
         """The learning rate at the job's `step`, after `seconds` of training.
 
-        A schedule runs from the learner's start or from the end of its transfer, which has a
-        constant rate, or the schedule for itself.
+        A schedule runs over each stage that has no constant rate; the last one's ends with the
+        budget.
         """
-        config, peak = self.config, self.config.optimizer.learning_rate
-        transfer, done = self.objective.transfer, self.own_step(step)
-        if transfer is not None and transfer.lasts(done):
-            shape = factor(config.schedule, done, transfer.steps) if transfer.is_scheduled else 1.0
-            return transfer.rate(peak) * shape
-        length = self._schedule_steps(step)
+        config, (stage, done) = self.config, self.objective.stages.at(self.own_step(step))
+        peak = stage.learning_rate or config.optimizer.learning_rate
+        if not stage.is_scheduled:
+            return peak
+        if stage.steps is not None:
+            return peak * factor(config.schedule, done, stage.steps)
         used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
-        return peak * factor(config.schedule, done - self._transfer_steps, length, used)
+        return peak * factor(config.schedule, done, self._schedule_steps(step), used)
 
     def warm_up_ends(self, step: int) -> float:
         """The own step at which the warm-up of its schedule ends, as known at the job's `step`."""
-        return self._transfer_steps + self.config.schedule.warmup(self._schedule_steps(step))
+        begins = self.objective.stages.last_begins
+        return begins + self.config.schedule.warmup(self._schedule_steps(step))
 
     def _schedule_steps(self, step: int) -> float:
-        """The length of its schedule, which begins when a transfer ends."""
+        """The length of its schedule in the last stage."""
         last = self.step_shape.steps
         whole = schedule_steps(self.config.budget, self.counters, step, last)
-        return whole - self._transfer_steps
+        return whole - self.objective.stages.last_begins
 
     def autocast(self) -> torch.autocast:
         """The autocast context of this learner's precision."""
@@ -384,9 +382,8 @@ class Learner:
         self.engine.train(self.config.in_training_mode)
         return readings
 
-    def _forget_the_phase_before(self, own_step: int) -> None:
-        """Reset the moments where a phase of a transfer begins, even when skipping."""
-        transfer = self.objective.transfer
-        if transfer is not None and transfer.begins_phase(own_step):
+    def _forget_the_stage_before(self, own_step: int) -> None:
+        """Reset the moments where a stage begins, even when skipping."""
+        if self.objective.stages.begins(own_step):
             assert self._optimizer is not None
             self._optimizer.forget()

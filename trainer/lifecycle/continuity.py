@@ -184,7 +184,8 @@ def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
 
 
 def _learnable(student: LearnerConfig, job: JobConfig) -> dict[str, Size]:
-    objective = student.build_objective(job.teacher.model, 0, job.other_models)
+    told = student.in_steps(1)  # the parts are the same whatever the length of a stage
+    objective = told.build_objective(job.teacher.model, 0, job.other_models)
     return {name: parameter.shape for name, parameter in objective.named_parameters()}
 
 

@@ -24,13 +24,11 @@ def require_no_first_stage_again(
         if not is_named or counters["finished_at"] is not None:
             continue
         made = state["step"] - counters["started_at"]
-        was, will_be = old.learners[name].transfer, new.learners[name].transfer
-        is_over = was is None or not was.lasts(made)
-        if made and is_over and will_be is not None and will_be.lasts(made):
+        first, will_be = (job.learners[name].stages.last_begins for job in (old, new))
+        if made and first <= made < will_be:
             (key,) = new.learners[name].transfers
-            first = 0 if was is None else was.steps
             raise TrainingError(
                 f"{section_of(name)}.{key}: would begin again, {made} steps on, with "
-                f"{will_be.steps} in place of {first}; put it back (a fraction of more steps is "
+                f"{will_be} in place of {first}; put it back (a fraction of more steps is "
                 f"longer: set {section_of(name)}.{key}.steps={first}, and fraction to null)"
             )

@@ -26,8 +26,8 @@ def _unreached(config: JobConfig) -> Iterator[str]:
         section = section_of(name)
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
-        for key, transfer in learner.transfers.items():
-            first = transfer.build(learner.model.layers).steps
+        for key, section_of_stages in learner.transfers.items():
+            first = section_of_stages.build(learner.model.layers).last_begins
             if first >= _steps_of(learner, steps):
                 yield f"the end of {section}.{key} ({first})"
         if learner.start.step >= steps:

@@ -22,7 +22,7 @@ from torch import Tensor
 from configs.rules import WEIGHT, Doc, OneOf
 from configs.section import Refusal
 from model import Capture, ModelShape
-from trainer.objectives.stages import LAYERS, Transfer
+from trainer.objectives.stages import LAYERS, Stages
 from trainer.objectives.term import LossInputs, TeacherTermConfig, Term
 
 STRATEGIES = ("uniform", "top", "bottom", "skip", "last", "final")
@@ -159,7 +159,7 @@ class LayerTerm(Term):
         self.map = config.layer_map(student, teacher)
         self.weights = config.layer_weights or [1.0] * len(self.map)
         self.final_layers = self.teacher_layers = teacher.layers
-        self.transfer: Transfer | None = None  # if set: perhaps one layer at a time
+        self.stages = Stages()
 
     @abstractmethod
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
@@ -172,9 +172,8 @@ class LayerTerm(Term):
         divisor = len(self.map) if self.averaged else 1
         return torch.stack(losses).sum() / divisor, found[0][1]
 
-    def transfer_by(self, transfer: Transfer) -> None:
-        """Compare the layers that `transfer` compares while it lasts."""
-        self.transfer = transfer
+    def follow(self, stages: Stages) -> None:
+        self.stages = stages
 
     def pairs(self, step: int) -> list[LayerPair]:
         """The pairs that count at the learner's `step`."""
@@ -183,7 +182,7 @@ class LayerTerm(Term):
             LayerPair(ours, theirs, weight)
             for (ours, theirs), weight in zip(mapped.items(), self.weights, strict=True)
         ]
-        only = None if self.transfer is None else self.transfer.layer(step)
+        only = self.stages.at(step)[0].layer
         return [pair for pair in pairs if pair.weight and only in (None, pair.ours)]
 
     def student_capture(self, step: int) -> Capture:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from model import Capture, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import MEAN, TEACHER
-from trainer.objectives.layers import LayerTerm
 from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
-from trainer.objectives.stages import Transfer
+from trainer.objectives.stages import Stages
 from trainer.objectives.task import TaskTerm, WholeBatchTerm
 from trainer.objectives.term import LossInputs, Term
 from trainer.teacher_outputs import union
@@ -30,8 +29,8 @@ class Objective(nn.Module):
     What the terms read and weigh may change with the learner's own step, which starts at 0. When
     the teacher grows, `set_teacher_layers` changes the layer maps; the learnable parts stay.
 
-    The objective also implements its learner's `trainer.optimizers.Rates`. They are the rates of
-    the transfer, if there is one. The learnable parts of a term that is off at some steps neither
+    The objective also implements its learner's `trainer.optimizers.Rates`, those of its stages. The
+    learnable parts of a term that is off at some steps neither
     learn nor decay while it is off, and nor does the head of a task at the steps of other tasks.
     """
 
@@ -41,12 +40,12 @@ class Objective(nn.Module):
         learner: ModelShape,
         teacher: ModelShape,
         seed: int,
-        transfer: Transfer | None = None,
+        stages: Stages | None = None,
         others: Mapping[str, ModelShape] | None = None,
         *,
         read_by: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
-        """`teacher` is the teacher at its final size; a `transfer` comes before other training.
+        """`teacher` is the teacher at its final size; `stages` say when its terms are on.
 
         `others` are further teachers, by name. `read_by` has the prefixes of the parameters that
         only some of several heads read, and these heads. Raises ValueError, naming the term, when
@@ -54,13 +53,12 @@ class Objective(nn.Module):
         """
         super().__init__()
         teachers = {TEACHER: teacher, **(others or {})}
-        each_layer = transfer is not None and transfer.each_layer
-        for key, why in config.misfits(learner, teachers, each_layer):
+        self.stages = stages or Stages()
+        for key, why in config.misfits(learner, teachers, self.stages.follows_each_layer()):
             raise ValueError(f"{key}: {why}")
-        self.transfer = transfer
         self.lead: float | None = None  # of the job's own teacher; None: not compared with it
         self.read_by = read_by or {}
-        self.terms = nn.ModuleDict(_build(config, learner, teachers, transfer))
+        self.terms = nn.ModuleDict(_build(config, learner, teachers, self.stages))
         self._initialise(learner.initializer_range, seed)
 
     @property
@@ -107,7 +105,7 @@ class Objective(nn.Module):
         """Whether a term counts only once the `teacher` is ahead, which can be measured."""
         is_gated = any(term.min_lead is not None for term in self.by_name.values())
         shares_labels = not set(self.label_terms).isdisjoint(teacher.label_terms)
-        return is_gated and shares_labels and self.transfer is None
+        return is_gated and shares_labels and len(self.stages) == 1
 
     def group(self, parameter: str) -> str:
         for part in self.read_by:
@@ -117,7 +115,7 @@ class Objective(nn.Module):
         term = rest.partition(".")[0]
         if not prefix and term in self._passing():
             return TERMS + term
-        return self.transfer.group(parameter) if self.transfer else "all"
+        return self.stages.group(parameter)
 
     def factor(self, group: str, step: int, targets: Targets = None) -> float:
         readers = self.read_by.get(group)
@@ -126,12 +124,10 @@ class Objective(nn.Module):
         is_a_term = group.startswith(TERMS)
         if is_a_term and group.removeprefix(TERMS) not in self._on(step):
             return 0.0
-        if self.transfer is None:
-            return 1.0
-        if readers is not None:
-            return self.transfer.factor(self.transfer.group(group), step)
-        current = str(self.transfer.layer(step))
-        return self.transfer.factor(current if is_a_term else group, step)
+        if is_a_term:
+            layer = self.stages.at(step)[0].layer
+            return 1.0 if layer is None else self.stages.factor(str(layer), step)
+        return self.stages.factor(group if readers is None else self.stages.group(group), step)
 
     def student_capture(self, step: int, targets: Targets = None) -> Capture:
         """What the learner's own forward must return at its `step`.
@@ -218,20 +214,15 @@ class Objective(nn.Module):
     def _on(self, step: int, targets: Targets = None) -> dict[str, Term]:
         """The terms about a batch that weigh anything at a step; all of them where none does.
 
-        A transfer turns on only the terms of its `first` while it lasts, and only the others
-        afterwards.
+        A stage turns on only the terms that compare what it `compares`.
         """
-        weights, terms = self.weights(step), self.about(targets)
-        if self.transfer is not None:
-            first, lasts = self.transfer.first, self.transfer.lasts(step)
-            terms = {
-                name: term for name, term in terms.items() if (term.compares in first) == lasts
-            }
+        weights, (stage, _) = self.weights(step), self.stages.at(step)
+        terms = {n: t for n, t in self.about(targets).items() if t.compares in stage.compares}
         return {name: term for name, term in terms.items() if weights[name]} or terms
 
     def _passing(self) -> set[str]:
         """The terms that are off at some steps."""
-        if self.transfer is not None:
+        if len(self.stages) > 1:
             return set(self.terms)
         return {
             name
@@ -254,14 +245,13 @@ def _build(
     config: ObjectiveConfig,
     learner: ModelShape,
     teachers: Mapping[str, ModelShape],
-    transfer: Transfer | None,
+    stages: Stages,
 ) -> Mapping[str, Term]:
     terms, sections = {}, config.terms()
     for name, section in sections.items():
         terms[name] = term = section.build(learner, model_read_by(section, teachers))
         term.stand_beside(sections)
-        if isinstance(term, LayerTerm) and transfer is not None:
-            term.transfer_by(transfer)
+        term.follow(stages)
     return terms
 
 

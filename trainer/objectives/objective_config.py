@@ -202,7 +202,7 @@ class ObjectiveConfig(Section):
                     )
 
     def parts(self, first: Collection[str]) -> tuple[list[str], list[str]]:
-        """The names of the terms that compare what `first` lists (`Transfer.first`), and others."""
+        """The names of the terms that compare what `first` lists, and of the others."""
         terms = self.terms().items()
         return (
             [name for name, one in terms if one.compares in first],

@@ -1,4 +1,4 @@
-"""What a learner trains first, by which terms and for how long.
+"""What a learner trains, by which terms and for how long: a list of stages.
 
 Everything is a pure function of the learner's own step, so a resumed learner continues alike.
 
@@ -14,8 +14,11 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from configs.rules import COUNT, INDEX, Doc, Range, Unit, positive
@@ -27,79 +30,101 @@ if TYPE_CHECKING:
 
 # What a term compares: predictions (with labels, too), states, pairs of layers, or branches.
 PREDICTIONS, STATES, LAYERS, BRANCHES = "predictions", "states", "layers", "branches"
+EVERYTHING = frozenset((PREDICTIONS, STATES, LAYERS, BRANCHES))
 _LAYER = re.compile(r"model\.encoder\.\w+\.(\d+)\.")
+_REST = "rest"
 _READ_OUT = tuple(f"model.{name}" for name in READ_OUT)
 
 
-@dataclass
-class TransferConfig(Section, ABC):
-    """The section of a learner that says what it learns first.
+@dataclass(frozen=True)
+class Stage:
+    """Some of a learner's own steps.
 
-    simplified: what a plan of the job assumes instead, in words.
+    steps: how many; None: all that remain. compares: what the terms compare that are on. layer: the
+    one layer, from 1, that is compared; None: all. learning_rate: its peak; None: the optimizer's.
+    is_scheduled: whether the schedule runs over its steps; otherwise the rate is constant.
+    from_best: whether it begins with the best weights of the steps before it, not with the last.
+    factor: what the rate of a group of parameters is multiplied by, at a step of the stage, from 0.
     """
 
+    steps: int | None = None
+    compares: frozenset[str] = EVERYTHING
+    layer: int | None = None
+    learning_rate: float | None = None
+    is_scheduled: bool = True
+    from_best: bool = False
+    factor: Callable[[str, int], float] = lambda group, step: 1.0
+
+
+class Stages:
+    """The stages of a learner, in order; only the last has all steps that remain.
+
+    The optimizer begins each stage but the first with fresh moments.
+    """
+
+    def __init__(self, *stages: Stage, group: Callable[[str], str] = lambda parameter: "all"):
+        """`group`: a parameter's name in the learner's module -> its group in `Stage.factor`."""
+        self._stages, self.group = stages or (Stage(),), group
+        self._starts = [*accumulate((stage.steps or 0 for stage in self._stages[:-1]), initial=0)]
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    @property
+    def last_begins(self) -> int:
+        """The learner's own step at which the last stage begins."""
+        return self._starts[-1]
+
+    def at(self, step: int) -> tuple[Stage, int]:
+        """The stage that the learner's own `step` is in, and the number of its steps before."""
+        number = max(0, bisect_right(self._starts, step) - 1)
+        return self._stages[number], step - self._starts[number]
+
+    def begins(self, step: int) -> bool:
+        """Whether a stage other than the first begins at the learner's own `step`."""
+        return step in self._starts[1:]
+
+    def spans(self, compares: str, steps: int) -> Iterator[tuple[int, int]]:
+        """The ranges of the learner's first `steps` in which terms of a kind are on."""
+        ends = [*self._starts[1:], steps]
+        for stage, begin, end in zip(self._stages, self._starts, ends, strict=True):
+            if compares in stage.compares:
+                yield begin, min(end, steps)
+
+    def follows_each_layer(self) -> bool:
+        """Whether layers are compared one at a time, so that each must have one to learn from."""
+        return any(stage.layer is not None for stage in self._stages)
+
+    def factor(self, group: str, step: int) -> float:
+        """What the learning rate of a group is multiplied by at the learner's own `step`."""
+        stage, done = self.at(step)
+        return stage.factor(group, done)
+
+
+@dataclass
+class StagesConfig(Section, ABC):
+    """The section of a learner that says what it learns first.
+
+    first: what the terms compare that are on before the last stage; in that, only the others are.
+    needs: what the objective must have, in words. simplified: what a plan of the job assumes
+    instead, in words.
+    """
+
+    first: ClassVar[frozenset[str]]
+    needs: ClassVar[str]
     simplified: ClassVar[str]
 
     @abstractmethod
-    def build(self, layers: int) -> Transfer:
-        """The transfer of a learner with this many layers."""
+    def build(self, layers: int) -> Stages:
+        """The stages of a learner with this many layers."""
 
     def in_steps(self, steps: int) -> Self:
-        """The same, without a fraction, in a job of this many steps."""
+        """This section without a fraction, in a job of this many steps."""
         return self
 
 
-class Transfer(ABC):
-    """A first part of a learner's steps, and the rates in it: a `trainer.optimizers.Rates`.
-
-    first: what the terms compare that are on while it lasts; afterwards only the others are.
-    needs: what the objective must have, in words. each_layer: whether each layer of the student
-    must have one of the teacher's. is_scheduled: whether the schedule runs over its steps by
-    themselves; otherwise its rate is constant.
-    """
-
-    first: ClassVar[tuple[str, ...]]
-    needs: ClassVar[str]
-    each_layer: ClassVar[bool] = False
-    is_scheduled: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """How many steps it takes."""
-
-    @property
-    def from_best(self) -> bool:
-        """Whether what follows begins with the best weights of its steps, not with the last."""
-        return False
-
-    @abstractmethod
-    def begins_phase(self, step: int) -> bool:
-        """Whether the optimizer's moments are forgotten before the learner's `step`."""
-
-    @abstractmethod
-    def group(self, parameter: str) -> str:
-        """The group of parameters, by its name in the learner's module, that one belongs to."""
-
-    @abstractmethod
-    def factor(self, group: str, step: int) -> float:
-        """What the learning rate of a group is multiplied by at the learner's `step`."""
-
-    def lasts(self, step: int) -> bool:
-        """Whether the learner's `step` is one of its own."""
-        return step < self.steps
-
-    def layer(self, step: int) -> int | None:
-        """The one layer, from 1, that is compared at the learner's `step`; None: all layers."""
-        return None
-
-    def rate(self, peak: float) -> float:
-        """The learning rate, or its peak, of a learner whose schedule has this `peak`."""
-        return peak
-
-
 @dataclass
-class FirstStageConfig(TransferConfig):
+class FirstStageConfig(StagesConfig):
     """A first stage: its length, in steps or as a fraction of the job's, and its rate."""
 
     steps: Annotated[int | None, COUNT, Unit("steps"), Doc("How long it takes.")] = None
@@ -128,25 +153,8 @@ class FirstStageConfig(TransferConfig):
         return self.steps
 
 
-@dataclass(frozen=True)
-class FirstStage(Transfer):
-    """The first of two stages; the optimizer begins the second with fresh moments."""
-
-    config: FirstStageConfig
-
-    @property
-    def steps(self) -> int:
-        return self.config.length
-
-    def begins_phase(self, step: int) -> bool:
-        return step == self.steps
-
-    def rate(self, peak: float) -> float:
-        return self.config.learning_rate or peak
-
-
 @dataclass
-class ProgressiveConfig(TransferConfig):
+class ProgressiveConfig(StagesConfig):
     """Train a student layer by layer before it learns to predict.
 
     Each layer in turn is compared with the teacher's for `steps_per_layer` steps. Meanwhile only
@@ -158,6 +166,8 @@ class ProgressiveConfig(TransferConfig):
     optimizer moments.
     """
 
+    first: ClassVar[frozenset[str]] = frozenset((LAYERS,))
+    needs: ClassVar[str] = "terms between layers, and others for afterwards"
     simplified: ClassVar[str] = "students learn all of their layers at once"
 
     steps_per_layer: Annotated[
@@ -170,53 +180,28 @@ class ProgressiveConfig(TransferConfig):
         float, Range(0, 1e4), Doc("Factor on the learning rate of the layers before it.")
     ] = 0.3
 
-    def build(self, layers: int) -> LayerByLayer:
-        return LayerByLayer(self, layers)
+    def build(self, layers: int) -> Stages:
+        each = Stage(self.steps_per_layer, self.first, is_scheduled=False)
+        stages = (
+            replace(each, layer=layer, factor=partial(self.factor, layer))
+            for layer in range(1, layers + 1)
+        )
+        return Stages(*stages, Stage(compares=EVERYTHING - self.first), group=_layer_of)
 
-
-@dataclass(frozen=True)
-class LayerByLayer(Transfer):
-    """The progressive transfer of a student with this many `layers`."""
-
-    config: ProgressiveConfig
-    layers: int
-    first: ClassVar[tuple[str, ...]] = (LAYERS,)
-    needs: ClassVar[str] = "terms between layers, and others for afterwards"
-    each_layer: ClassVar[bool] = True
-
-    @property
-    def steps(self) -> int:
-        return self.layers * self.config.steps_per_layer
-
-    def layer(self, step: int) -> int | None:
-        return step // self.config.steps_per_layer + 1 if self.lasts(step) else None
-
-    def begins_phase(self, step: int) -> bool:
-        """Whether the learner's `step` is the first of a layer, or the first after the transfer."""
-        return step % self.config.steps_per_layer == 0 and step <= self.steps
-
-    def group(self, parameter: str) -> str:
-        """The number of the layer, from 1, that the parameter belongs to; `rest` for all others."""
-        match = _LAYER.match(parameter)
-        return str(int(match[1]) + 1) if match else "rest"
-
-    def factor(self, group: str, step: int) -> float:
-        current = self.layer(step)
-        if current is None:
-            return 1.0
-        if group == "rest" or int(group) > current:
+    def factor(self, current: int, group: str, step: int) -> float:
+        """The factor while the layer `current` is compared; `group` is of `_layer_of`."""
+        if group == _REST or int(group) > current:
             return 0.0
-        is_current = int(group) == current
-        return self._wave(step) * (self.config.current if is_current else self.config.earlier)
+        return self._wave(step) * (self.current if int(group) == current else self.earlier)
 
     def _wave(self, step: int) -> float:
         """The factor within a layer's steps, as in the code.
 
         It rises linearly from 0 over the first tenth of the steps, then falls to 0.9.
         """
-        if self.config.steps_per_layer == 1:
+        if self.steps_per_layer == 1:
             return 1.0
-        done = step % self.config.steps_per_layer / self.config.steps_per_layer
+        done = step / self.steps_per_layer
         return min(0.9 + 0.1 * math.sqrt(1 - done), 10 * done)
 
 
@@ -229,24 +214,20 @@ class IntermediateConfig(FirstStageConfig):
     other terms are on, the optimizer has fresh moments, and the schedule begins.
     """
 
+    first: ClassVar[frozenset[str]] = frozenset((STATES, LAYERS))
+    needs: ClassVar[str] = "terms about states or attention, and others for afterwards"
     simplified: ClassVar[str] = "students compare intermediate layers in all steps"
 
-    def build(self, layers: int) -> AllLayersFirst:
-        return AllLayersFirst(self)
-
-
-@dataclass(frozen=True)
-class AllLayersFirst(FirstStage):
-    """All layers learn from the teacher's."""
-
-    first: ClassVar[tuple[str, ...]] = (STATES, LAYERS)
-    needs: ClassVar[str] = "terms about states or attention, and others for afterwards"
-
-    def group(self, parameter: str) -> str:
-        return "read out" if parameter.startswith(_READ_OUT) else "all"
-
-    def factor(self, group: str, step: int) -> float:
-        return 0.0 if group == "read out" and self.lasts(step) else 1.0
+    def build(self, layers: int) -> Stages:
+        first = Stage(
+            self.length,
+            self.first,
+            learning_rate=self.learning_rate,
+            is_scheduled=False,
+            factor=lambda group, step: float(group != "read out"),
+        )
+        last = Stage(compares=EVERYTHING - self.first)
+        return Stages(first, last, group=_read_out_or_not)
 
 
 @dataclass
@@ -257,6 +238,8 @@ class TaskFirstConfig(FirstStageConfig):
     each of the two stages, and the optimizer begins the second with fresh moments.
     """
 
+    first: ClassVar[frozenset[str]] = frozenset((PREDICTIONS, STATES, LAYERS))
+    needs: ClassVar[str] = "a task, and branches for afterwards"
     simplified: ClassVar[str] = "the task is learnt in all steps"
 
     steps: Annotated[
@@ -274,27 +257,31 @@ class TaskFirstConfig(FirstStageConfig):
         ),
     ] = True
 
-    def build(self, layers: int) -> TaskFirst:
-        return TaskFirst(self)
+    def build(self, layers: int) -> Stages:
+        first = Stage(
+            self.length,
+            self.first,
+            learning_rate=self.learning_rate,
+            factor=lambda group, step: float(group != BRANCHES),
+        )
+        last = Stage(
+            compares=EVERYTHING - self.first,
+            from_best=self.from_best,
+            factor=lambda group, step: float(group == BRANCHES),
+        )
+        return Stages(first, last, group=_branches_or_not)
 
 
-@dataclass(frozen=True)
-class TaskFirst(FirstStage):
-    """The task is learnt by everything but the branches."""
+def _layer_of(parameter: str) -> str:
+    """The number of the layer, from 1, that a parameter belongs to; `rest` for all others."""
+    match = _LAYER.match(parameter)
+    return str(int(match[1]) + 1) if match else _REST
 
-    config: TaskFirstConfig
 
-    first: ClassVar[tuple[str, ...]] = (PREDICTIONS, STATES, LAYERS)
-    needs: ClassVar[str] = "a task, and branches for afterwards"
-    is_scheduled: ClassVar[bool] = True
+def _read_out_or_not(parameter: str) -> str:
+    return "read out" if parameter.startswith(_READ_OUT) else "all"
 
-    @property
-    def from_best(self) -> bool:
-        return self.config.from_best
 
-    def group(self, parameter: str) -> str:
-        is_branch = parameter.startswith("model.task_heads.") and ".branches." in parameter
-        return "branches" if is_branch else "all but branches"
-
-    def factor(self, group: str, step: int) -> float:
-        return 1.0 if (group == "branches") != self.lasts(step) else 0.0
+def _branches_or_not(parameter: str) -> str:
+    is_branch = parameter.startswith("model.task_heads.") and ".branches." in parameter
+    return BRANCHES if is_branch else "all but branches"

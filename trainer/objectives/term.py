@@ -18,7 +18,7 @@ from model import Ability, Capture, Features, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import MEAN, TEACHER, teacher_key
-from trainer.objectives.stages import PREDICTIONS
+from trainer.objectives.stages import PREDICTIONS, Stages
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 # In YAML: a number, or values by step.
@@ -283,6 +283,10 @@ class Term(nn.Module, ABC):
     def concerns(self, targets: Collection[str]) -> bool:
         """Whether it is about a batch that has these targets."""
         return True
+
+    def follow(self, stages: Stages) -> None:
+        """These are the stages of its learner."""
+        return
 
     def stand_beside(self, terms: Mapping[str, TermConfig]) -> None:
         """These are the sections of all terms of its objective, by name."""
