@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 
 from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
+from data_pipeline.reading.corpus import remedy
 
 BAR_WIDTH = 40
 
@@ -65,18 +66,17 @@ def skipped_lines(count: int, first: Sequence[str]) -> list[str]:
 
 def _warnings(tree: dict) -> list[str]:
     """What a corpus lacks that a job needs, and what to do."""
-    documents = tree["tally"]["documents"]
-    if documents == 1:
-        return [
-            "warning: all text is ONE document, since blank lines separate documents; if every "
-            "line is one, add --separator line"
-        ]
-    if tree["identity"]["val_fraction"] and not tree["splits"]["val"]["documents"]:
-        return [
-            f"warning: none of the {documents:,} documents is held out, so that nothing can be "
-            "scored; raise --val-fraction and build again"
-        ]
-    return []
+    splits, identity = tree["splits"], tree["identity"]
+    documents = sum(split["documents"] for split in splits.values())
+    tokens = sum(split["tokens"] for split in splits.values())
+    empty = [name for name, split in splits.items() if not split["documents"]]
+    is_asked = empty == ["val"] and not identity["val_fraction"] and documents > 1
+    if not empty or is_asked:
+        return []
+    if documents == 1 and identity["reading"]["separator"] is not None:
+        return ["warning: all text is 1 document; check --separator"]
+    what = "no document is held out" if "val" in empty else "every document is held out"
+    return [f"warning: {what}; {remedy(empty[0], documents, tokens)}"]
 
 
 def problem_lines(count: int, first: Sequence[str]) -> list[str]:

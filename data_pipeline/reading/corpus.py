@@ -34,6 +34,7 @@ from data_pipeline.tokenization.rules import differing_text
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
 
 SPLITS = ("train", "val")
+LONG_DOCUMENT = 20_000  # tokens on average: the text may have no blank lines
 WORD_STARTS = "word_starts.npy"
 TOKENIZER = "tokenizer"  # its folder
 
@@ -171,9 +172,9 @@ class Corpus:
         folder = self.folder / name
         index = Index.open(folder)
         if not len(index.blocks):
-            raise DataError(
-                f"{self.name}/{name}: has no documents; build again with another --val-fraction"
-            )
+            parts = [Index.open(self.folder / split) for split in SPLITS]
+            counts = [sum(part.documents for part in parts), sum(part.tokens for part in parts)]
+            raise DataError(f"{self.name}/{name}: has no documents; {remedy(name, *counts)}")
         shards = self._shards(name, index) if self.cache_bytes else Folder(folder)
         digest = index_digest(self.files, name)
         return CorpusSplit(f"{self.name}/{name}", index, self.vocabulary, shards, folder, digest)
@@ -239,6 +240,19 @@ class Corpus:
                 f"{self.name}: was built with a tokenizer of the same vocabulary and other rules "
                 f"than in {tokenizer}, which splits {text!r} otherwise; {remedy}"
             )
+
+
+def remedy(split: str, documents: int, tokens: int) -> str:
+    """How to build a corpus of this many documents so that `split` has some."""
+    again = f"build again with a {'higher' if split == 'val' else 'lower'} --val-fraction"
+    if documents > 1 and tokens < LONG_DOCUMENT * documents:
+        return again
+    count = "1 document" if documents == 1 else f"{documents:,} long documents"
+    rest = "" if documents == 1 else f"; otherwise {again}"
+    return (
+        f"the corpus has {count}: blank lines separate those of plain text; if each line is one, "
+        f"build again with --separator line{rest}"
+    )
 
 
 def index_digest(files: Mapping[str, FileRecord], split: str) -> str:

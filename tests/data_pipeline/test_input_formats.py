@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from data_pipeline import BuildOptions, DataError, build
+from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.reporting import summary
 from data_pipeline.text.documents import (
     Problem,
@@ -185,17 +185,39 @@ def test_skipped_files_and_unusable_documents_are_told(tmp_path: Path, tokenizer
         train([str(bad)], "wordpiece", 100, str(tmp_path / "tokenizer"))
 
 
+ONE = "the corpus has 1 document: blank lines .* --separator line"
+
+
 @pytest.mark.parametrize(
-    ("separator", "fraction", "expected"),
+    ("copies", "separator", "fraction", "expected"),
     [
-        (None, 0.5, "warning: all text is ONE document.* --separator line"),
-        ("line", 1e-9, "warning: none of the .* documents is held out.*--val-fraction"),
+        (1, None, 0.0, f"warning: no document is held out; {ONE}$"),
+        (1, None, 0.9999, f"warning: every document is held out; {ONE}$"),
+        (1, "###", 0.0, "warning: all text is 1 document; check --separator$"),
+        (1, "line", 1e-9, "warning: no document is held out; build again with a higher --val-f"),
+        (3, None, 1e-9, "has 3 long documents.* --separator line; otherwise .* --val-fraction$"),
+        (1, "line", 0.0, None),
     ],
 )
-def test_a_corpus_that_cannot_be_scored_is_told(
-    tmp_path: Path, tokenizer_dir: Path, separator: str | None, fraction: float, expected: str
+def test_a_corpus_that_cannot_be_trained_on_or_scored_is_told(
+    tmp_path: Path,
+    tokenizer_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copies: int,
+    separator: str | None,
+    fraction: float,
+    expected: str | None,
 ) -> None:
-    (path := tmp_path / "a.txt").write_text("\n".join(DOCUMENTS))
+    monkeypatch.setattr("data_pipeline.reading.corpus.LONG_DOCUMENT", 1000)
+    for number in range(copies):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " + "\n".join(DOCUMENTS[:-2]))
     reading = ReadOptions(separator)
-    options = BuildOptions([str(path)], str(tokenizer_dir), reading, val_fraction=fraction)
-    assert re.search(expected, summary(build(options, str(tmp_path / "out"))), re.S)
+    inputs = [str(tmp_path / "*.txt")]
+    options = BuildOptions(inputs, str(tokenizer_dir), reading, val_fraction=fraction)
+    tree = build(options, out := str(tmp_path / "out"))
+    warning = next((line for line in summary(tree).splitlines() if "warning" in line), None)
+    assert warning == expected or re.search(str(expected), str(warning))
+    if warning and separator is None:
+        split = "train" if fraction > 0.5 else "val"
+        with pytest.raises(DataError, match=rf"/{split}: has no documents.* --separator line"):
+            Corpus.open(out).split(split)
