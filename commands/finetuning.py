@@ -73,6 +73,9 @@ def _train(
 
     words: the name of the task's config, and the overrides.
     """
+    from trainer.device import choose_device
+
+    choose_device(job.device)
     job = prepare(job)
     _require_same(job)
     if announce_if_finished(job):

@@ -11,7 +11,7 @@ import click
 from commands.job_configs import load_job, prepare
 from commands.options import PATH
 from commands.output import ignore_write_errors
-from commands.training import launch_ranks, run_if_launched
+from commands.training import launch_ranks, load_on_device, run_if_launched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +34,8 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     def load() -> JobConfig:
         return prepare(load_job(config, overrides))
 
-    run_if_launched(lambda: _store_as_rank(load), nproc)
-    job = load()  # errors show before ranks start
+    run_if_launched(lambda: _store_as_rank(load), nproc, config, overrides)
+    job = load_on_device(config, overrides)  # errors show before ranks start
     as_fork = partial(_store_as_rank, lambda: job)
     sys.exit(launch_ranks(["store", config, *overrides], as_fork, nproc))
 

@@ -320,12 +320,14 @@ def _evaluation_of(
     run: _Run, job: JobConfig, out: Path, nproc: int | None, as_json: bool
 ) -> dict[str, Any]:
     """The results of a run, which is trained to its end first, unless it has come to it."""
+    from trainer.device import choose_device
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import primary_of, read_evaluation
 
     folder = RunFolder.of(job)
     found = final_results(job)
     if found is None:
+        choose_device(job.device)
         with _output_to(out / "logs" / f"{run.name}.log"):
             code = run_ranks(job, [run.config, *run.words], nproc, one_of_several=True)
         if code:

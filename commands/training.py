@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from functools import partial
@@ -34,13 +35,27 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     def load() -> JobConfig:
         return prepare(load_job(config, overrides))
 
-    run_if_launched(lambda: _train_as_rank(load), nproc)
-    job = load()
+    run_if_launched(lambda: _train_as_rank(load), nproc, config, overrides)
+    job = load_on_device(config, overrides)
     if not announce_if_finished(job):
         sys.exit(run_ranks(job, [config, *overrides], nproc))
 
 
-def run_if_launched(as_rank: Callable[[], int], nproc: int | None) -> None:
+def load_on_device(config: str, overrides: tuple[str, ...]) -> JobConfig:
+    """Load and prepare a job, and choose its device for this process and the ranks it starts.
+
+    Raises TrainingError, before the data is prepared, for a GPU that cannot be used.
+    """
+    from trainer.device import choose_device
+
+    job = load_job(config, overrides)
+    choose_device(job.device)
+    return prepare(job)
+
+
+def run_if_launched(
+    as_rank: Callable[[], int], nproc: int | None, config: str, overrides: tuple[str, ...]
+) -> None:
     """Where srun or torchrun has started this process as a rank, call `as_rank` and exit."""
     from cluster.ranks import is_launched
 
@@ -49,7 +64,20 @@ def run_if_launched(as_rank: Callable[[], int], nproc: int | None) -> None:
             raise click.UsageError(
                 "--nproc: leave it out under srun or torchrun, which set the ranks"
             )
+        _choose_device_of_rank(config, overrides)
         sys.exit(as_rank())
+
+
+def _choose_device_of_rank(config: str, overrides: tuple[str, ...]) -> None:
+    """Choose the device before the ranks meet, by which they do. A bad config is rank 0's to tell.
+
+    Raises TrainingError for a GPU that cannot be used.
+    """
+    from configs import ConfigError
+    from trainer.device import choose_device
+
+    with contextlib.suppress(ConfigError):
+        choose_device(load_job(config, overrides).device)
 
 
 def run_ranks(
@@ -87,7 +115,7 @@ def launch_ranks(
     if gpus and nproc and nproc > gpus:
         raise LaunchError(
             f"--nproc {nproc}: a rank needs a GPU of its own, and this machine shows {gpus}; leave "
-            "--nproc out, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+            "--nproc out, or set device=cpu"
         )
     if gpus:
         rank = becoming([sys.executable, "-m", "tandem", *words])

@@ -1,4 +1,4 @@
-"""Durations: the time that a run has left, and how a duration is written."""
+"""The time that a run has left, and how durations and counts are written."""
 
 from __future__ import annotations
 
@@ -24,3 +24,8 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h {minute}m"
     return f"{minute}m {second}s" if minutes else f"{second}s"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number and what is counted: "1 text", "2,000 texts"; `plural` is for irregular nouns."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -242,6 +242,14 @@ class JobConfig(Section):
             "schedules that span the job then reach their end at this deadline."
         ),
     ] = None
+    device: Annotated[
+        str,
+        OneOf("auto", "cuda", "cpu"),
+        Doc(
+            "Where the job computes. auto: on GPUs where PyTorch sees them, else on the CPU; a GPU "
+            "that PyTorch cannot use is refused. cuda: nowhere else than on GPUs."
+        ),
+    ] = "auto"
     license: Annotated[
         str,
         NOT_EMPTY,

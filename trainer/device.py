@@ -6,7 +6,9 @@ import ctypes
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import subprocess
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ _log = logging.getLogger(__name__)
 DRIVER = Path("/proc/driver/nvidia")  # exists where NVIDIA's kernel driver is loaded
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_80, sm_90a, compute_120
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
+DEVICE_FILE = Path("/dev/nvidia0")
 NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is SLURM's
 
 
@@ -28,10 +31,11 @@ def own_device(env: Mapping[str, str] = os.environ) -> torch.device:
     products use TF32 (NVIDIA_TF32_OVERRIDE=0 in the environment turns that off). On a CPU the
     process keeps the memory that it frees.
 
-    Raises TrainingError where there is a GPU that cannot be used.
+    A build of PyTorch for CPUs warns beside a GPU. Raises TrainingError where a build for CUDA does
+    not see the GPU that is there.
     """
     if not torch.cuda.is_available():
-        _require_no_gpu(env)
+        _refuse_unused_gpu(env, refuse=torch.version.cuda is not None)
         _keep_freed_memory()
         return torch.device("cpu")
     device = torch.device("cuda", gpu_number(int(env.get("LOCAL_RANK", "0")), env))
@@ -104,26 +108,66 @@ def _require_kernels(device: torch.device) -> None:
         )
 
 
-def _require_no_gpu(env: Mapping[str, str]) -> None:
-    """Raise TrainingError where PyTorch was built for CUDA and does not see the GPU."""
+def choose_device(wanted: str, env: MutableMapping[str, str] = os.environ) -> None:
+    """Make this process, and those that it starts, compute on the `device` of a job.
+
+    Call it before CUDA is initialised. Raises TrainingError where there is a GPU that cannot be
+    used, or none although `wanted` is "cuda".
+    """
+    if wanted == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.device_count():
+        _refuse_unused_gpu(env, refuse=True)
+        if wanted == "cuda":
+            visible = env.get("CUDA_VISIBLE_DEVICES", "not set")
+            raise TrainingError(
+                f"device: cuda, but PyTorch {torch.__version__} sees no GPU (CUDA_VISIBLE_DEVICES: "
+                f"{visible or 'empty'}); set device: cpu, or start the job where there is one"
+            )
+
+
+def _refuse_unused_gpu(env: Mapping[str, str], refuse: bool) -> None:
+    """Raise TrainingError where there is an NVIDIA GPU that PyTorch does not see, or only warn."""
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    if torch.version.cuda is None or visible in NO_GPU:
+    gpus = [] if visible in NO_GPU or torch.version.hip else installed_gpus()
+    if visible in NO_GPU or not (gpus or visible):
         return
-    gpus, driver = installed_gpus(), driver_version()
-    if gpus or visible:
-        raise TrainingError(
-            f"PyTorch {torch.__version__} cannot use {gpus[0] if gpus else f'GPU {visible}'} with "
-            f"{f'driver {driver}' if driver else 'no driver'}; install a newer driver or a build "
-            "for this one (docs/cluster.md says which), or set CUDA_VISIBLE_DEVICES= to train on "
-            "the CPU"
-        )
+    gpu = gpus[0] if gpus else f"GPU {visible}"
+    if torch.version.cuda is None:
+        why = f"PyTorch {torch.__version__} is built for CPUs, beside {gpu}"
+        remedy = "install a build for the GPU"
+    else:
+        driver = driver_version()
+        of_driver = f"driver {driver}" if driver else "no driver"
+        why = f"PyTorch {torch.__version__} cannot use {gpu} with {of_driver}"
+        remedy = "install a newer driver or a build for this one"
+    if not refuse:
+        _log.warning("%s; %s (docs/cluster.md says which)", why, remedy)
+        return
+    raise TrainingError(
+        f"{why}; {remedy} (docs/cluster.md says which), or train on the CPU: device=cpu for a job, "
+        "CUDA_VISIBLE_DEVICES= for any command"
+    )
 
 
 def installed_gpus() -> list[str]:
-    """The names of the GPUs that NVIDIA's driver knows."""
+    """The names of the GPUs that NVIDIA's driver knows, whether or not PyTorch can use them."""
     facts = sorted(DRIVER.glob("gpus/*/information"))
-    lines = (line for one in facts for line in one.read_text().splitlines())
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    lines = [line for path in facts for line in path.read_text().splitlines()]
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return names or _listed_gpus() or (["an NVIDIA GPU"] if DEVICE_FILE.exists() else [])
+
+
+def _listed_gpus() -> list[str]:
+    """The names that `nvidia-smi` lists, as where a container or WSL hides the driver's files."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return re.findall(r"^GPU \d+: (.*?) \(UUID", done.stdout, re.MULTILINE)
 
 
 def driver_version() -> str | None:

@@ -7,11 +7,13 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from configs.durations import counted
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from data_pipeline.reading.corpus import SPLITS
 from trainer.checkpoint import CheckpointWriter, Retention
@@ -76,6 +78,8 @@ class Job:
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # the same on all ranks
         self._take_over(resumption, feed, device)
+        rows = max(global_batches(config, self.corpora).sizes)
+        self.recorder.say(setup_line(config, shape, rows, device, self.folder.path))
         self._tell(resumption, changes)
 
     def _take_over(self, resumption: Resumption, feed: Feed, device: torch.device) -> None:
@@ -211,6 +215,32 @@ def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
     return StepShape(config.steps, config.seed, micro_batch, accumulation, _deadline(config))
+
+
+def setup_line(
+    config: JobConfig, shape: StepShape, rows: int, device: torch.device, folder: Path
+) -> str:
+    """The line with which a run begins: device, ranks, threads, precision, batch and folder.
+
+    rows: the size of its largest global batch.
+    """
+    ranks, threads = dist.get_world_size(), torch.get_num_threads()
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    trained = [one for one in config.learners.values() if not one.frozen]
+    precisions = dict.fromkeys(one.precision for one in trained or [config.teacher])
+    micro, accumulation = shape.micro_batch, shape.accumulation
+    up_to = "" if micro * accumulation * ranks == rows else "up to "
+    return " · ".join(
+        (
+            place,
+            counted(ranks, "rank"),
+            f"{counted(threads, 'thread')} each",
+            " and ".join(precisions),
+            f"batch {rows:,} = {up_to}{micro} x {accumulation} x {ranks} "
+            "(micro-batch x accumulation x ranks)",
+            str(folder),
+        )
+    )
 
 
 def _deadline(config: JobConfig) -> float:

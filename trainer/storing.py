@@ -23,9 +23,10 @@ from data_pipeline.masking.torch_masker import TorchMasker
 from data_pipeline.shards.locking import exclusive
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.device import fix_order_of_sums
+from trainer.device import fix_order_of_sums, own_device
 from trainer.errors import TrainingError
-from trainer.job import step_shape
+from trainer.job import setup_line, step_shape
+from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.counting import count_sequences
 from trainer.job_data.examples import predicts_by_example
 from trainer.job_data.feed import Feed
@@ -117,6 +118,8 @@ def _store_missing(
     running = dataclasses.replace(config, teacher=teacher, rollback=[])
     tokenizer_dir = next(iter(corpora.values())).tokenizer_dir
     shape, state = step_shape(running, corpora), JobState(wandb_id="")
+    rows = max(global_batches(running, corpora).sizes)
+    on_rank_0(lambda: say(setup_line(running, shape, rows, own_device(), folder)))
     learner = Learners(running, shape, state, None, tokenizer_dir).teacher
     checksum = fingerprint(learner)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))

@@ -12,11 +12,20 @@ import torch
 
 from cluster import LaunchError
 from commands.training import launch_ranks
+from tests.conftest import TINY_JOB, tandem
 from tests.fork_server import REPOSITORY
 from tests.gpu_kit.ranks import run_as_rank_zero
 from trainer import device
 from trainer.errors import TrainingError
 
+RANK_OF_TORCHRUN = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "15999",
+}
 CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 
@@ -149,9 +158,77 @@ def test_the_cpu_can_be_asked_for(driver, visible):
     assert str(device.own_device({"CUDA_VISIBLE_DEVICES": visible})) == "cpu"
 
 
-def test_a_cpu_build_trains_on_the_cpu(driver, monkeypatch):
+def test_a_cpu_build_only_warns_in_commands_other_than_training(driver, monkeypatch, caplog):
     monkeypatch.setattr(torch.version, "cuda", None)
     assert str(device.own_device({})) == "cpu"
+    assert "is built for CPUs, beside NVIDIA H100 80GB HBM3; install a build" in caplog.text
+
+
+@pytest.mark.parametrize("build", [None, "13.0"])
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_a_job_beside_an_unused_gpu_is_refused_unless_its_device_is_cpu(
+    driver, monkeypatch, build, wanted
+):
+    monkeypatch.setattr(torch.version, "cuda", build)
+    with pytest.raises(TrainingError, match=r"NVIDIA H100 80GB HBM3.*; install .* device=cpu"):
+        device.choose_device(wanted, {})
+    environment: dict[str, str] = {}
+    device.choose_device("cpu", environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_job_for_gpus_is_refused_where_there_is_none(gpus, monkeypatch, tmp_path):
+    gpus["count"] = 0
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    with pytest.raises(TrainingError, match=r"device: cuda, but .* sees no GPU .*: empty\);"):
+        device.choose_device("cuda", hidden)
+    device.choose_device("auto", hidden)
+
+
+@pytest.fixture
+def listed_gpu(tmp_path):
+    """The environment of a machine whose `nvidia-smi` lists a GPU."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA RTX A2000 (UUID: GPU-1)'\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "CUDA_VISIBLE_DEVICES": "0"}
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA")
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("command", ["train", "store", "finetune"])
+def test_no_command_trains_silently_on_the_cpu_beside_a_gpu(
+    listed_gpu, command, launched, tmp_path, corpus
+):
+    if launched and command == "finetune":
+        pytest.skip("ranks of a task's job are started as `tandem train`")
+    task = ["single_sentence", "--model", tmp_path, "data.train=a.tsv", "data.validation=b.tsv"]
+    argv = task if command == "finetune" else [TINY_JOB, f"data.path={corpus}"]
+    environment = {**listed_gpu, **(RANK_OF_TORCHRUN if launched else {})}
+    done = tandem(command, *argv, **environment)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "built for CPUs, beside NVIDIA RTX A2000; install a build" in line
+    assert "device=cpu" in line
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA")
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_run_on_the_cpu_by_request_says_first_how_it_computes(
+    listed_gpu, tmp_path, corpus, launched
+):
+    words = [f"data.path={corpus}", f"output_dir={tmp_path}", "device=cpu", "steps=1"]
+    environment = {**listed_gpu, **(RANK_OF_TORCHRUN if launched else {})}
+    ranks = [] if launched else ["--nproc", 2]
+    done = tandem("train", TINY_JOB, *words, *ranks, **environment)
+    assert done.returncode == 0, done.stderr
+    batch = "4 x 2 x 1" if launched else "4 x 1 x 2"
+    ranks = "1 rank" if launched else "2 ranks"
+    assert done.stdout.splitlines()[0] == (
+        f"CPU · {ranks} · 1 thread each · fp32 · batch 8 = {batch} "
+        f"(micro-batch x accumulation x ranks) · {tmp_path}/tiny"
+    )
 
 
 def rank_3_with_one_gpu():
