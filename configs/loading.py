@@ -230,7 +230,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def _merged(below: Any, above: Any, hint: Any, place: _Place) -> Any:
     """Merge a value of this type over another; `above` may have the indices of a list as keys.
 
-    A null takes the place of a section, and removes a map's entry. Raises ConfigError for an entry
+    A null takes the place of a section, and removes a map's entry. A section of another kind loses
+    the keys that are not its own. Raises ConfigError for an entry
     or an index that is not there.
     """
     section, of_map, of_list = _forms(hint)
@@ -244,6 +245,9 @@ def _merged(below: Any, above: Any, hint: Any, place: _Place) -> Any:
         below = _with_base(below, section, place)
     merged = dict(below) if isinstance(below, dict) else {}
     hints = hints_of(chosen(section, {**merged, **above})) if section else {}
+    if section and chosen(section, merged) is not chosen(section, {**merged, **above}):
+        # Another kind: it keeps of the keys below those that it has too.
+        merged = {name: value for name, value in merged.items() if name in (*hints, "base")}
     for name, change in above.items():
         if change is None and of_map not in (None, Any) and type(None) not in options_of(of_map):
             if name not in merged:

@@ -12,6 +12,7 @@ class LearnerFacts:
     Attributes:
         trained: parameters with a gradient, all float32; 0 for a frozen teacher.
         exchanged: bytes of each gradient, and at stage 3 of each parameter, that ranks exchange.
+        states: elements of optimizer states for each trained parameter, on average.
         bucket: elements in DeepSpeed's reduction bucket.
         kernels: kernel launches in the forward and backward pass of a micro-batch.
         activations, captured: bytes of a micro-batch, as (fixed, per sequence); `captured` stays
@@ -40,6 +41,7 @@ class LearnerFacts:
     training: float = 1.0
     teaches: bool = False
     exchanged: int = 4
+    states: float = 2.0
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class _Page:
         if not kinds:
             yield self._table(schema)
         for name, one in kinds.items():
-            yield f"#### {self._titles[schema].partition(':')[0]}, kind: {name}"
+            yield f"#### {self._titles[schema].removesuffix(': every key')}, kind: {name}"
             yield from explanation(one)
             yield self._table(one)
 

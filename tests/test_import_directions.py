@@ -87,8 +87,9 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/optimizers": (
-        "norms moments shards bert_adam lamb decoupled gated groups config loss_scale"
+    "trainer/optimizers": "config norms moments shards gated groups loss_scale kinds",
+    "trainer/optimizers/kinds": " ".join(
+        sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),
     "trainer/schedules": "learning_rate stacking",
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",

@@ -223,7 +223,10 @@ class JobConfig(Section):
     plugins: Annotated[
         list[str],
         PATH,
-        Doc("Your own Python files that define tasks, terms of objectives or kinds of models."),
+        Doc(
+            "Your own Python files that define tasks, terms of objectives, optimizers or kinds of "
+            "models."
+        ),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0
     deterministic: Annotated[

@@ -29,7 +29,7 @@ from trainer.objectives.stages import (
     StagesConfig,
     TaskFirstConfig,
 )
-from trainer.optimizers import OptimizerConfig
+from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.schedules.stacking import StackingConfig
@@ -143,7 +143,7 @@ class LearnerConfig(Section):
     progressive: ProgressiveConfig | None = None
     intermediate: IntermediateConfig | None = None
     task_first: TaskFirstConfig | None = None
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=optimizer_config)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     start: StartConfig = field(default_factory=StartConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)

@@ -27,7 +27,6 @@ from cluster.planning.machine import Machine
 from configs.plan_facts import JobFacts, LearnerFacts
 
 FLOAT = 4
-UPDATE_BYTES = 7 * FLOAT  # read: parameter, gradient, two moments; write: parameter, two moments
 
 
 @dataclass(frozen=True)
@@ -106,11 +105,16 @@ def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: 
     return LearnerTime(
         forward=computing - backward,
         backward=backward,
-        update=UPDATE_BYTES * learner.trained / share / (machine.device.memory_bandwidth * 1e9),
+        update=_update_bytes(learner) / share / (machine.device.memory_bandwidth * 1e9),
         communication=reduce + gather,
         hidden=beside,
         sent=_sent(learner, machine, passes),
     )
+
+
+def _update_bytes(learner: LearnerFacts) -> float:
+    """Bytes of an update: parameter, gradient and states are read; parameter and states written."""
+    return FLOAT * learner.trained * (3 + 2 * learner.states)
 
 
 def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[float, float, int]:

@@ -17,8 +17,6 @@ from configs.plan_facts import JobFacts, LearnerFacts
 
 STAGES = (0, 1, 2, 3)
 FLOAT = 4
-MOMENTS = 2 * FLOAT  # AdamW's and LAMB's, per parameter
-STORED_BYTES = MOMENTS + FLOAT  # in a checkpoint, per trained parameter: moments and weight
 STAGE_0_BUCKET = 500_000_000  # elements that DeepSpeed flattens at once at stage 0
 LARGEST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
 
@@ -61,6 +59,11 @@ class JobMemory:
     needed: float  # the peak with allocator and library overhead
 
 
+def stored_bytes(learner: LearnerFacts) -> float:
+    """Bytes in a checkpoint: the weights that are trained, and the optimizer's states."""
+    return FLOAT * learner.trained * (1 + learner.states)
+
+
 def learner_memory(
     learner: LearnerFacts, ranks: int, micro_batch: int, accumulates: bool, overlaps: bool
 ) -> LearnerMemory:
@@ -68,7 +71,7 @@ def learner_memory(
     stage, share = learner.zero_stage, 1 / ranks
     whole, trained = FLOAT * learner.parameters, FLOAT * learner.trained
     bucket = FLOAT * min(learner.bucket, learner.trained) if stage else 0.0
-    optimizer: float = MOMENTS * learner.trained
+    optimizer: float = FLOAT * learner.states * learner.trained
     if stage:
         optimizer = (optimizer + trained) * share
     if learner.offloaded:
@@ -147,7 +150,8 @@ def host_memory(job: JobFacts, machine: Machine) -> float:
     """
     waiting = FLOAT * job.learners[0].parameters if job.stored else 0
     held = sum(
-        learner.trained * (STORED_BYTES + learner.offloaded * (STORED_BYTES + FLOAT))
+        stored_bytes(learner)
+        + learner.offloaded * (stored_bytes(learner) + FLOAT * learner.trained)
         for learner in job.learners
     )
     return machine.gpus_per_node * (machine.host_gb * 1e9 + waiting + held / machine.ranks)

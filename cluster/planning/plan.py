@@ -14,12 +14,12 @@ from cluster.planning.failures import HOUR, Reliability, Starts, expect, starts_
 from cluster.planning.machine import Machine
 from cluster.planning.memory import (
     STAGES,
-    STORED_BYTES,
     JobMemory,
     LearnerMemory,
     host_memory,
     job_memory,
     learner_memory,
+    stored_bytes,
 )
 from cluster.planning.recipes import RecipeCost, compare
 from configs.plan_facts import JobFacts, LearnerFacts
@@ -148,7 +148,7 @@ def _by_stage(job: JobFacts, machine: Machine, number: int) -> list[LearnerMemor
 
 
 def _reliability(job: JobFacts, machine: Machine, seconds: float, every: int) -> Reliability:
-    stored = STORED_BYTES * sum(one.trained for one in job.learners)
+    stored = sum(map(stored_bytes, job.learners))
     return expect(
         work=seconds * job.steps,
         interval=seconds * min(every, job.steps),

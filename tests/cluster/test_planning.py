@@ -184,6 +184,15 @@ def test_the_smallest_stages_that_leave_room_are_recommended():
     assert choose(dataclasses.replace(JOB, learners=(huge,)), Machine(H100)) is None
 
 
+def test_memory_and_time_follow_the_states_of_the_optimizer():
+    machine, leaner = Machine(H100), dataclasses.replace(TEACHER, states=1.0)
+    two, single = (learner_memory(one, 1, 8, False, True) for one in (TEACHER, leaner))
+    assert two.optimizer - single.optimizer == 4 * TEACHER.trained
+    jobs = [dataclasses.replace(JOB, learners=(one,)) for one in (TEACHER, leaner)]
+    updates = [step_time(job, machine).learners["teacher"].update for job in jobs]
+    assert updates[1] == pytest.approx(5 / 7 * updates[0])
+
+
 def test_what_is_recommended_for_a_frozen_teacher_can_be_set():
     frozen = dataclasses.replace(TEACHER, trained=0, zero_stage=0)
     job = dataclasses.replace(JOB, learners=(frozen, STUDENT))

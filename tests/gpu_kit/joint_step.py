@@ -13,7 +13,7 @@ from tests.trainer import tiny
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
-from trainer.optimizers import OptimizerConfig
+from trainer.optimizers import optimizer_config
 from trainer.step import train_step
 
 MICRO_BATCH, ACCUMULATION = 2, 2
@@ -42,7 +42,7 @@ def learner_configs(
             config,
             precision="bf16",
             communication=communication,
-            optimizer=OptimizerConfig(optimizer, 1e-4),
+            optimizer=optimizer_config(optimizer, learning_rate=1e-4),
         )
         for name, config in {TEACHER: teacher, **named}.items()
     }

@@ -22,7 +22,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import always_captured, build_module
 from trainer.learners.programs import Train
-from trainer.optimizers import OptimizerConfig
+from trainer.optimizers import optimizer_config
 from trainer.step import train_step
 
 STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5
@@ -36,7 +36,7 @@ def config(stage: int, each: bool = False) -> LearnerConfig:
     teacher = tiny.learner_configs((stage, 0, 0))[TEACHER]
     return dataclasses.replace(
         teacher,
-        optimizer=OptimizerConfig(
+        optimizer=optimizer_config(
             learning_rate=RATE, epsilon=1e-6, weight_decay=0.1, bias_correction=False
         ),
         schedule=dataclasses.replace(teacher.schedule, kind="constant"),

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from configs.kinds import kinds_of
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
@@ -25,7 +26,7 @@ from trainer.learners.module import AUTOCAST, build_module
 from trainer.learners.programs import Train
 from trainer.objectives import terms as terms_of_ours
 from trainer.objectives.term import registered_terms
-from trainer.optimizers import OptimizerConfig, build_optimizer
+from trainer.optimizers import OptimizerConfig, build_optimizer, optimizer_config
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import factor
 from trainer.step import train_step
@@ -33,7 +34,7 @@ from trainer.teacher_outputs import OutputProjection, detach, union
 
 ROWS, RANKS, ACCUMULATION, STEPS = 8, 2, 2, tiny.STEPS
 CLIPPING = 0.5
-RATES = {"adamw": 1e-4, "lamb": 1e-3, "adamax": 1e-4, "adadelta": 1e-1}
+RATES = {**dict.fromkeys(kinds_of(OptimizerConfig), 1e-4), "lamb": 1e-3, "adadelta": 1e-1}
 STUDENTS = ("distilbert", "tinybert", "distilbert", "tinybert")
 # Relative: of losses, of the first gradients, and of the norms of all, at weights that have drifted
 # apart where the stages round at other places, in 16 bit.
@@ -74,7 +75,7 @@ class Company:
         return {
             name: dataclasses.replace(
                 tiny.learner_configs((0, 0, 0))[objective],
-                optimizer=OptimizerConfig(self.optimizer, RATES[self.optimizer]),
+                optimizer=optimizer_config(self.optimizer, learning_rate=RATES[self.optimizer]),
                 gradient_clipping=CLIPPING,
                 zero_stage=stage,
                 precision=self.precision,

@@ -31,7 +31,7 @@ from trainer.objectives.terms import (
     HiddenMSE,
     MeanTransfer,
 )
-from trainer.optimizers import OptimizerConfig
+from trainer.optimizers import optimizer_config
 from trainer.schedules.learning_rate import ScheduleConfig
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
@@ -133,7 +133,7 @@ def teacher_and_student(stage):
         objective=OBJECTIVE,
         progressive=PROGRESSIVE,
         init=InitConfig(teacher_embeddings=True),
-        optimizer=OptimizerConfig(kind="lamb", learning_rate=1e-2),
+        optimizer=optimizer_config(kind="lamb", learning_rate=1e-2),
         schedule=ScheduleConfig(warmup_steps=2),
         zero_stage=stage,
     )
@@ -211,7 +211,7 @@ def passing(stage, offload):
     config = LearnerConfig(
         model=tiny.encoder(layers=LAYERS),
         objective=ObjectiveConfig(mlm=MaskedLanguageModelling(), hidden_mse=HiddenMSE(weight)),
-        optimizer=OptimizerConfig(kind="lamb", learning_rate=1e-2),
+        optimizer=optimizer_config(kind="lamb", learning_rate=1e-2),
         zero_stage=stage,
         offload=offload,
     )

@@ -118,6 +118,7 @@ def _learner(
         exchanged=2 if config.communication == "bf16" else 4,
         parameters=largest.parameters,
         trained=largest.trained,
+        states=largest.states,
         bucket=max(1, bucket_size(largest.parameters)),
         **_mean_passes(sizes, _lengths(job)),
         activations=largest.activations,

@@ -29,6 +29,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
 from trainer.learners.module import LearnerModule
 from trainer.learners.programs import Train
+from trainer.optimizers import OptimizerConfig, parameter_groups
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -64,8 +65,9 @@ class Passes:
 class Footprint(Passes):
     """One learner's share of a step. Bytes are of one rank and one micro-batch of `rows` rows.
 
-    parameters: elements, including the objective's; trained: those with a gradient; projection:
-    elements of a teacher's vocabulary projection, 0 when no student reads it.
+    parameters: elements, including the objective's; trained: those with a gradient; states: of the
+    optimizer, for each of these; projection: elements of a teacher's vocabulary projection, 0 when
+    no student reads it.
     activations: the peak of forward and backward in bytes, as (fixed, per row), without parameters,
     gradients and tensors of earlier learners. captured: bytes kept for later learners after its own
     backward, in the same form.
@@ -73,6 +75,7 @@ class Footprint(Passes):
 
     parameters: int
     trained: int
+    states: float
     projection: int
     activations: tuple[float, float]
     captured: tuple[float, float]
@@ -116,6 +119,7 @@ def passes_apart(job: JobConfig, length: int) -> dict[str, Passes]:
 class _Measured:
     parameters: int
     trained: int
+    states: float
     projection: int
     forward_flops: float
     backward_flops: float
@@ -132,6 +136,7 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
     return Footprint(
         parameters=few.parameters,
         trained=few.trained,
+        states=few.states,
         projection=few.projection,
         forward_flops=many.forward_flops / more,
         backward_flops=many.backward_flops / more,
@@ -149,13 +154,15 @@ def _measure(
         batch = fake_batch(fake, job, rows, length)
         steps = fake_step(job, learners, batch, _Run)
         found = {name: _only_stored(one) for name, one in batch.stored.items()}
-        return found | {name: run.result(projection) for name, run, projection in steps}
+        return found | {
+            name: run.result(projection, learners[name]) for name, run, projection in steps
+        }
 
 
 def _only_stored(given: MicroLogits) -> _Measured:
     """A teacher of which nothing runs: its stored predictions are read."""
     size = sum(one.nbytes for one in (given.values, given.ids) if one is not None)
-    return _Measured(0, 0, 0, 0.0, 0.0, 0, 0, captured=size)
+    return _Measured(0, 0, 0.0, 0, 0.0, 0.0, 0, 0, captured=size)
 
 
 class _Run:
@@ -182,12 +189,14 @@ class _Run:
             hook.remove()
         return features
 
-    def result(self, projection: int) -> _Measured:
+    def result(self, projection: int, config: LearnerConfig) -> _Measured:
         """The measurements so far; tensors that are still alive count as captured."""
         parameters = list(self.module.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
         return _Measured(
             parameters=sum(p.numel() for p in parameters),
-            trained=sum(p.numel() for p in parameters if p.requires_grad),
+            trained=trained,
+            states=_states(self.module, config.optimizer) / max(1, trained),
             projection=projection,
             forward_flops=self.forward_flops,
             backward_flops=self.work.flops - self.forward_flops,
@@ -195,6 +204,14 @@ class _Run:
             activations=self.work.peak,
             captured=self.work.now,
         )
+
+
+def _states(module: LearnerModule, optimizer: OptimizerConfig) -> int:
+    """Elements of the states that an optimizer keeps for a module's trained parameters."""
+    return sum(
+        len(group["states"]) * sum(parameter.numel() for parameter in group["params"])
+        for group in parameter_groups(module, optimizer, module.objective)
+    )
 
 
 class Work(TorchDispatchMode):

@@ -1,78 +1,103 @@
-"""The `optimizer` section of a learner."""
+"""The `optimizer` section of a learner, and the door of optimizers.
+
+An optimizer is a module of `trainer.optimizers.kinds`, or a file of `plugins:`, with a config that
+`register_optimizer` decorates. Nothing else names it: checkpoints store the states that it keeps,
+and the planner counts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, TypeVar
 
+import torch
+
+from configs.kinds import add_kind, chosen
 from configs.rules import PROBABILITY, Doc, Length, OneOf, Range, positive
-from configs.section import Refusal, Section
+from configs.section import Section
 
-# The default epsilon of each kind.
-EPSILONS = {"adamw": 1e-8, "lamb": 1e-6, "adamax": 1e-8, "adadelta": 1e-6}
-CORRECTED = ("adamw", "adamax")  # kinds that correct the bias of their moments
+MATRICES, EMBEDDINGS, BIASES, NORMS = PARTS = ("matrices", "embeddings", "biases", "norms")
+KIND = Doc(
+    "The optimizer. A run may resume with another one, which begins with fresh states where it "
+    "keeps others."
+)
+_Config = TypeVar("_Config", bound="type[OptimizerConfig]")
 
 
 @dataclass
-class OptimizerConfig(Section):
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101) or one of three others.
+class OptimizerConfig(Section, ABC):
+    """The optimizer of a learner: `kind` names it, and decides what other keys there are."""
 
-    LAMB (You et al., arXiv 1904.00962), Adamax (Kingma and Ba, arXiv 1412.6980) and Adadelta
-    (Zeiler, arXiv 1212.5701).
-    """
+    # The tensors that it keeps for a parameter, each shaped like it. Single numbers need no name.
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
-    kind: Annotated[
-        str,
-        OneOf(*EPSILONS),
-        Doc(
-            "The optimizer. A run may resume with another one; from or to adamax or adadelta it "
-            "begins with fresh moments."
-        ),
-    ] = "adamw"
+    kind: Annotated[str, KIND] = "adamw"
     learning_rate: Annotated[
         float, positive(1e6), Doc("The peak learning rate, which `schedule` scales.")
     ] = 1e-4
+    weight_decay: Annotated[
+        float, Range(0, 100), Doc("Decoupled weight decay, times the learning rate.")
+    ] = 0.01
+    no_decay: Annotated[
+        list[str],
+        OneOf(*PARTS),
+        Doc("Parameters without weight decay. norms are all vectors that are no biases."),
+    ] = field(default_factory=lambda: [BIASES, NORMS])
+
+    @abstractmethod
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of these groups (`trainer.optimizers.groups`).
+
+        Without `torch.optim.Optimizer.state` of a parameter it begins anew. Under ZeRO a parameter
+        is a flat tensor, which holds parts of many; a `Tensorwise` optimizer is told which.
+        """
+
+    def settings(self, name: str, part: str) -> dict[str, Any]:
+        """The settings of the group of a parameter, which is one of the `PARTS` of the model.
+
+        adaptive: whether it is a matrix; states: the names of its states.
+        """
+        return {
+            "weight_decay": 0.0 if part in self.no_decay else self.weight_decay,
+            "adaptive": part in (MATRICES, EMBEDDINGS),
+            "states": self.states,
+        }
+
+
+@dataclass
+class AdamConfig(OptimizerConfig):
+    """Keys of the optimizers with Adam's two moments."""
+
     betas: Annotated[
         list[float],
         Length(2),
         PROBABILITY,
-        Doc(
-            "Decay rates of the first and second moment, per step. adamax: of the first moment and "
-            "of the largest gradient; adadelta: the second is that of both its averages."
-        ),
+        Doc("Decay rates of the first and second moment, per step."),
     ] = field(default_factory=lambda: [0.9, 0.999])
     epsilon: Annotated[
-        float | None,
-        positive(1.0),
-        Doc(
-            "Added to the square root of the second moment (adamax: to the size of a gradient; "
-            "adadelta: below both roots); null: 1e-8 for adamw and adamax, 1e-6 for the others."
-        ),
-    ] = None
-    weight_decay: Annotated[
-        float, Range(0, 100), Doc("Decoupled weight decay of weight matrices and embeddings.")
-    ] = 0.01
-    bias_correction: Annotated[
-        bool | None,
-        Doc(
-            "Correct the bias of the moments; null: yes for adamw and adamax, no for the others. "
-            "`false` makes adamw the Adam of BERT's code."
-        ),
-    ] = None
-
-    def conflicts(self) -> Iterator[Refusal]:
-        if self.kind not in CORRECTED and self.bias_correction:
-            yield "bias_correction", f"{self.kind} has no bias correction; remove it"
-        if self.kind == "adamax" and self.bias_correction is False:
-            yield "bias_correction", "adamax always corrects the bias of its moments; remove it"
+        float, positive(1.0), Doc("Added to the square root of the second moment.")
+    ] = 1e-8
 
     @property
-    def resolved_epsilon(self) -> float:
-        """`epsilon`, or the default of the kind of optimizer."""
-        return EPSILONS[self.kind] if self.epsilon is None else self.epsilon
+    def moments(self) -> tuple[tuple[float, float], float]:
+        """The betas and the epsilon."""
+        return (self.betas[0], self.betas[1]), self.epsilon
 
-    @property
-    def corrects_bias(self) -> bool:
-        """`bias_correction`, or the default of the kind of optimizer."""
-        return self.kind in CORRECTED if self.bias_correction is None else self.bias_correction
+
+def register_optimizer(config: _Config) -> _Config:
+    """A decorator: `optimizer.kind` may be this config's.
+
+    Raises TypeError for a class that lacks a required method.
+    """
+    if missing := ", ".join(sorted(config.__abstractmethods__)):
+        raise TypeError(f"{config.__name__} has to define {missing}")
+    add_kind(OptimizerConfig, config)
+    return config
+
+
+def optimizer_config(kind: str = "adamw", **settings: Any) -> OptimizerConfig:
+    """The section of this kind of optimizer, with these keys."""
+    made: OptimizerConfig = chosen(OptimizerConfig, {"kind": kind})(**settings)
+    return made

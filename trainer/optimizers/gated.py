@@ -7,15 +7,14 @@ while DeepSpeed's own bookkeeping goes on, so that happens inside the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.optimizers.lamb import Lamb
+from trainer.checkpoint.snapshot import elementwise
 from trainer.optimizers.norms import squared_norms
-from trainer.optimizers.shards import Shards, parameter_views
+from trainer.optimizers.shards import Shards, Tensorwise, parameter_views
 
 
 class GatedOptimizer(torch.optim.Optimizer):
@@ -25,12 +24,9 @@ class GatedOptimizer(torch.optim.Optimizer):
     whose learning rate is 0 stay untouched: their moments do not advance either.
     """
 
-    def __init__(
-        self, inner: torch.optim.Optimizer, moments: Sequence[str] = ("exp_avg", "exp_avg_sq")
-    ) -> None:
-        """`moments`: the names of the tensors that `inner` keeps for a parameter."""
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, inner.defaults)
-        self.inner, self.state, self.moments = inner, inner.state, moments
+        self.inner, self.state = inner, inner.state
         self.gradient_factor: float | None = 1.0
         self.clipping = 0.0  # the largest norm of each parameter's gradient by itself; 0: any
         self._shards: Shards | None = None
@@ -39,12 +35,12 @@ class GatedOptimizer(torch.optim.Optimizer):
     @property
     def needs_shards(self) -> bool:
         """Whether it reads norms of whole parameters, of which ZeRO gives it parts."""
-        return self.clipping > 0 or isinstance(self.inner, Lamb)
+        return self.clipping > 0 or isinstance(self.inner, Tensorwise)
 
     def use(self, shards: Shards) -> None:
         """Read norms of whole parameters by these `shards`."""
         self._shards = shards
-        if isinstance(self.inner, Lamb):
+        if isinstance(self.inner, Tensorwise):
             self.inner.shards = shards
 
     def forget(self) -> None:
@@ -85,11 +81,14 @@ class GatedOptimizer(torch.optim.Optimizer):
         torch._foreach_mul_(gradients, list(factors.unbind()))
 
     def _drop_states_of_another_kind(self) -> None:
-        """Begin with fresh moments where a run resumes with a kind of optimizer that has others."""
+        """Begin with fresh states where a run resumes with a kind of optimizer that has others."""
         for group in self.inner.param_groups:
-            for parameter in group["params"]:
+            for parameter in group["params"] if "states" in group else ():
                 state = self.state.get(parameter, {})
-                if state and not all(name in state for name in self.moments):
+                if not state or state.keys() - {"step"} == set(group["states"]):
+                    continue
+                kept = {name for name in state if elementwise(name, state[name], parameter)}
+                if kept != set(group["states"]):
                     state.clear()
 
     def _reset(self) -> None:

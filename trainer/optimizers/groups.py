@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from trainer.optimizers.config import BIASES, EMBEDDINGS, MATRICES, NORMS, OptimizerConfig
+
 
 class Rates(Protocol):
     """Factors on the scheduled learning rate, by group of parameters.
@@ -21,23 +23,34 @@ class Rates(Protocol):
         """The factor on a group's learning rate at the learner's `step`, which counts from 0."""
 
 
-def parameter_groups(module: nn.Module, weight_decay: float, rates: Rates) -> list[dict[str, Any]]:
-    """The trained parameters, grouped by `rates.group` and by whether they are matrices.
+def parameter_groups(
+    module: nn.Module, config: OptimizerConfig, rates: Rates
+) -> list[dict[str, Any]]:
+    """The trained parameters, grouped by `rates.group` and by the optimizer's `settings`.
 
     As in BERT's and LAMB's original code, biases and norm parameters (one dimension) do not decay
-    and, under LAMB, get no trust ratio. Keys of a group: params, name, weight_decay, adaptive.
+    unless the config says so and, under LAMB, get no trust ratio. Keys of a group: params, name,
+    and those of the settings.
     """
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    tables = {
+        id(parameter)
+        for child in module.modules()
+        if isinstance(child, nn.Embedding)
+        for parameter in child.parameters(recurse=False)
+    }
+    groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            key = rates.group(name), parameter.ndim >= 2
-            groups.setdefault(key, []).append(parameter)
+            settings = config.settings(name, _part(name, parameter, id(parameter) in tables))
+            groups.setdefault((rates.group(name), *settings.items()), []).append(parameter)
     return [
-        {
-            "params": parameters,
-            "name": name,
-            "weight_decay": weight_decay if is_matrix else 0.0,
-            "adaptive": is_matrix,
-        }
-        for (name, is_matrix), parameters in groups.items()
+        {"params": parameters, "name": name, **dict(settings)}
+        for (name, *settings), parameters in groups.items()
     ]
+
+
+def _part(name: str, parameter: nn.Parameter, is_table: bool) -> str:
+    """The part of the model (`PARTS`) that a parameter belongs to."""
+    if parameter.ndim >= 2:
+        return EMBEDDINGS if is_table else MATRICES
+    return BIASES if name.rpartition(".")[2].startswith("bias") else NORMS

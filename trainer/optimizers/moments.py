@@ -1,11 +1,21 @@
-"""The optimizer state of a parameter, the same for every kind, so that a run may switch kinds."""
+"""Adam's moments, the same for every kind that has them, so that a run may switch kinds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+
+# After this many steps Adam's correction of its moments' bias is 1 to the last bit.
+LATE = 1e9
+
+
+def with_gradient(group: Mapping[str, Any]) -> list[Tensor]:
+    """The parameters of a group that have a gradient."""
+    return [p for p in group["params"] if p.grad is not None]
 
 
 def advance(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
@@ -19,3 +29,34 @@ def advance(state: dict[str, Any], parameter: Tensor) -> dict[str, Any]:
         state["exp_avg_sq"] = torch.zeros_like(parameter)
     state["step"] += 1
     return state
+
+
+def step_uncorrected(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Mapping[str, Tensor]],
+    settings: Mapping[str, Any],
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """One pass of torch's fused AdamW over the `parameters` and their moments, in place.
+
+    `states` have the moments as in `advance`; `settings` have "betas" and "eps".
+    """
+    steps = torch.full((len(parameters),), LATE, device=parameters[0].device)
+    adamw(
+        list(parameters),
+        list(gradients),
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        list(steps.unbind()),
+        fused=True,
+        amsgrad=False,
+        maximize=False,
+        beta1=settings["betas"][0],
+        beta2=settings["betas"][1],
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=settings["eps"],
+    )

@@ -63,3 +63,13 @@ def parameter_views(
         return list(tensors)
     pairs = zip(holders, tensors, strict=True)
     return [view for holder, tensor in pairs for view in shards.cut(holder, tensor)]
+
+
+class Tensorwise(torch.optim.Optimizer):
+    """An optimizer that reads statistics of whole parameters.
+
+    Without `shards` each tensor is a parameter; with `shards` they say which parts of the tensors
+    make up a parameter.
+    """
+
+    shards: Shards | None = None

@@ -21,7 +21,9 @@ COPIES = "submissions"  # the folder of a run in which `tandem submit` keeps cop
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Register the tasks, terms and kinds of models in these files, each imported once per process.
+    """Register the tasks, terms, optimizers and kinds of models in these files.
+
+    Each is imported once per process.
 
     Raises ConfigError, naming the file, where one does not exist or cannot be imported.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from configs.kinds import kinds_of
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
 from tests.trainer import tiny
@@ -20,7 +22,7 @@ from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_sta
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner, StepShape
 from trainer.learners.state import LearnerState
-from trainer.optimizers import OptimizerConfig
+from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.step import train_step
 
@@ -41,19 +43,16 @@ class Way:
 
 
 WAYS = {
-    "adamw": Way(),
-    "lamb": Way("lamb"),
-    "adamax": Way("adamax"),
-    "adadelta": Way("adadelta"),
+    **{kind: Way(kind) for kind in kinds_of(OptimizerConfig)},
     "fp16": Way("lamb", "fp16"),
     "offload": Way("adamw", offload=True),
     "original": Way("adamw", original=True),
 }
 Placed = tuple[str, int]  # the name of a way, and the stage
 QUICK: list[Placed] = [
-    ("adamw", 1), ("lamb", 3), ("fp16", 0), ("offload", 2), ("original", 2),
-    ("adamax", 1), ("adadelta", 3),
-]  # fmt: skip
+    *zip(kinds_of(OptimizerConfig), itertools.cycle([1, 3, 2]), strict=False),
+    *(("fp16", 0), ("offload", 2), ("original", 2)),
+]
 EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
 
 
@@ -62,8 +61,10 @@ def start(way: str, stage: int, seed: int) -> Learner:
     how = WAYS[way]
     config = dataclasses.replace(
         tiny.learner_configs((0, 0, 0))[TEACHER],
-        optimizer=OptimizerConfig(
-            how.optimizer, learning_rate=1e-3, bias_correction=False if how.original else None
+        optimizer=optimizer_config(
+            how.optimizer,
+            learning_rate=1e-3,
+            **({"bias_correction": False} if how.original else {}),
         ),
         freeze_positions=how.original,
         precision=how.precision,

@@ -1,18 +1,34 @@
-"""Adam as in BERT's code: AdamW without bias correction."""
+"""AdamW, and the Adam of BERT's code: AdamW without bias correction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
-from torch.optim.adamw import adamw
 
-from trainer.optimizers.moments import advance
+from configs.rules import Doc, OneOf
+from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
+from trainer.optimizers.moments import advance, step_uncorrected
 
-# After this many steps Adam's correction of its moments' bias is 1 to the last bit.
-LATE = 1e9
+
+@register_optimizer
+@dataclass
+class AdamWConfig(AdamConfig):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101), by torch's fused kernel."""
+
+    kind: Annotated[str, OneOf("adamw"), KIND] = "adamw"
+    bias_correction: Annotated[
+        bool, Doc("Correct the bias of the moments; false: the Adam of BERT's code.")
+    ] = True
+
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        settings = (groups, self.learning_rate, *self.moments)
+        if not self.bias_correction:
+            return BertAdam(*settings)
+        # Fused: one pass over the weights; the default on a CPU makes ten, and allocates arrays.
+        return torch.optim.AdamW(*settings, fused=True)
 
 
 class BertAdam(torch.optim.Optimizer):
@@ -45,34 +61,3 @@ class BertAdam(torch.optim.Optimizer):
             step_uncorrected(
                 parameters, gradients, states, group, group["lr"], group["weight_decay"]
             )
-
-
-def step_uncorrected(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    states: Sequence[Mapping[str, Tensor]],
-    settings: Mapping[str, Any],
-    lr: float,
-    weight_decay: float,
-) -> None:
-    """One pass of torch's fused AdamW over the `parameters` and their moments, in place.
-
-    `states` have the moments as in `advance`; `settings` have "betas" and "eps".
-    """
-    steps = torch.full((len(parameters),), LATE, device=parameters[0].device)
-    adamw(
-        list(parameters),
-        list(gradients),
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        list(steps.unbind()),
-        fused=True,
-        amsgrad=False,
-        maximize=False,
-        beta1=settings["betas"][0],
-        beta2=settings["betas"][1],
-        lr=lr,
-        weight_decay=weight_decay,
-        eps=settings["eps"],
-    )

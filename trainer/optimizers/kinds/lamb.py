@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.optimizers.bert_adam import step_uncorrected
-from trainer.optimizers.moments import advance
+from configs.rules import Doc, OneOf, positive
+from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
+from trainer.optimizers.moments import advance, step_uncorrected, with_gradient
 from trainer.optimizers.norms import squared_norms
-from trainer.optimizers.shards import Shards, parameter_views
+from trainer.optimizers.shards import Tensorwise, parameter_views
+
+
+@register_optimizer
+@dataclass
+class LambConfig(AdamConfig):
+    """LAMB (You et al., arXiv 1904.00962) as in ALBERT's code: its moments are not corrected.
+
+    A trust ratio for each matrix scales its step.
+    """
+
+    kind: Annotated[str, OneOf("lamb"), KIND] = "lamb"
+    epsilon: Annotated[
+        float, positive(1.0), Doc("Added to the square root of the second moment.")
+    ] = 1e-6
+
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        return Lamb(groups, self.learning_rate, *self.moments)
 
 
 class _Trained(NamedTuple):
@@ -22,13 +41,12 @@ class _Trained(NamedTuple):
     updates: list[Tensor]
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(Tensorwise):
     """LAMB (You et al., arXiv 1904.00962, algorithm 2, in the form of ALBERT's code).
 
     ``u = m / (sqrt(v) + eps) + decay * w`` and ``w -= lr * |w| / |u| * u``, where m and v are not
     corrected for bias. The trust ratio |w| / |u| is 1 where either norm is 0 and in groups that are
-    not `adaptive`. The norms are those of whole parameters: without `shards` each tensor is one,
-    with `shards` they say which parts of the tensors make up a parameter.
+    not `adaptive`. The norms are those of whole parameters.
     """
 
     def __init__(
@@ -41,12 +59,11 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "adaptive": True})
-        self.shards: Shards | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient. Collective under ZeRO."""
-        trained = [self._trained(group) for group in self.param_groups if _with_gradient(group)]
+        trained = [self._trained(group) for group in self.param_groups if with_gradient(group)]
         self._step_adaptive([group for group in trained if group.settings["adaptive"]])
         for settings, parameters, updates in trained:
             if not settings["adaptive"]:
@@ -57,7 +74,7 @@ class Lamb(torch.optim.Optimizer):
 
         It subtracts ``m / (sqrt(v) + eps)`` from zeros.
         """
-        parameters = _with_gradient(settings)
+        parameters = with_gradient(settings)
         gradients = [p.grad for p in parameters if p.grad is not None]
         states = [advance(self.state[parameter], parameter) for parameter in parameters]
         updates = [torch.zeros_like(parameter) for parameter in parameters]
@@ -88,7 +105,3 @@ class Lamb(torch.optim.Optimizer):
         ]
         for weight, update, ratio, rate in zip(weights, updates, ratios, rates, strict=True):
             weight.addcmul_(update, ratio, value=rate)
-
-
-def _with_gradient(group: dict[str, Any]) -> list[Tensor]:
-    return [p for p in group["params"] if p.grad is not None]

@@ -1,0 +1,79 @@
+"""An optimizer in a user's file, named by `plugins:`, with three states for each parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY_JOB, tandem
+from trainer.checkpoint.folder import step_name
+from trainer.checkpoint.manifest import read_manifest
+from trainer.run_folder import metrics
+
+PLUGIN = '''
+"""AMSGrad."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+
+from configs.rules import OneOf
+from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
+
+
+@register_optimizer
+@dataclass
+class AmsgradConfig(AdamConfig):
+    """AMSGrad (Reddi et al., arXiv 1904.09237)."""
+
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+    kind: Annotated[str, OneOf("amsgrad"), KIND] = "amsgrad"
+
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, self.learning_rate, *self.moments, amsgrad=True)
+'''
+
+
+@pytest.fixture
+def words(tmp_path: Path, corpus: Path) -> list[object]:
+    (tmp_path / "amsgrad.py").write_text(PLUGIN)
+    return [
+        TINY_JOB, f"data.path={corpus}", f"output_dir={tmp_path}",
+        f"plugins=[{tmp_path}/amsgrad.py]", "students=null", "teacher.optimizer.kind=amsgrad",
+        "teacher.zero_stage=2", "steps=4", "evaluation.every=4",
+    ]  # fmt: skip
+
+
+def test_a_users_optimizer_is_trained_on_two_ranks_and_resumed_on_one_at_another_stage(
+    words: list[object], tmp_path: Path
+) -> None:
+    trained = tandem("train", *words, "--nproc", 2)
+    assert trained.returncode == 0, trained.stderr
+    forked = tandem(
+        "fork", tmp_path / "tiny", "--step", 2, "--name", "other", "teacher.zero_stage=3"
+    )
+    assert forked.returncode == 0, forked.stderr
+    manifest = read_manifest(tmp_path / "tiny" / "checkpoints" / step_name(4))
+    tensors = manifest.learners["teacher"].tensors.values()
+    assert {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"} < set().union(*(t.states for t in tensors))
+    resumed = tandem("train", tmp_path / "other" / "config.yaml")
+    assert resumed.returncode == 0, resumed.stderr
+    losses = [
+        [row["teacher/loss"] for row in metrics.read(tmp_path / name / "metrics.jsonl")
+         if "teacher/loss" in row]
+        for name in ("tiny", "other")
+    ]  # fmt: skip
+    assert len(losses[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_an_optimizer_without_build_is_one_line(words: list[object], tmp_path: Path) -> None:
+    plugin = tmp_path / "amsgrad.py"
+    plugin.write_text(PLUGIN.replace("def build(", "def built("))
+    ended = tandem("train", *words)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith(f"{plugin}: TypeError: AmsgradConfig has to define build\n")
