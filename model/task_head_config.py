@@ -127,6 +127,11 @@ class TaskHeadConfig(Section):
         numbers = range(len(self.labels))
         return bool(self.labels) and self.labels == [f"LABEL_{number}" for number in numbers]
 
+    def tells_labels_of(self, other: TaskHeadConfig) -> bool:
+        """Whether the labels are the other's, in any order, or as many without names."""
+        is_by_order = self.is_unnamed and len(self.labels) == len(other.labels)
+        return is_by_order or sorted(self.labels) == sorted(other.labels)
+
     @property
     def per_token(self) -> bool:
         """Whether there is an output at every token, not one per text."""

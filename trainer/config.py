@@ -38,6 +38,7 @@ from trainer.scoring.column import Column
 from trainer.scoring.scores import Metrics, columns_of
 from trainer.scoring.task_mean import TASK_MEAN, mean_column
 from trainer.tasks import load_plugins
+from trainer.teacher_heads import with_named_heads
 from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
@@ -269,9 +270,9 @@ class JobConfig(Section):
         """The tree of a job with the sections that others of its keys stand for.
 
         The `tasks` become sections of data and objectives. A learner without a `model` gets the
-        model of its init.pretrained.
+        model of its init.pretrained, and the heads of a frozen one the names of tasks.
         """
-        return with_models(with_tasks(tree, cls))
+        return with_named_heads(with_models(with_tasks(tree, cls)))
 
     def in_steps(self) -> JobConfig:
         """This job with fractions of its steps converted to steps, and learners' own patience."""

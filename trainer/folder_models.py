@@ -28,14 +28,17 @@ def with_models(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
     init = learner.get("init")
     folder = init.get("pretrained") if isinstance(init, dict) else None
-    if not isinstance(folder, str) or "model" in learner or not _holds_model(folder):
+    if not isinstance(init, dict) or not isinstance(folder, str) or "model" in learner:
         return learner
+    layers = init.get("layers")
+    is_selected = isinstance(layers, list) and layers
+    if not _holds_model(folder):
+        return {**learner, "model": {"layers": len(layers)}} if is_selected else learner
     try:
         config = read_config(folder)
     except ModelError as error:
         raise ConfigError(f"{section}.init.pretrained: {error}") from error
-    layers = init.get("layers") if isinstance(init, dict) else None
-    if isinstance(layers, list) and layers and not config.cannot(Ability.GROW):
+    if is_selected and not config.cannot(Ability.GROW):
         config = config.with_layers(len(layers))
     left_out = () if is_frozen(learner) else _HEADS
     model = {key: one for key, one in dataclasses.asdict(config).items() if key not in left_out}

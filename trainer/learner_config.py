@@ -99,6 +99,14 @@ class InitConfig(Section):
         OneOf("loaded", "new"),
         Doc("new: the heads of tasks in `pretrained` are left out, and those here begin anew."),
     ] = "loaded"
+    labels: Annotated[
+        list[str] | None,
+        Doc(
+            "Of `pretrained`: what the examples call the labels of its head, in the head's order, "
+            "where its config.json names them otherwise. null: as it names them; where it names "
+            "none (LABEL_0, LABEL_1), those of the examples in their order."
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         INDEX,
@@ -118,10 +126,12 @@ class InitConfig(Section):
             )
         if self.random and self.pretrained is None:
             yield "random", "is for pretrained, and weights are random without it; remove it"
-        for key in self.changed("layers", "heads") if self.pretrained is None else ():
+        for key in self.changed("layers", "heads", "labels") if self.pretrained is None else ():
             yield key, "is for pretrained; set that, or remove this"
         if self.random and self.heads == "new":
             yield "heads", "all weights are random; remove it"
+        if self.labels is not None and len({*self.labels}) < max(2, len(self.labels)):
+            yield "labels", "must name at least two labels, each once"
 
     @property
     def embeddings_only(self) -> bool:

@@ -95,16 +95,17 @@ def first_weights(
 
 
 def with_fitting_heads(
-    config: Config, source: Config, state: Mapping[str, Tensor]
+    config: Config, source: Config, state: Mapping[str, Tensor], *, renames: bool
 ) -> tuple[Config, dict[str, Tensor]]:
     """The `source` and its `state` with heads under the names of those heads of `config` they fit.
 
-    A model that `transformers` has fine-tuned does not name its task. Labels in another order are
-    put into that of `config`.
+    A model that `transformers` has fine-tuned does not name its task; without `renames`, a head is
+    compared with that of its own name alone. Labels in another order are put into that of `config`.
     """
     heads, tensors = dict(source.task_heads), dict(state)
     for name, ours in config.task_heads.items():
-        for other in {name, *(heads.keys() - config.task_heads.keys())} & heads.keys():
+        others = heads.keys() - config.task_heads.keys() if renames else set()
+        for other in {name, *others} & heads.keys():
             order = label_order(heads[other], ours)
             if heads.get(name) == ours or order is None:
                 continue

@@ -39,6 +39,8 @@ from trainer.own_tokenizer import require_own_tokenizer
 from trainer.scoring.column import LOSS, Column
 from trainer.scoring.metric import Tally
 from trainer.scoring.scores import MaskedTokens
+from trainer.task_facts import FILE
+from trainer.teacher_heads import heads_by_kind
 
 ROWS = 16  # sequences of text in a forward pass
 LENGTH = 128  # of a sequence of text, in tokens, where the model reads that many
@@ -118,7 +120,7 @@ class TaskExamples(Examples):
         task = tasks_of(job)[0].task
         if task.head not in job.teacher.architecture.task_heads:
             raise ModelError(f"{task.name}: has no head of its own whose scores compare")
-        self._scored = LabelledExamples(model, folder, job)
+        self._scored = LabelledExamples(model, folder, _about_head_of(model, folder, job))
         self._job, self._device = self._scored.job, next(model.parameters()).device
         metrics = self._scored.metrics
         self.columns = [column for metric in metrics for column in metric.columns]
@@ -138,6 +140,19 @@ class TaskExamples(Examples):
 
     def score(self, model: Model) -> dict[str, float]:
         return self._scored.score(model, self._scored.metrics)
+
+
+def _about_head_of(model: Model, folder: Path, job: JobConfig) -> JobConfig:
+    """The job with its task's head under the name that the model in `folder` has for it."""
+    (task,) = tasks_of(job)
+    needed = job.teacher.architecture.task_heads[task.task.head].kind
+    kinds = {name: head.kind for name, head in model.config.task_heads.items()}
+    names = {} if (folder / FILE).exists() else heads_by_kind(kinds, {task.task.head: needed})
+    for name in names:
+        named = replace(task.task, head_name=name)
+        objective = job.teacher.objective.with_task(task.name, named)
+        return replace(job, teacher=replace(job.teacher, objective=objective))
+    return job
 
 
 def delimiters(folder: Path, model: Model) -> NDArray[np.bool_]:

@@ -263,9 +263,7 @@ def _require_head(model: Model, folder: Path, job: JobConfig, name: str) -> None
     expected, head = job.teacher.architecture.task_heads[name], model.config.task_heads.get(name)
     if head is None:
         raise ModelError(f"{folder}: has no head for {name}; fine-tune it with `tandem finetune`")
-    fits = head.labels == expected.labels or (
-        head.is_unnamed and len(head.labels) == len(expected.labels)
-    )
+    fits = head.labels == expected.labels or (head.is_unnamed and head.tells_labels_of(expected))
     if head.kind != expected.kind or not fits:
         ours, theirs = (", ".join(one.labels) or one.kind for one in (head, expected))
         raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")

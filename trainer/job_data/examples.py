@@ -37,7 +37,11 @@ from data_pipeline.tokenization.tokenizer import digest as tokenizer_digest
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job_data.digests import digest_of, watch
-from trainer.job_data.task_heads import require_labels_of_kind, require_same_labels
+from trainer.job_data.task_heads import (
+    require_labels_of_kind,
+    require_same_labels,
+    with_labels,
+)
 from trainer.learner_config import LearnerConfig
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 
@@ -240,9 +244,14 @@ def _at(one: TaskOfJob, folder: Path) -> TaskOfJob:
 
 
 def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
-    """The job with a task as it is now, in place of each learner's, which keeps its weight."""
+    """The job with a task as it is now, in place of each learner's, which keeps its weight.
+
+    The heads of frozen teachers get its labels, in its order.
+    """
 
     def renewed(learner: LearnerConfig) -> LearnerConfig:
+        if learner.frozen:
+            return dataclasses.replace(learner, model=with_labels(learner.model, one.task))
         terms = learner.objective.terms()
         if one.name not in terms:
             return learner
@@ -252,8 +261,11 @@ def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
     data = one.data
     if isinstance(data, TaskDataConfig):
         data = dataclasses.replace(job.data, tasks={**job.data.tasks, one.name: data})
-    students = {student: renewed(learner) for student, learner in job.students.items()}
-    return dataclasses.replace(job, data=data, teacher=renewed(job.teacher), students=students)
+    others = {
+        key: {name: renewed(learner) for name, learner in getattr(job, key).items()}
+        for key in ("teachers", "students")
+    }
+    return dataclasses.replace(job, data=data, teacher=renewed(job.teacher), **others)
 
 
 def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from data_pipeline import MASKED
 from data_pipeline.examples.example import WHOLE, Layout
 from model import CLASSIFICATION, MULTI_LABEL, OTHER, ModelConfig
@@ -32,6 +34,16 @@ def require_same_labels(job: JobConfig, task: TaskConfig) -> None:
         )
 
 
+def with_labels(teacher: ModelConfig, task: TaskConfig) -> ModelConfig:
+    """A frozen teacher's model with the task's labels, in the task's order, in its head for it."""
+    head = teacher.task_heads.get(task.head)
+    if head is None or not head.labels:
+        return teacher
+    labels = task.equip(teacher).task_heads[task.head].labels
+    heads = {**teacher.task_heads, task.head: dataclasses.replace(head, labels=labels)}
+    return dataclasses.replace(teacher, task_heads=heads)
+
+
 def require_labels_of_kind(job: JobConfig, task: TaskConfig, layout: Layout) -> None:
     """Raise TrainingError where a head that tells one label learns from several of an example.
 
@@ -53,11 +65,15 @@ def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelCon
     if theirs is None:
         averaged = {head for head in _heads_in(job) if MEAN in _readers_of(job, head)}
         if name in _readers_of(job, task.head) or averaged.isdisjoint(teacher.task_heads):
-            raise TrainingError(f"{where}: it has no head for {task.head}; fine-tune it first")
-    elif theirs.labels != ours.labels:
+            others = ", ".join(teacher.task_heads)
+            but = f", but for {others}" if others else ""
+            raise TrainingError(f"{where}: it has no head for {task.head}{but}; fine-tune it first")
+    elif not theirs.tells_labels_of(ours):
+        key = f"{section_of(name)}.init.labels"
         raise TrainingError(
-            f"{where}: its head tells {', '.join(theirs.labels)}, "
-            f"but the labels of the examples are {', '.join(ours.labels)}"
+            f"{where}: its head tells {', '.join(theirs.labels)}, but the labels of the examples "
+            f"are {', '.join(ours.labels)}; what is each of its labels in the examples, in its "
+            f"order? Set {key}=[...]"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,24 +41,51 @@ def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[
     """The weights in the folder of `init` with which a model of `config` begins.
 
     A task's head that another program has trained is kept where it fits a task of `config`. A line
-    says where it does not, or where the labels of the task's own head have changed.
+    says where it does not, where the labels of the task's own head have changed, and where labels
+    without names are taken for those of the examples.
     """
     assert init.weights is not None
     model = from_pretrained(Path(init.weights))
-    source, state = model.config, dict(model.state_dict())
+    given, state = _with_labels(section, init, model.config), dict(model.state_dict())
+    source = given
     if init.layers is not None:
         state = dict(_selected(f"{section}.init.layers", state, init.layers, source))
     if init.heads == "new":
         state = {name: tensor for name, tensor in state.items() if not name.startswith(_TASKS)}
         return first_weights(config, source, state)
     is_ours = (Path(init.weights) / FILE).exists()
-    if not is_ours:
-        source, state = with_fitting_heads(config, source, state)
+    source, state = with_fitting_heads(config, source, state, renames=not is_ours)
     if dist.get_rank() == 0:
+        _say_unnamed(section, init.weights, given, source)
         for name, head in source.task_heads.items():
             if config.task_heads.get(name) != head and (name in config.task_heads or not is_ours):
                 _say_new_head(init.weights, head, config)
     return first_weights(config, source, state)
+
+
+def _with_labels(section: str, init: InitConfig, config: ModelConfig) -> ModelConfig:
+    """The model with the labels that `init` names, in the head that has labels."""
+    if init.labels is None:
+        return config
+    heads = {name: head for name, head in config.task_heads.items() if head.labels}
+    if [len(head.labels) for head in heads.values()] != [len(init.labels)]:
+        counts = " and ".join(str(len(head.labels)) for head in heads.values()) or "no"
+        raise TrainingError(
+            f"{section}.init.labels: lists {len(init.labels)} for the {counts} labels of the head "
+            f"in {init.pretrained}"
+        )
+    named = {name: replace(head, labels=init.labels) for name, head in heads.items()}
+    return replace(config, task_heads={**config.task_heads, **named})
+
+
+def _say_unnamed(section: str, folder: str, given: ModelConfig, fitted: ModelConfig) -> None:
+    unnamed = [head for head in given.task_heads.values() if head.is_unnamed]
+    for head in fitted.task_heads.values():
+        if unnamed and head not in given.task_heads.values():
+            _log.warning(
+                "%s: the labels of its head have no names: %s are %s; %s.init.labels names others",
+                *(folder, _shown(unnamed[0].labels), _shown(head.labels), section),
+            )
 
 
 def _say_new_head(folder: str, theirs: TaskHeadConfig, config: ModelConfig) -> None:
@@ -71,8 +99,11 @@ def _say_new_head(folder: str, theirs: TaskHeadConfig, config: ModelConfig) -> N
 
 def _described(head: TaskHeadConfig) -> str:
     """The kind of a head and its first labels."""
-    shown = [*head.labels[:LABELS_SHOWN], *["..."] * (len(head.labels) > LABELS_SHOWN)]
-    return " ".join([head.kind, *([f"of {', '.join(shown)}"] if shown else [])])
+    return f"{head.kind} of {_shown(head.labels)}" if head.labels else head.kind
+
+
+def _shown(labels: Sequence[str]) -> str:
+    return ", ".join([*labels[:LABELS_SHOWN], *["..."] * (len(labels) > LABELS_SHOWN)])
 
 
 def from_word_vectors(file: str, tokenizer_dir: Path, model: Model) -> Mapping[str, Tensor]:

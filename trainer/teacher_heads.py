@@ -1,0 +1,89 @@
+"""Heads that another program has fine-tuned, under the names of a job's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import configs
+from configs import ConfigError
+from model import CLASSIFICATION, default_model
+from trainer.job_tree import is_frozen, with_learners
+from trainer.objectives import ObjectiveConfig
+from trainer.task_facts import FILE
+
+
+def with_named_heads(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's YAML tree whose frozen teachers have heads by the names of the job's tasks.
+
+    `transformers` stores no task's name. So the only head of a kind is that of the only task of
+    this kind, unless a ``task.json`` says which task it is for. Its labels are called as
+    ``init.labels`` says. Raises ConfigError where these are more or fewer than the head's.
+    """
+    kinds: dict[str, str] = {}
+
+    def read_kinds(_: str, learner: dict[str, Any]) -> dict[str, Any]:
+        kinds.update(_kinds_of_tasks(learner))
+        return learner
+
+    def named(section: str, learner: dict[str, Any]) -> dict[str, Any]:
+        model, init = learner.get("model"), learner.get("init")
+        if not (is_frozen(learner) and isinstance(model, dict) and isinstance(init, dict)):
+            return learner
+        heads = model.get("task_heads")
+        if not isinstance(heads, dict) or not all(isinstance(one, dict) for one in heads.values()):
+            return learner
+        if not (Path(str(init.get("pretrained"))) / FILE).exists():
+            of_kind = {name: one.get("kind", CLASSIFICATION) for name, one in heads.items()}
+            names = heads_by_kind(of_kind, kinds)
+            heads = {names.get(name, name): one for name, one in heads.items()}
+        if isinstance(init.get("labels"), list):
+            heads = _with_labels(section, heads, init["labels"])
+        return {**learner, "model": {**model, "task_heads": heads}}
+
+    with_learners(tree, read_kinds)
+    return with_learners(tree, named)
+
+
+def heads_by_kind(heads: Mapping[str, str], tasks: Mapping[str, str]) -> dict[str, str]:
+    """The name of the task of each head, where a model has one of its kind, and so has the job.
+
+    `heads` and `tasks` are the kinds of a model's heads and of those that the tasks need, by name;
+    those in both have their names already.
+    """
+    free = {name: kind for name, kind in heads.items() if name not in tasks}
+    missing = {name: kind for name, kind in tasks.items() if name not in heads}
+    return {
+        name: task
+        for name, kind in free.items()
+        for task, wanted in missing.items()
+        if wanted == kind and [*free.values()].count(kind) == [*missing.values()].count(kind) == 1
+    }
+
+
+def _kinds_of_tasks(learner: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of the head of each task in a learner's objective, by name.
+
+    It is empty where the loader is going to refuse the objective.
+    """
+    try:
+        objective = configs.validate(learner.get("objective") or {}, ObjectiveConfig, "")
+    except ConfigError:
+        return {}
+    equipped = objective.equip(default_model()).task_heads
+    return {name: head.kind for name, head in equipped.items()}
+
+
+def _with_labels(section: str, heads: Mapping[str, Any], labels: list[Any]) -> dict[str, Any]:
+    """The heads with these names for the labels of those that have labels."""
+    for head in heads.values():
+        if head.get("labels") and len(head["labels"]) != len(labels):
+            raise ConfigError(
+                f"{section}.init.labels: lists {len(labels)} for the {len(head['labels'])} labels "
+                "of the head"
+            )
+    return {
+        name: {**head, "labels": labels} if head.get("labels") else head
+        for name, head in heads.items()
+    }
