@@ -31,15 +31,15 @@ def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(init, dict) or not isinstance(folder, str) or "model" in learner:
         return learner
     layers = init.get("layers")
-    is_selected = isinstance(layers, list) and layers
+    depth = len(layers) if isinstance(layers, list) else 0
     if not _holds_model(folder):
-        return {**learner, "model": {"layers": len(layers)}} if is_selected else learner
+        return {**learner, "model": {"layers": depth}} if depth else learner
     try:
         config = read_config(folder)
     except ModelError as error:
         raise ConfigError(f"{section}.init.pretrained: {error}") from error
-    if is_selected and not config.cannot(Ability.GROW):
-        config = config.with_layers(len(layers))
+    if depth and not config.cannot(Ability.GROW):
+        config = config.with_layers(depth)
     left_out = () if is_frozen(learner) else _HEADS
     model = {key: one for key, one in dataclasses.asdict(config).items() if key not in left_out}
     return {**learner, "model": model}
