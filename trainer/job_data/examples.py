@@ -261,11 +261,13 @@ def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
     data = one.data
     if isinstance(data, TaskDataConfig):
         data = dataclasses.replace(job.data, tasks={**job.data.tasks, one.name: data})
-    others = {
-        key: {name: renewed(learner) for name, learner in getattr(job, key).items()}
-        for key in ("teachers", "students")
-    }
-    return dataclasses.replace(job, data=data, teacher=renewed(job.teacher), **others)
+    return dataclasses.replace(
+        job,
+        data=data,
+        teacher=renewed(job.teacher),
+        teachers={name: renewed(teacher) for name, teacher in job.teachers.items()},
+        students={name: renewed(student) for name, student in job.students.items()},
+    )
 
 
 def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
