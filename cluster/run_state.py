@@ -19,6 +19,16 @@ from configs.runs import STOPPED, USUAL_ROWS, seconds_since, stall_timeout
 _SILENT_AFTER = 2 * SILENT_SECONDS
 
 ON_REQUEST = "stopped on request"
+
+# Reasons for which a job waits until somebody releases it, as squeue spells them.
+HELD = (
+    "JobHeldUser",
+    "JobHeldAdmin",
+    "JobHoldMaxRequeue",
+    "job requeued in held state",
+    "launch failed requeued held",  # a node could not start the batch shell
+)
+
 FAILED_ENDS = {
     "OUT_OF_MEMORY": "it ran out of memory; raise --mem",
     "NODE_FAIL": "a node failed",
@@ -112,7 +122,7 @@ def state_of(known: Evidence, is_finished: bool) -> tuple[str, str]:
 
 
 def _pending_reason(job: QueuedJob) -> str:
-    if job.reason in ("JobHeldUser", "JobHeldAdmin"):
+    if job.reason in HELD:
         return f"{job.reason}: it waits for `scontrol release {job.array}`"
     if job.reason not in NEVER_PASSES:
         return job.reason

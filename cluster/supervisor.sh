@@ -194,7 +194,9 @@ launch() { # STAGE: one process for each rank; an evaluation is one, which start
   local words="$1[@]"
   local tasks=(--ntasks=$((SLURM_NNODES * ranks)) --ntasks-per-node="$ranks")
   if [ "$1" = evaluate ]; then
-    tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=$((ranks * ${SLURM_CPUS_PER_TASK:-1})))
+    # srun warns that a step may never run if its option exceeds the variable.
+    local -x SRUN_CPUS_PER_TASK=$((ranks * ${SLURM_CPUS_PER_TASK:-1}))
+    tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task="$SRUN_CPUS_PER_TASK")
   fi
   export TANDEM_OUTCOME=$account/$1
   rm -f "$TANDEM_OUTCOME.stopped"
@@ -265,9 +267,8 @@ new_lines() { tail -c "+$((logged + 1))" "$log" 2>/dev/null; } # with --label ea
 
 killed_rank() { # what srun says about the first rank that a signal ended
   local said where how
-  if said=$(new_lines | grep -m 1 -iE 'oom[-_ ]kill(ed)?( event|\b)|: Out Of Memory'); then
-    [[ $said == srun:* ]] || said=$(new_lines | grep -m 1 '^srun: error: .*: Killed')
-    where=$(rank_of "$said")
+  if new_lines | grep -iE 'oom[-_ ]kill(ed)?( event|\b)|: Out Of Memory' >/dev/null; then
+    where=$(rank_of "$(new_lines | grep -m 1 -E '^srun: error: .*: (Out Of Memory|Killed)')")
     echo "${where:-a rank} ran out of memory; raise --mem"
     return
   fi

@@ -1,6 +1,7 @@
 """What is no fault of the run does not end it: SLURM's silence, inherited variables, bad nodes."""
 
 import json
+import shlex
 import signal
 import time
 
@@ -146,17 +147,24 @@ def test_nodes_are_left_out_for_a_day_and_while_enough_remain(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "who"),
     [
-        "srun: error: n1: task 0: Out Of Memory",
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have "
-        "been OOM Killed.",
+        (
+            "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your "
+            "processes may have been killed by the cgroup out-of-memory handler.\n"
+            "srun: error: n1: task 1: Out Of Memory",
+            "rank 1 on n1",
+        ),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks "
+            "have been OOM Killed.",
+            "a rank",
+        ),
     ],
 )
-def test_out_of_memory_under_cgroups_ends_srun_with_code_1(tmp_path, words):
-    event, code, why = Run(tmp_path).end(f"echo {words!r}; exit 1")
-    assert (event, code) == ("requeue", 1)
-    assert why.endswith("ran out of memory; raise --mem")
+def test_out_of_memory_under_cgroups_ends_srun_with_code_1(tmp_path, words, who):
+    event, code, why = Run(tmp_path).end(f"echo {shlex.quote(words)}; exit 1")
+    assert (event, code, why) == ("requeue", 1, f"{who} ran out of memory; raise --mem")
 
 
 def test_what_the_shell_prefers_of_srun_does_not_reach_the_ranks(tmp_path):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.scheduler import queued_jobs
+from cluster.status import read_run
 from tests.slurm.real_slurm import RealSlurm
 from tests.slurm.submitted import Submitted
 from tests.waiting import until
@@ -152,8 +154,10 @@ def test_preempted_while_the_nodes_are_checked(slurm: RealSlurm, source: Path) -
 def test_the_controller_is_down_when_the_ranks_have_saved(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, hold_at=5)
     job.reach(5)
-    slurm.run("scancel", "--batch", "--signal=USR1", job.id)
+    first = slurm.job(job.id)["BatchHost"]
     slurm.pause_controller()
+    # As SLURM does at the limit; through the controller the signal might be lost with it.
+    slurm.inside(first, "pkill", "-USR1", "-f", "slurm_script")
     until(lambda: list(job.run.glob("checkpoints/*")), "the checkpoint")
     time.sleep(8)  # longer than the MessageTimeout
     slurm.resume_controller()
@@ -189,11 +193,33 @@ def read_only(slurm: RealSlurm, node: str, folder: Path) -> None:
     slurm.inside(node, "mount", "-o", "remount,bind,ro", str(folder))
 
 
-def test_a_first_node_with_a_read_only_run_folder(slurm: RealSlurm, source: Path) -> None:
-    read_only(slurm, "n1", slurm.root / "runs/demo")
+@pytest.mark.parametrize("within", ["", "submissions/001/accounts"])
+def test_a_first_node_with_a_read_only_folder(slurm: RealSlurm, source: Path, within: str) -> None:
+    """It gives the job back. Where the log and the events can be written, it says why."""
+    slurm.run("scontrol", "update", "partition=main", "state=down")
     job = Submitted(slurm, source, steps=3)
+    read_only(slurm, "n1", job.run / within)
+    slurm.run("scontrol", "update", "partition=main", "state=up")
     job.requeue_soon(1)
     assert slurm.job(job.id)["ExcNodeList"] == "n1"
     job.end()
     assert job.steps == [1, 2, 3]
     assert {rank["node"] for rank in job.ranks(1)} == {"n2", "n3"}
+    account = job.run / within / job.id
+    why = f"n1 cannot write to {account} (read-only, full, or over quota)"
+    said = [("requeue", why)] if within else []
+    assert job.events == [*said, ("start", "restart 1"), ("done", "finished")]
+
+
+def test_a_first_node_that_cannot_start_a_batch_shell(slurm: RealSlurm, source: Path) -> None:
+    """SLURM itself requeues the job, and holds it; status says how to let it go on."""
+    read_only(slurm, "n1", slurm.home / "spool/n1")
+    job = Submitted(slurm, source, steps=3)
+    until(lambda: slurm.job(job.id)["Restarts"] == "1", "SLURM's requeue")
+    held = read_run(job.run, queued_jobs())
+    assert held.state == "queued" and held.reason.endswith(f"`scontrol release {job.id}`")
+    slurm.run("scontrol", "update", f"jobid={job.id}", "ExcNodeList=n1")
+    slurm.run("scontrol", "release", job.id)
+    job.requeue_soon(1)
+    job.end()
+    assert job.events == [("start", "restart 1"), ("done", "finished")]

@@ -91,12 +91,13 @@ def test_a_crash_loop_ends(slurm: RealSlurm, source: Path) -> None:
 
 @pytest.mark.slow
 def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, source: Path) -> None:
-    """On n2 the run folder is mounted read-only."""
+    """On n2 the run folder is mounted read-only. Labels of srun do not disguise the answers."""
     run = slurm.root / "runs/demo"
     run.mkdir(parents=True)
     slurm.inside("n2", "mount", "--bind", str(run), str(run))
     slurm.inside("n2", "mount", "-o", "remount,bind,ro", str(run))
-    job = Submitted(slurm, source, steps=3, cluster={"preflight": True})
+    site = {"preflight": True, "srun": {"label": ""}}
+    job = Submitted(slurm, source, steps=3, cluster=site)
     job.requeue_soon(1)
     assert slurm.job(job.id)["ExcNodeList"] == "n2"
     job.end(timeout=100)

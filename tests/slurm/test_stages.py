@@ -66,7 +66,8 @@ def test_a_run_is_scored_once_whatever_the_number_of_tasks(
     job = Job(slurm, folder, "evaluate", finished[0], "--ranks-per-node", 3)
     job.end()
     assert job.events == [("start", ""), ("done", "finished")]
-    assert job.log.count("teacher ") == 1, job.log
+    assert job.log.count("\nteacher ") == 1, job.log
+    assert "may never run" not in job.log, "srun is given the CPUs of all tasks, which the job has"
     assert read_run(folder, queued_jobs()).state == "finished"
 
 

@@ -86,20 +86,34 @@ def warn(training: Training) -> None:
 
 
 @pytest.mark.slow
-def test_a_stop_is_final(slurm: RealSlurm, corpus: Path) -> None:
-    """`tandem stop` from outside the job: saved, ended, not requeued. A second job is refused."""
+def test_a_run_has_one_job_until_it_is_stopped(slurm: RealSlurm, corpus: Path) -> None:
+    """A second start is refused and takes nothing from the first, which resumes after its limit.
+
+    `tandem stop` from outside the job is final: saved, ended, not requeued.
+    """
     site = dataclasses.replace(SITE, nodes="1")
     training = Training(slurm, corpus, "stopped", site, steps=100_000)
     training.reach(13)
-    second = tandem("train", training.run / "config.yaml", f"output_dir={training.run.parent}")
-    assert second.returncode == 1
-    assert f"this run is already running (SLURM job {training.id}, process " in second.stderr
+    by_hand = tandem("train", training.run / "config.yaml", f"output_dir={training.run.parent}")
+    assert by_hand.returncode == 1
+    refusal = f"this run is already running (SLURM job {training.id}, process "
+    assert refusal in by_hand.stderr
+    again = ("sbatch", "--parsable", str(training.run / "submissions/001/job.sbatch"))
+    slurm.wait_job(slurm.run(*again).strip(), "FAILED", timeout=100)
+    event, reason = training.events[-1]
+    assert event == "final" and refusal in reason
+    warn(training)
+    training.requeue_soon(1)
+    attempts = training.run / "attempts"
+    until(lambda: len(list(attempts.glob("*.json"))) == 2, "the second attempt", 120)
     answer = CliRunner().invoke(main, ["stop", str(training.run)])
     assert answer.exit_code == 0, answer.output
     slurm.wait_job(training.id, timeout=100)
-    assert slurm.job(training.id)["Restarts"] == "0"
-    last = json.loads((training.run / "slurm.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["reason"]) == ("final", "stopped on request")
+    assert slurm.job(training.id)["Restarts"] == "1"
+    assert training.events[-3:] == [
+        *(("requeue", "the time limit"), ("start", "restart 1")),
+        ("final", "stopped on request"),
+    ]
 
 
 def power_off(training: Training) -> None:

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -397,8 +398,22 @@ def test_a_live_report_is_written_beside_training(make):
     report = LiveReport(folder)
     report.refresh()
     report.refresh()  # a moment later: nothing
+    assert report._writer.wait() == 0
     report.close()
     assert "step 200 of 200, at " in (folder / "report.html").read_text()
+
+
+def never_read(folder):
+    (folder / "metrics.jsonl").unlink()
+    os.mkfifo(folder / "metrics.jsonl")  # whoever reads it waits for ever
+    return folder
+
+
+def test_a_run_that_ends_does_not_wait_for_its_live_report(make):
+    report = LiveReport(never_read(make(results=False)))
+    report.refresh()
+    report.close()
+    assert report._writer.returncode == -signal.SIGKILL
 
 
 KILLED = """
@@ -419,9 +434,7 @@ def is_at_work(process):
 
 
 def test_nothing_writes_a_report_once_its_run_is_killed(make):
-    folder = make(results=False)
-    (folder / "metrics.jsonl").unlink()
-    os.mkfifo(folder / "metrics.jsonl")  # whoever reads it waits for ever
+    folder = never_read(make(results=False))
     command = [sys.executable, "-c", KILLED, str(folder)]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     writer = int(read(run.stdout.fileno()))

@@ -50,6 +50,11 @@ class LiveReport:
             )
 
     def close(self) -> None:
-        """Wait for the writer, so that it does not overwrite the final report."""
+        """End the writer, so that it does not overwrite the final report.
+
+        On a busy machine its low priority may keep it from finishing for minutes, and the run has
+        to save and end before its time limit.
+        """
         if self._writer is not None:
+            self._writer.kill()
             self._writer.wait()
