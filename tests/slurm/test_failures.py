@@ -217,7 +217,8 @@ def test_a_first_node_that_cannot_start_a_batch_shell(slurm: RealSlurm, source: 
     job = Submitted(slurm, source, steps=3)
     until(lambda: slurm.job(job.id)["Restarts"] == "1", "SLURM's requeue")
     held = read_run(job.run, queued_jobs())
-    assert held.state == "queued" and held.reason.endswith(f"`scontrol release {job.id}`")
+    assert held.state == "queued"
+    assert held.reason.endswith(f"`scontrol release {job.id}`")
     slurm.run("scontrol", "update", f"jobid={job.id}", "ExcNodeList=n1")
     slurm.run("scontrol", "release", job.id)
     job.requeue_soon(1)

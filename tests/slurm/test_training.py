@@ -101,7 +101,8 @@ def test_a_run_has_one_job_until_it_is_stopped(slurm: RealSlurm, corpus: Path) -
     again = ("sbatch", "--parsable", str(training.run / "submissions/001/job.sbatch"))
     slurm.wait_job(slurm.run(*again).strip(), "FAILED", timeout=100)
     event, reason = training.events[-1]
-    assert event == "final" and refusal in reason
+    assert event == "final"
+    assert refusal in reason
     warn(training)
     training.requeue_soon(1)
     attempts = training.run / "attempts"
