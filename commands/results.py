@@ -12,6 +12,8 @@ from commands.options import PATH, TEXT, numbers
 from commands.suites import compare, default_folder, models_and_overrides
 from configs.runs import STOPPED
 
+TIMED_TOKENS = 128  # of the text that ONNX files are timed with
+
 
 @click.command()
 @click.argument("names", type=PATH, nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
@@ -121,8 +123,19 @@ def which_step(
     "last one, or one of this step. default: as evaluation.final says.",
 )
 @click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Also write model.onnx, and model_int8.onnx with weights of 8 bits.",
+)
 def export(
-    run: str, learner: str, out: str, head: str | None, step: str | int | None, onnx: bool
+    run: str,
+    learner: str,
+    out: str,
+    head: str | None,
+    step: str | int | None,
+    onnx: bool,
+    int8: bool,
 ) -> None:
     """Write a learner of RUN in Hugging Face format."""
     from model import require_free
@@ -134,13 +147,31 @@ def export(
     from trainer.run_folder.folder import RunFolder
 
     saved = SavedLearners(RunFolder.existing(run), which=step)
-    if onnx:
-        from model import from_pretrained
-        from model.onnx_export import export_onnx, require_onnx
+    if onnx or int8:
+        from model.onnx_export import require_onnx
 
-        require_onnx(saved.config(saved.resolve(learner)).architecture, folder / "model.onnx")
+        config = saved.config(saved.resolve(learner)).architecture
+        require_onnx(config, folder / "model.onnx", int8=int8)
     export_learner(saved, learner, folder, head=head)
-    if onnx:
-        export_onnx(from_pretrained(folder), folder / "model.onnx")
+    if onnx or int8:
+        _write_onnx(folder, int8)
     at = saved.checkpoint_of(saved.resolve(learner)).step
     click.echo(f"{learner} of {run}, after {at:,} steps, is in {out}")
+
+
+def _write_onnx(folder: Path, int8: bool) -> None:
+    """Write the exported model as ONNX, and print the sizes and times of its files."""
+    from model import from_pretrained
+    from model.onnx_export import export_onnx, quantize_onnx, seconds_per_text
+
+    model = from_pretrained(folder)
+    files = [folder / "model.onnx", *([folder / "model_int8.onnx"] if int8 else [])]
+    export_onnx(model, files[0])
+    if int8:
+        quantize_onnx(*files)
+    tokens = min(TIMED_TOKENS, model.config.longest_sequence or TIMED_TOKENS)
+    for file in files:
+        size = sum(part.stat().st_size for part in folder.glob(f"{file.name}*"))
+        seconds = seconds_per_text(file, tokens)
+        speed = f", {1e3 * seconds:.1f} ms for {tokens} tokens on one thread" if seconds else ""
+        click.echo(f"{file.name}: {size / 2**20:,.1f} MiB{speed}")

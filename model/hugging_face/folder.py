@@ -61,7 +61,10 @@ VOCABULARIES = {
     *("tokenizer.json", "vocab.txt", "vocab.json"),
     *(name for name in TOKENIZER_FILES if name.endswith(".model")),
 }
-MODEL_FILES = ("config.json", "model.safetensors", "README.md", "model.yaml", "model.onnx")
+MODEL_FILES = (
+    *("config.json", "model.safetensors", "README.md", "model.yaml"),
+    *("model.onnx", "model_int8.onnx"),
+)
 
 
 def require_free(folder: str | Path) -> None:

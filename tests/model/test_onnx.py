@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import model
 from data_pipeline.tokenization.training import train
 from model import Model, TaskHeadConfig, with_task_head
-from model.onnx_export import export_onnx
+from model.onnx_export import export_onnx, require_onnx, seconds_per_text
 from tests.model.test_mechanics import FAMILIES, built
 from tests.model.test_seq2seq import seq2seq
 
@@ -102,3 +102,11 @@ def test_a_model_that_generates_text_is_refused_in_one_line(tmp_path: Path) -> N
     pytest.importorskip("onnxscript")
     with pytest.raises(model.ModelError, match=r"^\S+model\.onnx: ONNX export is for encoders"):
         export_onnx(seq2seq(), tmp_path / "model.onnx")
+
+
+def test_8_bits_need_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(model.ModelError, match="weights of 8 bits need `pip install onnxruntime`"):
+        require_onnx(built("bert").config, tmp_path / "model.onnx", int8=True)
+    assert seconds_per_text(tmp_path / "model.onnx", 8) is None
