@@ -46,11 +46,11 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
     """
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path}: expected keys and values, not {shown(tree)}")
-    schema = _kind(tree, schema, path)
+    kinds, schema = kinds_of(schema), _kind(tree, schema, path)
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in tree:
         if key not in fields:
-            raise ConfigError(f"{inside(path, key)}: unknown key{nearest(str(key), list(fields))}")
+            raise ConfigError(f"{inside(path, key)}: {_unknown(key, kinds, list(fields))}")
     hints = hints_of(typing.cast(Any, schema))
     values = {
         key: ""  # null clears a text that is empty by default
@@ -67,6 +67,14 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
         raise
     except ValueError as error:
         raise ConfigError(inside(path, str(error))) from error
+
+
+def _unknown(key: Any, kinds: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Why a key that is none of the `fields` is refused; other `kinds` may have it."""
+    others = [name for name, one in kinds.items() if key in one.__dataclass_fields__]
+    if others:
+        return f"is for kind: {', '.join(others)}; remove it"
+    return f"unknown key{nearest(str(key), fields)}"
 
 
 def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:

@@ -87,11 +87,14 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/optimizers": "config norms moments shards gated groups loss_scale kinds",
+    "trainer/optimizers": "config norms moments shards tensorwise gated groups loss_scale kinds",
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),
-    "trainer/schedules": "learning_rate stacking",
+    "trainer/schedules": "learning_rate kinds stacking",
+    "trainer/schedules/kinds": " ".join(
+        sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
+    ),
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
     "trainer/tracking": "wandb_follower tracking",
     "trainer/measure": "parts timing profiling startup machine",

@@ -225,8 +225,8 @@ class JobConfig(Section):
         list[str],
         PATH,
         Doc(
-            "Your own Python files that define tasks, terms of objectives, optimizers or kinds of "
-            "models."
+            "Your own Python files that define tasks, terms of objectives, optimizers, schedules "
+            "or kinds of models."
         ),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0

@@ -31,7 +31,7 @@ from trainer.objectives.stages import (
 )
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.loss_scale import LossScaleConfig
-from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
 from trainer.schedules.stacking import StackingConfig
 from trainer.scoring.scores import Metrics, metrics_of
 from trainer.stored_config import StoredConfig
@@ -154,7 +154,7 @@ class LearnerConfig(Section):
     intermediate: IntermediateConfig | None = None
     task_first: TaskFirstConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=optimizer_config)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    schedule: ScheduleConfig = field(default_factory=schedule_config)
     start: StartConfig = field(default_factory=StartConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     init: InitConfig = field(default_factory=InitConfig)

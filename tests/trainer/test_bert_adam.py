@@ -23,6 +23,7 @@ from trainer.learners.learner import Learner, StepShape
 from trainer.learners.module import always_captured, build_module
 from trainer.learners.programs import Train
 from trainer.optimizers import optimizer_config
+from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step
 
 STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5
@@ -39,7 +40,7 @@ def config(stage: int, each: bool = False) -> LearnerConfig:
         optimizer=optimizer_config(
             learning_rate=RATE, epsilon=1e-6, weight_decay=0.1, bias_correction=False
         ),
-        schedule=dataclasses.replace(teacher.schedule, kind="constant"),
+        schedule=schedule_config("constant", warmup_steps=teacher.schedule.warmup_steps),
         gradient_clipping=EACH if each else CLIPPING,
         clip_each_parameter=each,
         freeze_positions=True,

@@ -16,7 +16,7 @@ from trainer.errors import TrainingError
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
 from trainer.run_folder.folder import RunFolder
-from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.schedules.learning_rate import schedule_config
 from trainer.watch.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
 
 WAVES = GuardConfig(sigmas=3.0, window=4, max_consecutive_skips=2)
@@ -116,7 +116,7 @@ def jobs(corpus, runs):
     leap = "teacher.objective.mlm.weight={0: 1.0, 5: 1.0, 6: 9.0}"
     run(tiny_job(corpus, runs, "name=leap", "students=null", leap, "teacher.guard.window=3"))
     run(job_of_new_conditions(corpus, runs))
-    plain = {"schedule": ScheduleConfig("linear"), "guard": WAVES}
+    plain = {"schedule": schedule_config("linear"), "guard": WAVES}
     student = dataclasses.replace(job.students["tinybert"], **plain)
     brief = dataclasses.replace(student, budget=BudgetConfig(steps=6))
     job = with_students(job, tinybert=student, brief=brief)

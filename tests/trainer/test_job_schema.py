@@ -98,7 +98,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ),
         (
             "teacher.schedule={kind: constant, min_lr_ratio: 0.1}",
-            "teacher.schedule.min_lr_ratio: constant stays at the peak; remove it",
+            "teacher.schedule.min_lr_ratio: is for kind: linear, cosine, wsd, noam, points; remove",
         ),
         (
             "teacher.schedule.decay_fraction=0.2",
@@ -114,7 +114,7 @@ def test_a_batch_may_be_stated_in_tokens():
             "initializer_range: must be positive, and at",
         ),
         (
-            "students.tinybert.schedule.points={0: 9e18}",
+            "students.tinybert.schedule={kind: points, points: {0: 9e18}}",
             "schedule.points.0: must be 0 to 1, not 9e+",
         ),
         (

@@ -25,7 +25,7 @@ from trainer.learners.state import JobState, LearnerState
 from trainer.lifecycle.forking import fork
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.schedules.learning_rate import schedule_config
 from trainer.watch.guard import SPIKE, Guard, GuardConfig
 
 EVERYONE = ("teacher", "students/tinybert", "students/late")
@@ -33,7 +33,7 @@ EVERYONE = ("teacher", "students/tinybert", "students/late")
 
 def students_of(job):
     """A narrow student, and one with half the teacher's layers that starts from random weights."""
-    plain = {"schedule": ScheduleConfig("linear"), "start": StartConfig()}
+    plain = {"schedule": schedule_config("linear"), "start": StartConfig()}
     narrow = dataclasses.replace(job.students["tinybert"], **plain)
     half = dataclasses.replace(job.students["distilbert"], **plain, init=narrow.init)
     return narrow, half

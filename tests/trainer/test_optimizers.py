@@ -22,7 +22,9 @@ from trainer.optimizers import (
     optimizer_config,
     parameter_groups,
 )
+from trainer.optimizers.kinds.cautious_adamw import CautiousAdamW
 from trainer.optimizers.kinds.lamb import Lamb
+from trainer.optimizers.kinds.stableadamw import StableAdamW
 from trainer.optimizers.norms import squared_norm, squared_norms
 
 RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01
@@ -287,11 +289,40 @@ def adadelta(w, gradients):
     return w
 
 
-@pytest.mark.parametrize("formula", [adamax, adadelta])
-def test_adamax_and_adadelta_are_their_formulas_with_decoupled_decay(formula):
+def debiased(gradients):
+    """Adam's moments after each of these gradients, corrected for their bias, in float64."""
+    m = v = torch.zeros(gradients[0].shape).double()
+    for step, g in enumerate(gradients, 1):
+        m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g**2
+        yield g, m / (1 - BETAS[0] ** step), v / (1 - BETAS[1] ** step)
+
+
+def stableadamw(w, gradients):
+    """The weights after these gradients, by algorithm 2 of arXiv 2304.13013, in float64."""
+    w = w.double()
+    for g, m, v in debiased([gradient.double() for gradient in gradients]):
+        rms = (g**2 / v.clamp(min=EPSILON**2)).mean().sqrt()
+        rate = RATE / max(1.0, rms.item())
+        w = w - rate * DECAY * w - rate * m / (v.sqrt() + EPSILON)
+    return w
+
+
+def cautious_adamw(w, gradients):
+    """The weights after these gradients, as in the code of arXiv 2411.16085, in float64."""
+    w = w.double()
+    for g, m, v in debiased([gradient.double() for gradient in gradients]):
+        mask = (m * g > 0).double()
+        mask = mask / mask.mean().clamp(min=1e-3)
+        w = w * (1 - RATE * DECAY) - RATE * m * mask / (v.sqrt() + EPSILON)
+    return w
+
+
+@pytest.mark.parametrize("formula", [adamax, adadelta, stableadamw, cautious_adamw])
+def test_an_optimizer_is_its_formula_with_decoupled_decay(formula):
     module = nn.Linear(5, 4, bias=False)
     start = module.weight.detach().clone()
     gradients = [torch.randn(4, 5, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    gradients[2] *= 30  # which StableAdamW clips
     settings = optimizer_config(
         kind=formula.__name__, learning_rate=RATE, betas=list(BETAS), epsilon=EPSILON,
         weight_decay=DECAY,
@@ -319,7 +350,8 @@ def test_settings_that_make_no_sense_are_named(settings, key):
         optimizer_config(**settings)
 
 
-def test_lamb_on_a_flat_tensor_is_lamb_on_its_parts():
+@pytest.mark.parametrize("kind", [Lamb, StableAdamW, CautiousAdamW])
+def test_an_update_of_a_flat_tensor_is_that_of_its_parts(kind):
     """As ZeRO keeps parameters, with padding at the end, which stays as it is."""
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(size, generator=generator) for size in (6, 1, 0, 9)]
@@ -329,7 +361,7 @@ def test_lamb_on_a_flat_tensor_is_lamb_on_its_parts():
         pieces.append(Piece(f"{number}", part.shape, 0, flat, at, 0, part.numel(), True))
         at += part.numel()
     apart = [nn.Parameter(part) for part in parts]
-    one, other = Lamb([flat], RATE), Lamb(apart, RATE)
+    one, other = (kind(each, RATE, BETAS, EPSILON) for each in ([flat], apart))
     one.shards = Shards({flat: pieces}, flat.device)
     for _ in range(3):
         flat.grad = torch.randn(flat.shape, generator=generator)
@@ -339,3 +371,31 @@ def test_lamb_on_a_flat_tensor_is_lamb_on_its_parts():
         other.step()
     torch.testing.assert_close(flat[:at], torch.cat(apart))
     assert (flat[at:] == 7.0).all()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 and later have it")
+@pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
+def test_muon_is_torchs_on_the_matrices_of_layers_and_adamw_on_the_rest(scale):
+    torch.manual_seed(0)
+    layers = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6))})
+    module = nn.ModuleDict({"model": layers, "head": nn.Linear(6, 5)})
+    config = optimizer_config(
+        "muon", learning_rate=RATE, weight_decay=0.1, scale=scale, adamw_learning_rate=RATE / 4
+    )
+    optimizer = build_optimizer(module, config, Uniform())
+    copies = {name: nn.Parameter(p.detach().clone()) for name, p in module.named_parameters()}
+    hidden = [p for name, p in copies.items() if "encoder" in name and p.ndim == 2]
+    vectors = [p for p in copies.values() if p.ndim == 1]
+    theirs = [
+        torch.optim.Muon(hidden, RATE, weight_decay=0.1, adjust_lr_fn=scale),
+        torch.optim.AdamW([copies["head.weight"]], RATE / 4, weight_decay=0.1),
+        torch.optim.AdamW(vectors, RATE / 4, weight_decay=0.0),
+    ]
+    for _ in range(4):
+        for name, parameter in module.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            copies[name].grad = parameter.grad.clone()
+        for one in (optimizer, *theirs):
+            one.step()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.data, copies[name].data, rtol=1e-5, atol=1e-6)

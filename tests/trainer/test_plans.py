@@ -10,7 +10,7 @@ import pytest
 from trainer.admission_config import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.learners.admission import is_due, is_over, time_used
 from trainer.learners.state import JobState, LearnerState
-from trainer.schedules.learning_rate import ScheduleConfig, factor
+from trainer.schedules.learning_rate import factor, schedule_config
 from trainer.seeds import derive
 
 
@@ -26,12 +26,30 @@ from trainer.seeds import derive
 )
 def test_schedules_by_hand(kind, expected):
     wsd = {"decay_fraction": 0.5} if kind == "wsd" else {}
-    config = ScheduleConfig(kind=kind, warmup_steps=2, **wsd)
+    config = schedule_config(kind=kind, warmup_steps=2, **wsd)
     assert [factor(config, step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("linear", [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("1-sqrt", [1.0, 1.0, 1.0, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]),
+        ("cosine", [1.0, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_the_decay_of_wsd_by_hand(shape, expected):
+    for settings in ({"decay_steps": 4}, {"decay_fraction": 0.4}):
+        config = schedule_config("wsd", decay_shape=shape, min_lr_ratio=0.0, **settings)
+        found = [factor(config, step, 10) for step in (0, 5, 6, 7, 8, 9)]
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert factor(schedule_config("wsd", decay_steps=50), 5, 10) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match=r"^decay_fraction: set either"):
+        schedule_config("wsd", decay_steps=4, decay_fraction=0.4)
+
+
 def test_a_schedule_of_points_is_on_the_lines_between_them_however_long_a_learner_takes():
-    config = ScheduleConfig(kind="points", warmup_steps=2, points={2: 1.0, 6: 0.5, 8: 0.0})
+    config = schedule_config(kind="points", warmup_steps=2, points={2: 1.0, 6: 0.5, 8: 0.0})
     found = [factor(config, step, steps=100, time_used=0.9) for step in (0, 1, 2, 4, 6, 7, 8, 50)]
     assert found == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
 
@@ -39,36 +57,35 @@ def test_a_schedule_of_points_is_on_the_lines_between_them_however_long_a_learne
 def test_noam_is_the_formula_of_its_paper_and_needs_a_warm_up():
     """With OpenNMT's learning rate of 2 and width 512."""
     peak = 2 / math.sqrt(512 * 8000)
-    config = ScheduleConfig(kind="noam", warmup_steps=8000)
+    config = schedule_config(kind="noam", warmup_steps=8000)
     for step in (0, 99, 7999, 8000, 99_999):
         expected = 2 * 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 8000**-1.5)
         assert peak * factor(config, step, 10, time_used=0.9) == pytest.approx(expected)
     with pytest.raises(ValueError, match=r"^warmup_steps: noam falls"):
-        ScheduleConfig(kind="noam")
+        schedule_config(kind="noam")
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"kind": "points"},
-        {"points": {0: 1.0}},
         {"kind": "points", "points": {-1: 1.0}},
         {"kind": "points", "points": {0: 2.0}},
     ],
 )
 def test_points_that_mean_nothing_are_refused(settings):
     with pytest.raises(ValueError, match=r"^points(\.0)?: "):
-        ScheduleConfig(**settings)
+        schedule_config(**settings)
 
 
 def test_a_floor_is_where_a_schedule_ends():
-    config = ScheduleConfig(kind="linear", min_lr_ratio=0.1)
+    config = schedule_config(kind="linear", min_lr_ratio=0.1)
     assert factor(config, 0, 10) == 1.0
     assert factor(config, 10, 10) == pytest.approx(0.1)
 
 
 def test_a_schedule_is_as_far_as_its_steps_or_its_time_whichever_is_more():
-    config = ScheduleConfig(warmup_steps=2)
+    config = schedule_config(warmup_steps=2)
     assert factor(config, 0, 10, time_used=0.25) == pytest.approx(0.5 * 0.75)
     assert factor(config, 6, 10, time_used=0.25) == pytest.approx(0.5)
     assert factor(config, 6, 10, time_used=0.75) == pytest.approx(0.25)

@@ -32,7 +32,7 @@ from trainer.objectives.terms import (
     MeanTransfer,
 )
 from trainer.optimizers import optimizer_config
-from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence
@@ -134,7 +134,7 @@ def teacher_and_student(stage):
         progressive=PROGRESSIVE,
         init=InitConfig(teacher_embeddings=True),
         optimizer=optimizer_config(kind="lamb", learning_rate=1e-2),
-        schedule=ScheduleConfig(warmup_steps=2),
+        schedule=schedule_config(warmup_steps=2),
         zero_stage=stage,
     )
     weights = from_embeddings(teacher, config.model)

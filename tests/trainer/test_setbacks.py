@@ -16,7 +16,7 @@ from trainer.evaluation.setbacks import BEHIND, FALLING_BACK, WORSE, setbacks
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
-from trainer.schedules.learning_rate import ScheduleConfig
+from trainer.schedules.learning_rate import schedule_config
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 UNIGRAM = 7.0955
@@ -31,7 +31,7 @@ LISTENING = [7.445, 7.345, 7.271, 7.200, 7.130, 7.035, 6.931]
 
 def job(teacher: LearnerConfig | None = None, **student: object) -> JobConfig:
     mlm = MaskedLanguageModelling()
-    warm = ScheduleConfig(warmup_steps=WARM_UP)
+    warm = schedule_config(warmup_steps=WARM_UP)
     alone = LearnerConfig(EncoderConfig(), ObjectiveConfig(mlm=mlm), schedule=warm)
     listens = dataclasses.replace(alone, objective=ObjectiveConfig(mlm=mlm, soft_kl=SoftKL()))
     return JobConfig(

@@ -5,7 +5,7 @@ Under ZeRO these are flat tensors, which hold parts of many parameters; other ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,9 @@ from trainer.checkpoint.layout import FROZEN, Piece, layout
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
+
+
+GATHERED = 50_000_000  # elements of matrices from which on no more are gathered together
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,70 @@ def parameter_views(
         return list(tensors)
     pairs = zip(holders, tensors, strict=True)
     return [view for holder, tensor in pairs for view in shards.cut(holder, tensor)]
+
+
+def parameter_shapes(shards: Shards | None, holders: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """The shape of each parameter in `holders`."""
+    if shards is None:
+        return [tuple(holder.shape) for holder in holders]
+    return [piece.shape for holder in holders for piece in shards.pieces[holder]]
+
+
+def map_matrices(
+    shards: Shards | None,
+    holders: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """Replace each matrix in `tensors`, which are shaped like `holders`, by `function` of it.
+
+    Collective where ranks hold parts: each gathers all, and computes its share of the matrices.
+    """
+    if shards is None:
+        for tensor in tensors:
+            tensor.copy_(function(tensor))
+        return
+    pairs = zip(holders, tensors, strict=True)
+    parts = [(piece, tensor) for holder, tensor in pairs for piece in shards.pieces[holder]]
+    if all(piece.replicated for piece, _ in parts):
+        for piece, tensor in parts:
+            piece.of(tensor).copy_(function(piece.of(tensor).view(piece.shape)).reshape(-1))
+        return
+    at, elements = 0, 0
+    for end, (piece, _) in enumerate(parts, 1):
+        elements += piece.total
+        if elements >= GATHERED or end == len(parts):
+            _map_gathered(parts[at:end], function, shards.device)
+            at, elements = end, 0
+
+
+def _map_gathered(
+    parts: Sequence[tuple[Piece, Tensor]],
+    function: Callable[[Tensor], Tensor],
+    device: torch.device,
+) -> None:
+    """`map_matrices` of pieces that are gathered together: two collectives."""
+    sizes = [piece.total for piece, _ in parts]
+    gathered = torch.zeros(sum(sizes), device=device)
+    matrices = gathered.split(sizes)
+    for (piece, tensor), matrix in zip(parts, matrices, strict=True):
+        matrix.narrow(0, piece.start, piece.numel).copy_(piece.of(tensor))
+    dist.all_reduce(gathered)
+    for number, ((piece, _), matrix) in enumerate(zip(parts, matrices, strict=True)):
+        if number % dist.get_world_size() == dist.get_rank():
+            matrix.copy_(function(matrix.view(piece.shape)).reshape(-1))
+        else:
+            matrix.zero_()
+    dist.all_reduce(gathered)
+    for (piece, tensor), matrix in zip(parts, matrices, strict=True):
+        piece.of(tensor).copy_(matrix.narrow(0, piece.start, piece.numel))
+
+
+def parameter_sizes(shards: Shards | None, holders: Sequence[Tensor]) -> list[int]:
+    """The elements of each parameter in `holders`, those on other ranks included."""
+    if shards is None:
+        return [holder.numel() for holder in holders]
+    return [piece.total for holder in holders for piece in shards.pieces[holder]]
 
 
 class Tensorwise(torch.optim.Optimizer):

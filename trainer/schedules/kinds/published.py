@@ -1,0 +1,131 @@
+"""Published schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from configs.rules import FRACTION, INDEX, Doc, OneOf, Unit, positive
+from configs.section import Refusal
+from trainer.objectives.term import StepSchedule
+from trainer.schedules.learning_rate import (
+    KIND,
+    DecayConfig,
+    Progress,
+    ScheduleConfig,
+    register_schedule,
+)
+
+FALLS = ("linear", "1-sqrt", "cosine")
+
+
+@register_schedule
+@dataclass
+class Linear(DecayConfig):
+    """Falls linearly, as BERT's."""
+
+    kind: Annotated[str, OneOf("linear"), KIND] = "linear"
+
+    def shape(self, progress: Progress) -> float:
+        return 1 - progress.done
+
+
+@register_schedule
+@dataclass
+class Cosine(DecayConfig):
+    """Falls along half a cosine (Loshchilov and Hutter, arXiv 1608.03983)."""
+
+    kind: Annotated[str, OneOf("cosine"), KIND] = "cosine"
+
+    def shape(self, progress: Progress) -> float:
+        return (1 + math.cos(math.pi * progress.done)) / 2
+
+
+@register_schedule
+@dataclass
+class Constant(ScheduleConfig):
+    """Stays at the peak. A fork of the run, with `kind: wsd`, may begin the decay at any step."""
+
+    kind: Annotated[str, OneOf("constant"), KIND] = "constant"
+
+    def fraction(self, progress: Progress) -> float:
+        return 1.0
+
+
+@register_schedule
+@dataclass
+class WarmupStableDecay(DecayConfig):
+    """Warm-up, stable, decay (Hu et al., arXiv 2404.06395): stays at the peak, falls at the end."""
+
+    kind: Annotated[str, OneOf("wsd"), KIND] = "wsd"
+    decay_fraction: Annotated[
+        float, positive(1.0), Doc("The last fraction of the steps after the warm-up: the decay.")
+    ] = 0.1
+    decay_steps: Annotated[
+        int, INDEX, Unit("steps"), Doc("The decay in steps, instead of decay_fraction; 0: that.")
+    ] = 0
+    decay_shape: Annotated[
+        str,
+        OneOf(*FALLS),
+        Doc(
+            "How the rate falls, by the fraction d of the decay that has passed: linear, 1 - d; "
+            "1-sqrt, 1 minus the root of d (Hägele et al., arXiv 2405.18392; ModernBERT); cosine."
+        ),
+    ] = "linear"
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if self.decay_steps:
+            for key in self.changed("decay_fraction"):
+                yield key, "set either this or decay_steps; remove one"
+
+    def shape(self, progress: Progress) -> float:
+        part = min(1.0, self.decay_steps / progress.left) or self.decay_fraction
+        remaining = min(1.0, (1 - progress.done) / part)
+        if self.decay_shape == "1-sqrt":
+            return 1 - math.sqrt(1 - remaining)
+        if self.decay_shape == "cosine":
+            return (1 - math.cos(math.pi * remaining)) / 2
+        return remaining
+
+
+@register_schedule
+@dataclass
+class Noam(DecayConfig):
+    """Falls with the root of the step (Vaswani et al., arXiv 1706.03762, section 5.3).
+
+    Its rate l for models of width d is a peak of l / sqrt(d * warmup_steps).
+    """
+
+    kind: Annotated[str, OneOf("noam"), KIND] = "noam"
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if not (self.warmup_steps or self.warmup_fraction):
+            yield "warmup_steps", "noam falls from the end of the warm-up; set a number of steps"
+
+    def shape(self, progress: Progress) -> float:
+        return math.sqrt(progress.warmup / max(progress.step + 1, progress.warmup, 1))
+
+
+@register_schedule
+@dataclass
+class Points(DecayConfig):
+    """Interpolates linearly between points."""
+
+    kind: Annotated[str, OneOf("points"), KIND] = "points"
+    points: Annotated[
+        dict[Annotated[int, INDEX], float],
+        FRACTION,
+        Doc("Fractions of the peak by the learner's own step. The last value holds until the end."),
+    ] = field(default_factory=dict)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        yield from super().conflicts()
+        if not self.points:
+            yield "points", "set one or more, such as {1000: 1.0, 9000: 0.0}"
+
+    def shape(self, progress: Progress) -> float:
+        return StepSchedule.read(self.points).at(progress.step)
