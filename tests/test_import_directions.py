@@ -20,8 +20,8 @@ ROOMS = {
         "interpolation loading devices studies suites plan_facts runs processes durations"
     ),
     "data_pipeline": (
-        "errors hashing text task_files shards tokenization packing masking config order reading "
-        "building examples augmentation"
+        "errors hashing remote text task_files shards tokenization packing masking config order "
+        "reading building examples augmentation"
     ),
     "data_pipeline/text": (
         "compiled surrogates text_files formats records documents joined_text sentences "

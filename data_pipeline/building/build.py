@@ -39,6 +39,7 @@ from data_pipeline.building.journal import Journal, alone_in
 from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
+from data_pipeline.remote import is_remote
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
@@ -151,6 +152,8 @@ def build(
     `corpus.json`. Raises DataError for missing or empty inputs, an unusable tokenizer, a full disk,
     or a folder that holds another corpus.
     """
+    if is_remote(out):
+        raise DataError(f"--out {out}: must be a folder of this machine; copy it there afterwards")
     folder = Path(out)
     if options.tasks > 1:
         if (folder / MANIFEST).exists():
@@ -304,7 +307,7 @@ class _Build:
             self.tally.first_problems.append(line)
 
     def _progress(self, chunk: RawChunk) -> Progress:
-        sizes = [_size(span) for span in self.share]
+        sizes = [span.bytes for span in self.share]
         at = self.share.index(chunk.span)
         tokens = sum(writer.tokens for writer in self.writers.values())
         done = sum(sizes[:at]) + chunk.consumed
@@ -332,13 +335,13 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]
     """The facts that must agree for a build to resume, or to equal a finished one."""
     tree = asdict(options)
     del tree["tokenizer_dir"], tree["inputs"]
-    files = [[_full_path(one.path), one.start, _size(one)] for one in share]
+    files = [[_full_path(one.path), one.start, one.bytes] for one in share]
     return {**tree, "files": files, "vocabulary": fingerprint}
 
 
 def _digest_of_sizes(files: Sequence[FileSpan]) -> str:
     """Identifies the files that parts are slices of; their folder may differ from node to node."""
-    sizes = [[Path(file.path).name, os.path.getsize(file.path)] for file in files]
+    sizes = [[Path(file.path).name, file.size] for file in files]
     return hashlib.sha256(json.dumps(sizes).encode()).hexdigest()
 
 
@@ -351,19 +354,13 @@ def _checksum(chunks: Iterable[RawChunk], before: int = 0) -> int:
 
 
 def _may_have_changed(path: str, since: int) -> bool:
-    """Whether an input may have been written or replaced `since` (ns); standard input always may.
+    """Whether an input may have been written or replaced `since` (ns).
 
-    The time of change is compared: a file that was moved here keeps an older time of writing.
+    Standard input and files elsewhere always may. The time of change is compared: a file that was
+    moved here keeps an older time of writing.
     """
-    return path == STDIN or os.stat(path).st_ctime_ns >= since
+    return path == STDIN or is_remote(path) or os.stat(path).st_ctime_ns >= since
 
 
 def _full_path(path: str) -> str:
-    return path if path == STDIN else os.path.abspath(path)
-
-
-def _size(span: FileSpan) -> int:
-    if span.path == STDIN:
-        return 0
-    end = os.path.getsize(span.path) if span.end is None else span.end
-    return end - span.start
+    return path if path == STDIN or is_remote(path) else os.path.abspath(path)

@@ -12,14 +12,14 @@ import bisect
 import codecs
 import html
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, BinaryIO
 
 from data_pipeline.errors import DataError
+from data_pipeline.remote import is_remote
 from data_pipeline.text.formats import (
     JSONL,
     LINE,
@@ -30,7 +30,7 @@ from data_pipeline.text.formats import (
     ReadOptions,
     find_inputs,
 )
-from data_pipeline.text.records import NO_FIELD, field_of, read_rows
+from data_pipeline.text.records import Fault, field_of, read_rows
 from data_pipeline.text.text_files import STDIN, decompressing, is_plain, open_text
 
 CHUNK_BYTES = 1 << 20
@@ -103,15 +103,17 @@ def slice_of(
         return [*whole]
     if any(span.path == STDIN for span in whole):
         raise DataError("--task: standard input cannot be split among tasks; use files instead")
-    sizes = [os.path.getsize(span.path) for span in whole]
+    sizes = [0 if span.size is None else span.size for span in whole]
+    if any(span.size is None for span in whole):
+        sizes = [1] * len(whole)  # as many files for each task
     ends = list(accumulate(sizes))
-    first, last = (_cut(whole, ends, reading, at, tasks) for at in (task, task + 1))
+    first, last = (_cut(whole, sizes, ends, reading, at, tasks) for at in (task, task + 1))
     share = []
     for number, span in enumerate(whole):
         start = first[1] if number == first[0] else 0
         end = last[1] if number == last[0] else None
         if first[0] <= number <= last[0] and end != start:
-            share.append(FileSpan(span.path, span.kind, start, end))
+            share.append(replace(span, start=start, end=end))
     return share
 
 
@@ -120,7 +122,7 @@ def raw_chunks(share: Sequence[FileSpan], reading: ReadOptions) -> Iterator[RawC
     for span in share:
         if span.kind in RECORDS:
             row = 0
-            for texts, consumed in read_rows(span.path, span.kind, reading):
+            for texts, consumed in read_rows(span, reading):
                 yield RawChunk(span, row, texts, consumed)
                 row += len(texts)
         else:
@@ -147,8 +149,9 @@ def location_of(problem: Problem) -> str:
     """Where a problem is, for a message: ``file:line``, or ``file: row N`` in records."""
     if problem.is_row:
         return f"{problem.path}: row {problem.position + 1}"
-    if problem.path == STDIN:
-        return f"standard input: byte {problem.position}"
+    if problem.path == STDIN or is_remote(problem.path):  # which is not read again
+        name = "standard input" if problem.path == STDIN else problem.path
+        return f"{name}: byte {problem.position}"
     with open_text(problem.path) as file:
         lines, left = 1, problem.position
         while left > 0 and (data := file.read(min(left, CHUNK_BYTES))):
@@ -210,10 +213,10 @@ def _parse_part(
 
 
 def _wiki_text(part: str) -> object:
-    """The text of a document of wikiextractor, or `NO_FIELD` for text outside of its tags."""
+    """The text of a document of wikiextractor, or a `Fault` for text outside of its tags."""
     head, _, text = part.strip().partition("\n")
     if not head.startswith("<doc"):
-        return NO_FIELD
+        return Fault.NO_FIELD
     if not head.endswith(">"):
         head, _, text = part.strip().partition(">")
     return html.unescape(text.removesuffix("</doc>"))
@@ -223,9 +226,10 @@ def _add(
     parsed: Parsed, chunk: RawChunk, position: int, text: object, reading: ReadOptions
 ) -> None:
     reason = "empty document"
-    if text is NO_FIELD:
-        what = f"no field {reading.text_field!r}"
-        reason = "outside of <doc ...> and </doc>" if chunk.span.kind == WIKI else what
+    if isinstance(text, Fault):
+        is_outside = text is Fault.NO_FIELD and chunk.span.kind == WIKI
+        name = f" {reading.text_field!r}" if text is Fault.NO_FIELD else ""
+        reason = "outside of <doc ...> and </doc>" if is_outside else f"{text.value}{name}"
     elif not isinstance(text, str):
         reason = _no_string(text)
     elif stripped := text.replace("\r\n", "\n").strip():
@@ -287,7 +291,12 @@ def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> 
 
 
 def _cut(
-    whole: Sequence[FileSpan], ends: list[int], reading: ReadOptions, task: int, tasks: int
+    whole: Sequence[FileSpan],
+    sizes: list[int],
+    ends: list[int],
+    reading: ReadOptions,
+    task: int,
+    tasks: int,
 ) -> tuple[int, int]:
     """Where the slice of a task begins: (file number, byte offset)."""
     total = ends[-1]
@@ -298,7 +307,7 @@ def _cut(
         return len(whole), 0
     number = bisect.bisect_right(ends, target)
     span = whole[number]
-    start = ends[number] - os.path.getsize(span.path)
+    start = ends[number] - sizes[number]
     if target == start:
         return number, 0
     if span.kind in RECORDS or not is_plain(span.path):

@@ -10,33 +10,44 @@ import json
 import os
 import re
 import sys
+import tarfile
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from data_pipeline.errors import DataError
-from data_pipeline.text.text_files import STDIN, decompressing, files_in, open_text, suffix_of
+from data_pipeline.remote import find_remote, is_remote
+from data_pipeline.text.text_files import (
+    STDIN,
+    decompressing,
+    file_size,
+    files_in,
+    open_text,
+    packing_of,
+    suffix_of,
+)
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
 
 TEXT, JSONL, WIKI = "text", "jsonl", "wiki"
-JSON, CSV, TSV, PARQUET = "json", "csv", "tsv", "parquet"
-RECORDS = (JSON, CSV, TSV, PARQUET)  # read row by row, by one process
+JSON, CSV, TSV, PARQUET, ARROW, TAR = "json", "csv", "tsv", "parquet", "arrow", "tar"
+RECORDS = (JSON, CSV, TSV, PARQUET, ARROW, TAR)  # read row by row, by one process
 SUFFIXES = {
     **dict.fromkeys((".txt", ".text"), TEXT),
     **dict.fromkeys((".jsonl", ".ndjson"), JSONL),
-    **{".json": JSON, ".csv": CSV, ".tsv": TSV, ".parquet": PARQUET},
+    **{".json": JSON, ".csv": CSV, ".tsv": TSV, ".parquet": PARQUET, ".arrow": ARROW},
+    **dict.fromkeys((".tar", ".tgz"), TAR),
 }
+ARROW_MAGIC = b"ARROW1"
+DATASET_FACTS = ("dataset_info.json", "state.json")  # beside the Arrow files of `datasets`
+TAR_MAGIC = slice(257, 262)
+TEXT_MEMBERS = ("txt", "text")  # of a sample in a tar file, unless a field is named
 LINE = "line"  # the separator that makes a document of each line
 HEAD_BYTES = 1 << 16
 DEFAULT_FIELD = "text"
 
 _MANY_NULS = 0.01  # of the first bytes: more are in no text of one byte or UTF-8
-_PACKED = {
-    b"\x1f\x8b": ".gz",
-    b"\xfd7zXZ\x00": ".xz",
-    b"\x28\xb5\x2f\xfd": ".zst",
-    b"PK\x03\x04": ".zip",
-}
 _WIDE = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 _OBJECT = re.compile(rb'\{\s*["}]')
 _ARRAY = re.compile(rb'\[\s*(?:\{\s*["}]|"|\])')
@@ -72,8 +83,20 @@ class FileSpan:
 
     path: str
     kind: str
+    size: int | None = None  # of the file, in bytes as it is stored; None of a stream
     start: int = 0
     end: int | None = None
+
+    @classmethod
+    def of(cls, path: str, kind: str) -> FileSpan:
+        """All of a file."""
+        return cls(path, kind, file_size(path))
+
+    @property
+    def bytes(self) -> int:
+        """The size of this part of the file; 0 of a stream."""
+        end = self.size if self.end is None else self.end
+        return 0 if end is None else end - self.start
 
 
 @dataclass
@@ -87,7 +110,8 @@ class Inputs:
 def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
     """The files that `inputs` name, in order; matches of a folder or glob are sorted by name.
 
-    `inputs` are files, folders, globs, or ``-`` for standard input. Of a folder, files with a
+    `inputs` are files, folders, globs, URLs, brace patterns, ``pipe:`` commands, or ``-`` for
+    standard input. Of a folder, files with a
     suffix of text are read, and others that hold records or wikiextractor's documents. Raises
     DataError when one of them matches nothing, when a file that is named cannot be read as asked,
     and when standard input is named twice.
@@ -98,23 +122,47 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
     for name in inputs:
         if not name:
             raise DataError("input: the name is empty; name a file, folder or glob with text")
-        if os.path.isdir(name):
-            _add_folder(result, name, reading)
-            continue
-        is_file = name == STDIN or os.path.isfile(name)
-        paths = [name] if is_file else [*filter(os.path.isfile, glob.glob(name, recursive=True))]
-        if not paths:
-            raise DataError(f"{name}: no such file or folder")
-        # Sorted as strings: another order makes another corpus.
-        result.spans += [FileSpan(path, format_of(path, reading)) for path in sorted(paths)]
+        for part in _expanded(name):
+            paths, is_folder = find_remote(part) if is_remote(part) else _find_local(part)
+            if is_folder:
+                _add_folder(result, part, paths, reading)
+            elif not paths:
+                raise DataError(f"{part}: no such file or folder")
+            else:
+                result.spans += [FileSpan.of(path, format_of(path, reading)) for path in paths]
     if reading.separator is not None and all(span.kind != TEXT for span in result.spans):
         raise DataError("--separator: is for plain text, and no input is; remove it")
     return result
 
 
-def _add_folder(result: Inputs, folder: str, reading: ReadOptions) -> None:
+def _expanded(name: str) -> list[str]:
+    """The names that a brace pattern of `webdataset` stands for, such as ``{0000..0012}.tar``."""
+    if name == STDIN or not re.search(r"\{.*(,|\.\.).*\}", name) or os.path.exists(name):
+        return [name]
+    from webdataset.shardlists import expand_urls  # imports torch, which a build does not need
+
+    return [*expand_urls(name)]
+
+
+def _find_local(name: str) -> tuple[list[str], bool]:
+    """The paths that a name stands for, and whether it is that of a folder.
+
+    They are sorted as strings: another order makes another corpus.
+    """
+    if os.path.isdir(name):
+        return sorted(map(str, files_in(name))), True
+    if name == STDIN or os.path.isfile(name):
+        return [name], False
+    return sorted(filter(os.path.isfile, glob.glob(name, recursive=True))), False
+
+
+def _add_folder(result: Inputs, folder: str, paths: Sequence[str], reading: ReadOptions) -> None:
     before, skipped = len(result.spans), []
-    for path in sorted(map(str, files_in(folder))):
+    arrows = {os.path.dirname(path) for path in paths if path.endswith(".arrow")}
+    for path in paths:
+        place, name = os.path.split(path)
+        if place in arrows and name in DATASET_FACTS:
+            continue
         try:
             kind = format_of(path, reading)
             if kind == TEXT and SUFFIXES.get(suffix_of(path)) != TEXT:
@@ -122,7 +170,7 @@ def _add_folder(result: Inputs, folder: str, reading: ReadOptions) -> None:
         except DataError as error:
             skipped.append(str(error))
         else:
-            result.spans.append(FileSpan(path, kind))
+            result.spans.append(FileSpan.of(path, kind))
     if len(result.spans) == before:
         first = f"; of {len(skipped):,} files the first: {skipped[0]}" if skipped else ""
         raise DataError(f"{folder}: holds no text files{first}")
@@ -135,7 +183,10 @@ def format_of(path: str, reading: ReadOptions) -> str:
     suffix = SUFFIXES.get(suffix_of(path))
     content = head.removeprefix(codecs.BOM_UTF8).lstrip()
     kind = _kind(content, suffix)
-    if kind == PARQUET or kind == suffix == JSONL:
+    if kind in (PARQUET, ARROW) or kind == suffix == JSONL:
+        return kind
+    if kind == TAR:
+        _require_member(path, head, reading)
         return kind
     if kind in (CSV, TSV):
         _require_column(path, content, kind, reading)
@@ -152,10 +203,14 @@ def format_of(path: str, reading: ReadOptions) -> str:
 
 def _kind(content: bytes, suffix: str | None) -> str:
     """The format by content where that is plain, and otherwise by suffix."""
-    if suffix in (PARQUET, CSV, TSV, JSONL):
+    if suffix in (PARQUET, ARROW, CSV, TSV, JSONL, TAR):
         return suffix
+    if content[TAR_MAGIC] == b"ustar":
+        return TAR
     if content.startswith(b"PAR1"):
         return PARQUET
+    if content.startswith(ARROW_MAGIC):
+        return ARROW
     if _ARRAY.match(content) and (suffix == JSON or content[1:].lstrip()[:1] == b"{"):
         return JSON
     if _OBJECT.match(content):
@@ -181,6 +236,24 @@ def _require_column(path: str, content: bytes, kind: str, reading: ReadOptions) 
         raise DataError(f"{path}: {column}: {', '.join(names)}")
 
 
+def _require_member(path: str, head: bytes, reading: ReadOptions) -> None:
+    """Refuse a tar file whose first sample, where all of it is in `head`, has no text."""
+    samples: dict[str, list[str]] = {}
+    is_all = False
+    with suppress(tarfile.TarError, OSError, EOFError, zlib.error):
+        with tarfile.open(fileobj=io.BytesIO(head), mode="r|*") as archive:
+            for member in filter(tarfile.TarInfo.isreg, archive):
+                folder, name = os.path.split(member.name)
+                key, _, suffix = name.partition(".")
+                samples.setdefault(f"{folder}/{key}", []).append(suffix.lower())
+        is_all = True
+    first = next(iter(samples.values()), [])
+    wanted = {JSON, *(TEXT_MEMBERS if reading.field is None else [reading.field])}
+    if first and (is_all or len(samples) > 1) and not wanted & {*first}:
+        why = f"its samples have no member {' or '.join(sorted(wanted))}; name one with --field"
+        raise DataError(f"{path}: {why}: {', '.join(first)}")
+
+
 def _require_field(path: str, content: bytes, is_all: bool, reading: ReadOptions) -> None:
     """Refuse a small JSON file without the field: it holds settings, say, and no documents."""
     is_list_of_texts = content[:1] == b"[" and content[1:].lstrip()[:1] == b'"'
@@ -193,9 +266,8 @@ def _require_field(path: str, content: bytes, is_all: bool, reading: ReadOptions
 
 
 def _refuse_other_than_text(path: str, head: bytes, content: bytes) -> None:
-    for start, suffix in _PACKED.items():
-        if head.startswith(start):
-            raise DataError(f"{path}: is compressed; its name must end in {suffix}")
+    if suffix := packing_of(head):
+        raise DataError(f"{path}: is compressed; its name must end in {suffix}")
     for start, encoding in _WIDE.items():
         if head.startswith(start):
             raise DataError(f"{path}: is {encoding}, not UTF-8; convert it, as with iconv")

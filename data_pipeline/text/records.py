@@ -1,36 +1,58 @@
-"""The texts of files of records: CSV, tab-separated tables, JSON and Parquet."""
+"""The texts of files of records: CSV, tab-separated tables, JSON, Parquet, WebDataset tars."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import json
-import os
+import lzma
+import tarfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from data_pipeline.errors import DataError
-from data_pipeline.text.formats import CSV, JSON, PARQUET, TSV, ReadOptions
+from data_pipeline.text.formats import (
+    ARROW,
+    ARROW_MAGIC,
+    CSV,
+    JSON,
+    PARQUET,
+    TAR,
+    TEXT_MEMBERS,
+    TSV,
+    FileSpan,
+    ReadOptions,
+)
 from data_pipeline.text.surrogates import without_surrogates
-from data_pipeline.text.text_files import decompressing, open_text
+from data_pipeline.text.text_files import decompressing, open_bytes, open_text
 
 if TYPE_CHECKING:
     import pyarrow
 
 ROWS = 512  # of a batch
-NO_FIELD = object()  # stands for the text of a record without the field
+
+
+class Fault(Enum):
+    """Stands for the text of a record that has none, and says why."""
+
+    NO_FIELD = "no field"
+    NOT_JSON = "not valid JSON"
+    REPEATED = "a second member of its name"
+
 
 Rows: TypeAlias = Iterator[tuple[list[Any], int]]  # values of the field; bytes read so far
 
 
-def read_rows(path: str, kind: str, reading: ReadOptions) -> Rows:
+def read_rows(span: FileSpan, reading: ReadOptions) -> Rows:
     """The values of the field of text, in batches of `ROWS`; a text is a string.
 
-    What is not valid UTF-8 are bytes, and `NO_FIELD` stands for a field that is not there. Raises
+    What is not valid UTF-8 are bytes, and a `Fault` stands for a text that is not there. Raises
     DataError for a file that is damaged, or that has no such column.
     """
-    return _READERS[kind](path, reading)
+    return _READERS[span.kind](span, reading)
 
 
 def field_of(record: Any, reading: ReadOptions) -> Any:
@@ -40,12 +62,13 @@ def field_of(record: Any, reading: ReadOptions) -> Any:
     name, value = reading.text_field, record
     keys = [name] if isinstance(record, Mapping) and name in record else name.split(".")
     for key in keys:
-        value = value.get(key, NO_FIELD) if isinstance(value, Mapping) else NO_FIELD
+        value = value.get(key, Fault.NO_FIELD) if isinstance(value, Mapping) else Fault.NO_FIELD
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _table_rows(delimiter: str, quoting: Literal[0, 3]) -> Callable[[str, ReadOptions], Rows]:
-    def read(path: str, reading: ReadOptions) -> Rows:
+def _table_rows(delimiter: str, quoting: Literal[0, 3]) -> Callable[[FileSpan, ReadOptions], Rows]:
+    def read(span: FileSpan, reading: ReadOptions) -> Rows:
+        path = span.path
         with open_text(path) as file:
             lines = _decoded_lines(file, path)
             rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
@@ -54,7 +77,7 @@ def _table_rows(delimiter: str, quoting: Literal[0, 3]) -> Callable[[str, ReadOp
                 at = names.index(reading.text_field)
                 values = (_cell(row, at, len(names)) for row in rows if row)
                 while batch := [*islice(values, ROWS)]:
-                    yield batch, os.path.getsize(path)
+                    yield batch, span.bytes
             except csv.Error as error:
                 why = f"not valid CSV: {error}; check its quotes"
                 raise DataError(f"{path}:{rows.line_num}: {why}") from None
@@ -77,7 +100,7 @@ def _decoded_lines(file: BinaryIO, path: str) -> Iterator[str]:
 def _cell(row: Sequence[str], at: int, width: int) -> Any:
     """The text in a row; bytes where it is not UTF-8. A row of another width may be shifted."""
     if len(row) != width:
-        return NO_FIELD
+        return Fault.NO_FIELD
     try:
         row[at].encode()
     except UnicodeEncodeError:
@@ -85,10 +108,10 @@ def _cell(row: Sequence[str], at: int, width: int) -> Any:
     return row[at]
 
 
-def _json_rows(path: str, reading: ReadOptions) -> Rows:
-    values = (field_of(record, reading) for record in _json_values(path))
+def _json_rows(span: FileSpan, reading: ReadOptions) -> Rows:
+    values = (field_of(record, reading) for record in _json_values(span.path))
     while batch := [*islice(values, ROWS)]:
-        yield batch, os.path.getsize(path)
+        yield batch, span.bytes
 
 
 def _json_values(path: str) -> Iterator[Any]:
@@ -127,42 +150,75 @@ def _after_punctuation(text: str, at: int, opens: bool) -> int:
     return at
 
 
-def _parquet_rows(path: str, reading: ReadOptions) -> Rows:
+def _columnar_rows(span: FileSpan, reading: ReadOptions) -> Rows:
+    """The values of a column of a Parquet or Arrow file."""
+    name = "Parquet" if span.kind == PARQUET else "Arrow"
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{path}: reading Parquet needs `pip install pyarrow`") from None
-    column, *inner = reading.text_field.split(".")
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        if reading.text_field in names:
-            column, inner = reading.text_field, []
-        if column not in names:
-            why = f"has no column {reading.text_field!r}; name one with --field"
-            raise DataError(f"{path}: {why}: {', '.join(names)}")
-        row, size = 0, os.path.getsize(path)
-        for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
-            values = _column(batch)
-            row += len(values)
-            if inner:
-                nested = ReadOptions(field=".".join(inner))
-                values = [field_of(value, nested) for value in values]
-            yield values, size * row // max(1, file.metadata.num_rows)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+        raise DataError(f"{span.path}: reading {name} needs `pip install pyarrow`") from None
+    rows = _parquet_rows if span.kind == PARQUET else _arrow_rows
+    with decompressing(span.path):
+        try:
+            with open_bytes(span.path, seeks=True) as file:
+                yield from rows(file, span, reading)
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            reason = f"not a readable {name} file: {' '.join(str(error).split())}"
+            raise DataError(f"{span.path}: {reason}") from None
 
 
-def _column(batch: pyarrow.RecordBatch) -> list[Any]:
-    """The values of a batch of one column; bytes where a text is not valid UTF-8."""
+def _parquet_rows(source: BinaryIO, span: FileSpan, reading: ReadOptions) -> Rows:
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(source)
+    column, inner = _column_of(span.path, file.schema_arrow.names, reading)
+    row = 0
+    for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
+        row += len(batch)
+        yield _column(batch.column(0), inner), span.bytes * row // file.metadata.num_rows
+
+
+def _arrow_rows(source: BinaryIO, span: FileSpan, reading: ReadOptions) -> Rows:
+    """The rows of an Arrow stream, as the library `datasets` writes it, or of an Arrow file."""
+    import pyarrow
+
+    is_file = source.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    source.seek(0)
+    if is_file:
+        file = pyarrow.ipc.open_file(source)
+        batches = map(file.get_batch, range(file.num_record_batches))
+    else:
+        file = batches = pyarrow.ipc.open_stream(source)
+    column, inner = _column_of(span.path, file.schema.names, reading)
+    for batch in batches:
+        values = batch.column(file.schema.names.index(column))
+        for start in range(0, len(values), ROWS):
+            yield _column(values[start : start + ROWS], inner), min(span.bytes, source.tell())
+
+
+def _column_of(
+    path: str, names: Sequence[str], reading: ReadOptions
+) -> tuple[str, ReadOptions | None]:
+    """The column of the text, and how it is read from a record in it."""
+    column, _, inner = reading.text_field.partition(".")
+    if reading.text_field in names:
+        column, inner = reading.text_field, ""
+    if column not in names:
+        why = f"has no column {reading.text_field!r}; name one with --field"
+        raise DataError(f"{path}: {why}: {', '.join(names)}")
+    return column, ReadOptions(field=inner) if inner else None
+
+
+def _column(values: pyarrow.Array, inner: ReadOptions | None) -> list[Any]:
+    """The texts in a column; bytes where one is not valid UTF-8."""
     import pyarrow
 
     try:
-        return batch.column(0).to_pylist()
+        texts = values.to_pylist()
     except UnicodeDecodeError:
-        values = batch.column(0).cast(pyarrow.large_binary()).to_pylist()
-        return [None if value is None else _text_or_bytes(value) for value in values]
+        raw = values.cast(pyarrow.large_binary()).to_pylist()
+        texts = [None if text is None else _text_or_bytes(text) for text in raw]
+    return [field_of(text, inner) for text in texts] if inner else texts
 
 
 def _text_or_bytes(value: bytes) -> str | bytes:
@@ -172,9 +228,50 @@ def _text_or_bytes(value: bytes) -> str | bytes:
         return value
 
 
-_READERS: Mapping[str, Callable[[str, ReadOptions], Rows]] = {
+def _tar_rows(span: FileSpan, reading: ReadOptions) -> Rows:
+    """The text of each sample; `webdataset` groups members by their names before the first dot."""
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    repeated: list[Exception] = []
+
+    def note(error: Exception) -> bool:
+        repeated.append(error)
+        return True
+
+    def texts(file: BinaryIO) -> Iterator[Any]:
+        members = tar_file_expander([{"url": span.path, "stream": file}])
+        for sample in group_by_keys(members, handler=note):
+            yield from [Fault.REPEATED] * len(repeated)
+            repeated.clear()
+            yield _sample_text(sample, reading)
+
+    with open_text(span.path) as file, decompressing(span.path):
+        values = texts(file)
+        try:
+            while batch := [*islice(values, ROWS)]:
+                yield batch, span.bytes
+        except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+            reason = error.args[0] if error.args else type(error).__name__
+            raise DataError(f"{span.path}: not a readable tar file: {reason}") from None
+
+
+def _sample_text(sample: Mapping[str, bytes], reading: ReadOptions) -> Any:
+    """The text of a member, or the field of its JSON; bytes where it is not valid UTF-8."""
+    names = TEXT_MEMBERS if reading.field is None else (reading.field,)
+    for name in names:
+        if name in sample and name != JSON:
+            return _text_or_bytes(sample[name].removeprefix(codecs.BOM_UTF8))
+    try:
+        return field_of(json.loads(sample[JSON]), reading) if JSON in sample else Fault.NO_FIELD
+    except (ValueError, RecursionError):
+        return Fault.NOT_JSON
+
+
+_READERS: Mapping[str, Callable[[FileSpan, ReadOptions], Rows]] = {
     CSV: _table_rows(",", csv.QUOTE_MINIMAL),
     TSV: _table_rows("\t", csv.QUOTE_NONE),
     JSON: _json_rows,
-    PARQUET: _parquet_rows,
+    PARQUET: _columnar_rows,
+    ARROW: _columnar_rows,
+    TAR: _tar_rows,
 }

@@ -18,10 +18,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from data_pipeline.errors import DataError
+from data_pipeline.remote import PIPE, is_remote, name_of, open_remote, size_of
 
 STDIN = "-"
 LONGEST_WINDOW = 1 << 31  # bytes, as of `zstd --long=31`; the library itself stops at 128 MiB
 COMPRESSED = (".gz", ".xz", ".zst", ".zip")
+_PACKED = {
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ\x00": ".xz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+}
 PAUSE_SECONDS = 0.02  # a writer that has nothing for so long awaits answers to what it has written
 
 
@@ -30,8 +37,8 @@ def suffix_of(path: str) -> str:
 
     Of an archive, the suffix of the file in it.
     """
-    name = Path(path)
-    if name.suffix.lower() == ".zip" and name.is_file():
+    name = name_of(path)
+    if name.suffix.lower() == ".zip" and (is_remote(path) or name.is_file()):
         return Path(_member(path)[1]).suffix.lower()
     return (name.with_suffix("") if name.suffix.lower() in COMPRESSED else name).suffix.lower()
 
@@ -52,7 +59,15 @@ def _is_shown(path: Path, folder: Path) -> bool:
 
 def is_plain(path: str) -> bool:
     """Whether a file is uncompressed and on disk, so that `seek` works."""
-    return path != STDIN and Path(path).suffix.lower() not in COMPRESSED
+    is_stream = path == STDIN or is_remote(path)
+    return not is_stream and Path(path).suffix.lower() not in COMPRESSED
+
+
+def file_size(path: str) -> int | None:
+    """The size of a file in bytes, as it is stored; None of a stream."""
+    if path == STDIN:
+        return None
+    return size_of(path) if is_remote(path) else os.path.getsize(path)
 
 
 def refuse_pipe(path: str | Path) -> None:
@@ -63,22 +78,46 @@ def refuse_pipe(path: str | Path) -> None:
 
 def open_text(path: str) -> BinaryIO:
     """The uncompressed bytes of a file. Raises DataError where it cannot be read, or is a pipe."""
-    refuse_pipe(path)
-    suffix = Path(path).suffix.lower()
     try:
         if path == STDIN:
             return _standard_input(sys.stdin.buffer)
-        if suffix == ".gz":
-            return gzip.open(path, "rb")  # type: ignore[return-value]
-        if suffix == ".xz":
-            return lzma.open(path, "rb")  # type: ignore[return-value]
-        if suffix == ".zst":
-            return _open_zst(path)
-        if suffix == ".zip":
-            return _open_zip(path)
-        return open(path, "rb")
+        file = open_bytes(path)
+        if path.startswith(PIPE):
+            return _unpacked(path, file, _packing_of(file))
+        return _unpacked(path, file, name_of(path).suffix.lower())
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def open_bytes(path: str, seeks: bool = False) -> BinaryIO:
+    """The bytes of a file as they are stored. Raises OSError, or DataError of one elsewhere."""
+    if is_remote(path):
+        return open_remote(path, seeks)
+    refuse_pipe(path)
+    return open(path, "rb")
+
+
+def packing_of(head: bytes) -> str | None:
+    """The suffix that the content of a compressed file asks for."""
+    return next((suffix for start, suffix in _PACKED.items() if head.startswith(start)), None)
+
+
+def _packing_of(file: BinaryIO) -> str | None:
+    """The packing of the output of a command, which has no name."""
+    return packing_of(file.peek(4)) if isinstance(file, io.BufferedReader) else None
+
+
+def _unpacked(path: str, file: BinaryIO, suffix: str | None) -> BinaryIO:
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if suffix == ".xz":
+        return lzma.LZMAFile(file)  # type: ignore[return-value]
+    if suffix == ".zst":
+        return _open_zst(path, file)
+    if suffix == ".zip":
+        file.close()
+        return _open_zip(path)
+    return file
 
 
 def awaits_writer(path: str) -> bool:
@@ -133,13 +172,17 @@ def decompressing(path: str) -> Iterator[None]:
     """Raise DataError, which names the file, where its bytes cannot be read or decompressed."""
     try:
         yield
+    except DataError:
+        raise
     except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
-        what = "read" if is_plain(path) or path == STDIN else "decompressed"
+        what = "decompressed" if name_of(path).suffix.lower() in COMPRESSED else "read"
         raise DataError(f"{path}: cannot be {what}: {error}") from None
     except Exception as error:  # ZstdError derives from Exception alone
-        if type(error).__name__ != "ZstdError":
+        if type(error).__name__ == "ZstdError":
+            raise DataError(f"{path}: cannot be decompressed: {error}") from None
+        if not is_remote(path):
             raise
-        raise DataError(f"{path}: cannot be decompressed: {error}") from None
+        raise DataError(f"{path}: cannot be read: {error or type(error).__name__}") from None
 
 
 def _open_zip(path: str) -> BinaryIO:
@@ -153,7 +196,7 @@ def _open_zip(path: str) -> BinaryIO:
 def _member(path: str) -> tuple[zipfile.ZipFile, str]:
     """An archive and its only file; hidden ones and those that macOS adds do not count."""
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(open_bytes(path, seeks=True))
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be decompressed: {error}") from None
     names = [name for name in archive.namelist() if _is_content(name)]
@@ -168,13 +211,13 @@ def _is_content(name: str) -> bool:
     return bool(parts[-1]) and not any(one.startswith(".") or one == "__MACOSX" for one in parts)
 
 
-def _open_zst(path: str) -> BinaryIO:
+def _open_zst(path: str, file: BinaryIO) -> BinaryIO:
     try:
         import zstandard
     except ImportError:
         raise DataError(f"{path}: reading .zst needs `pip install zstandard`") from None
     context = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW)
-    return io.BufferedReader(_Zstd(open(path, "rb"), context))
+    return io.BufferedReader(_Zstd(file, context))
 
 
 class _Zstd(io.RawIOBase):

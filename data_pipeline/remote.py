@@ -1,0 +1,144 @@
+"""Files elsewhere: ``pipe:`` commands, through `webdataset`, and URLs, through `fsspec`."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import urlsplit
+
+from data_pipeline.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import fsspec
+
+PIPE = "pipe:"
+WEB = ("http://", "https://")
+BUFFER_BYTES = 1 << 20
+
+
+def is_remote(path: str) -> bool:
+    """Whether a name is a URL with ``://``, or a command whose output is read."""
+    return path.startswith(PIPE) or re.match(r"[a-z][a-z0-9+]*://", path) is not None
+
+
+def name_of(path: str) -> Path:
+    """The path whose suffix tells the format: none of a command, and without a query of a URL."""
+    if path.startswith(PIPE):
+        return Path()
+    return Path(urlsplit(path).path if path.startswith(WEB) else path)
+
+
+@contextmanager
+def remote_errors(path: str) -> Iterator[None]:
+    """Raise DataError, which names the file, for any error of the library that reads it."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())
+        reason = words.removeprefix(path) or type(error).__name__
+        raise DataError(f"{path}: cannot be read: {reason}") from None
+
+
+def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URL, and the path in it. Raises DataError where it is not installed."""
+    try:
+        import fsspec.core
+    except ImportError:
+        raise DataError(f"{url}: needs `pip install 'tandem-distill[remote]'`") from None
+    with remote_errors(url):  # an error of an import names the package to install
+        place: tuple[fsspec.AbstractFileSystem, str] = fsspec.core.url_to_fs(url)
+        return place
+
+
+def open_remote(path: str, seeks: bool = False) -> BinaryIO:
+    """The bytes of a file elsewhere, in order unless `seeks`.
+
+    Raises DataError where it cannot be opened. A web server is asked for the file at once, since it
+    may not send parts.
+    """
+    with remote_errors(path):
+        if path.startswith(PIPE):
+            import webdataset  # imports torch, which a build does not need
+
+            return io.BufferedReader(_Output(webdataset.gopen(path)), BUFFER_BYTES)
+        system, name = file_system(path)
+        if seeks or not path.startswith(WEB):
+            file: BinaryIO = system.open(name, "rb")
+            return file
+        return io.BufferedReader(_Answer(system.open(name, "rb", block_size=0)), BUFFER_BYTES)
+
+
+def size_of(path: str) -> int | None:
+    """The size in bytes of a file elsewhere; None where nobody tells it."""
+    if path.startswith(PIPE):
+        return None
+    system, name = file_system(path)
+    with remote_errors(path):
+        size: int | None = system.size(name)
+        return size
+
+
+def find_remote(name: str) -> tuple[list[str], bool]:
+    """The URLs of the files that a URL names, sorted, and whether it names a folder of them.
+
+    Globs are expanded, and hidden files of folders are left out. A command stands for itself.
+    """
+    if name.startswith(PIPE):
+        return [name], False
+    system, path = file_system(name)
+    with remote_errors(name):
+        if "*" in path:
+            return sorted(map(system.unstrip_protocol, system.glob(path))), False
+        if not name.endswith("/") and system.isfile(path):
+            return [name], False
+        files, start = system.find(path), len(path)
+        urls = [system.unstrip_protocol(file) for file in files if "/." not in f"/{file[start:]}"]
+        return sorted(urls), bool(files)
+
+
+class _Answer(io.RawIOBase):
+    """The body of a web server's answer."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Output(io.RawIOBase):
+    """The output of a command. Its end raises OSError where the command has failed."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._pipe.stream.readinto1(buffer)
+        if not size and (status := self._pipe.proc.wait()):
+            raise OSError(f"the command has ended with status {status}")
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._pipe.stream.close()  # before its end, a command is ended by SIGPIPE
+            self._pipe.proc.wait()
+        super().close()
