@@ -26,6 +26,7 @@ from configs.rules import (
 from configs.section import Refusal, Section, within
 from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
+from data_pipeline.remote import is_store
 from data_pipeline.shards.sources import is_url, is_web
 from data_pipeline.text.text_files import COMPRESSED
 
@@ -258,8 +259,8 @@ class DataConfig(TaskFilesConfig):
             yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:
             yield "mixture", "set either path or mixture"
-        if self.stage is not None and all(is_url(one) and not is_web(one) for one in self.paths()):
-            yield "stage", "is for folders and web servers; other URLs have cache_dir"
+        if self.stage is not None and not any(map(_sends_parts, self.paths())):
+            yield "stage", "is for folders, web servers and stores; other URLs have cache_dir"
         fixed = [one for _, one in self.lengths_and_packings() if not PACKINGS[one].draws_lengths]
         if self.short_sequence_probability and fixed:
             yield "short_sequence_probability", f"does not go with packing: {fixed[0]}"
@@ -319,3 +320,8 @@ class DataConfig(TaskFilesConfig):
         """(sequence length, packing) of a step."""
         number = sum(phase.from_step <= step for phase in self.phases)
         return self.lengths_and_packings()[number]
+
+
+def _sends_parts(path: str) -> bool:
+    """Whether blocks of this corpus are read one by one, where it serves them."""
+    return not is_url(path) or is_web(path) or is_store(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
@@ -24,6 +24,25 @@ BUFFER_BYTES = 1 << 20
 def is_remote(path: str) -> bool:
     """Whether a name is a URL with ``://``, or a command whose output is read."""
     return path.startswith(PIPE) or re.match(r"[a-z][a-z0-9+]*://", path) is not None
+
+
+def is_store(path: str) -> bool:
+    """Whether a URL is of a store that `fsspec` knows (``s3://``), but no web server or disk."""
+    scheme, separator, _ = path.partition("://")
+    if not separator or scheme in ("http", "https", "file") or path.startswith(PIPE):
+        return False
+    with suppress(ImportError):
+        from fsspec.registry import known_implementations
+
+        return scheme in known_implementations
+    return False
+
+
+def read_range(url: str, start: int, size: int) -> bytes:
+    """`size` bytes of a file in a store, fewer at its end. Raises what its library raises."""
+    system, name = file_system(url)
+    data: bytes = system.cat_file(name, start=start, end=start + size)
+    return data
 
 
 def name_of(path: str) -> Path:

@@ -1,7 +1,8 @@
 """The sources of a corpus's files: a folder, or a URL with a bounded local cache of whole shards.
 
 A URL is anything that ``webdataset.gopen`` opens: ``https://host/corpus``, ``pipe:ssh host cat
-/corpus/{}``, ``file:/corpus``. A file name is appended to it, or replaces ``{}``. The ranks of a
+/corpus/{}``, ``file:/corpus``; or that of a store, through `fsspec`: ``s3://bucket/corpus``.
+A file name is appended to it, or replaces ``{}``. The ranks of a
 node share the cache. One rank fetches a file while the others wait for it; on a file system without
 locks each fetches it. A file appears in the cache complete or not at all. The least recently used
 shards are removed to make room; a shard that is being fetched counts with its full size.
@@ -25,7 +26,8 @@ from typing import IO, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.errors import BadShard
+from data_pipeline.errors import BadShard, DataError
+from data_pipeline.remote import is_store, open_remote
 from data_pipeline.shards.index import shard_number
 from data_pipeline.shards.manifest import FileRecord, fault, sha256
 
@@ -121,9 +123,9 @@ class Remote:
                 self._verify(name, part)
                 part.rename(path)
                 return
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, DataError) as error:
                 part.unlink(missing_ok=True)
-                reason = str(error)
+                reason = str(error).removeprefix(f"{address}: ")
             if attempt + 1 < ATTEMPTS:
                 time.sleep(FIRST_PAUSE * 2**attempt)
         self.failures[name] = f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}"
@@ -183,7 +185,7 @@ def copy(address: str, part: Path) -> None:
     """Copy a URL to an existing file. Raises OSError or ValueError, also if the transfer stalls."""
     import webdataset  # imports torch, which a build does not need
 
-    stream = webdataset.gopen(address)
+    stream = open_remote(address) if is_store(address) else webdataset.gopen(address)
     state = _Progress()
     worker = threading.Thread(target=_pump, args=(stream, part, state), daemon=True)
     worker.start()

@@ -12,10 +12,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import ClassVar
 
+import fsspec
 import numpy as np
 import pytest
 
-from data_pipeline import BadShard, BatchStream, Corpus, DataConfig
+from data_pipeline import BadShard, BatchStream, Corpus, DataConfig, DataError
 from data_pipeline.reading.staging import Stager
 from data_pipeline.shards import sources
 from data_pipeline.shards.index import shard_name
@@ -140,3 +141,25 @@ def test_which_servers_send_parts(corpus: Corpus, tmp_path: Path, server, monkey
     whole = Corpus.open(server, str(tmp_path)).split("train")
     assert isinstance(whole.shards, Remote)
     assert whole.staged_in(tmp_path) is whole
+
+
+def test_a_store_sends_parts_through_fsspec(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "FIRST_PAUSE", 0.001)
+    system, url = fsspec.filesystem("memory"), "memory://corpora/mine"
+    for file in filter(Path.is_file, corpus.folder.rglob("*")):
+        system.pipe_file(f"/corpora/mine/{file.relative_to(corpus.folder)}", file.read_bytes())
+    plain, ours = stream(str(corpus.folder), tmp_path), stream(url, tmp_path, tmp_path / "staged")
+    for step in range(3):
+        np.testing.assert_array_equal(ours.batch(step).input_ids, plain.batch(step).input_ids)
+    assert not list(tmp_path.rglob("shard-*")), "nothing is cached"
+    split = Corpus.open(url, str(tmp_path)).split("train")
+    assert isinstance(split.shards, Ranged)
+    end = int(split.index.shards["bytes"][0])
+    assert len(split.shards.read("shard-000000.tar", end - 3, 10)) == 3
+    system.rm("/corpora", recursive=True)
+    with pytest.raises(BadShard, match=r"memory://.*shard-000000.tar: cannot be read"):
+        split.read_block(0)
+    with pytest.raises(DataError, match=r"s3://a/b/corpus.json: cannot be fetched .* Install s3fs"):
+        Corpus.open("s3://a/b", str(tmp_path))

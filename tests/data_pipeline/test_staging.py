@@ -342,5 +342,5 @@ def test_where_the_disk_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             _locked_folder(tmp_path / "stage"),
         ):
             pass
-    with pytest.raises(ValueError, match="stage: is for folders and web servers"):
+    with pytest.raises(ValueError, match="stage: is for folders, web servers and stores"):
         DataConfig(path="pipe:cat {}", stage="/local")
