@@ -43,6 +43,7 @@ from data_pipeline.tokenization.vocabularies import (
     Roles,
     bert_tokenizer,
     byte_level_tokenizer,
+    byte_level_words,
     complete,
 )
 
@@ -267,6 +268,7 @@ def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
     tokenizer = byte_level_tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = byte_level_words()
     if rule.lowercase:
         tokenizer.normalizer = tokenizers.normalizers.Lowercase()
     trainer = trainers.BpeTrainer(

@@ -52,6 +52,9 @@ BYTE_LEVEL_FILES = (
     ("encoder.json", "vocab.bpe"),
     ("gpt2-vocab_hf.json", "gpt2-merges_hf.txt"),
 )
+BYTE_LEVEL_WORDS = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+)
 
 
 def bert_tokenizer(
@@ -78,6 +81,16 @@ def byte_level_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def byte_level_words() -> pre_tokenizers.PreTokenizer:
+    """GPT-2's word splitting, with combining marks (``\\p{M}``) as parts of the words they are in.
+
+    GPT-2's pattern has letters alone: it cuts Hindi and Thai words at each vowel sign.
+    """
+    split = pre_tokenizers.Split(tokenizers.Regex(BYTE_LEVEL_WORDS), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, bytes_])
 
 
 def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer, Roles]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from data_pipeline.text.joined_text import ASCII_SPACE, LINE_FEED, SPACE, JoinedText
 from data_pipeline.tokenization.sentencepiece_models import MARK
 from data_pipeline.tokenization.unigram import ordinary_characters
+from data_pipeline.tokenization.vocabularies import byte_level_words
 
 # The steps after the character map in a normalizer made by `sentencepiece_models`.
 _SPACE_NORMALIZATION = [str(normalizers.Replace(Regex(" {2,}"), " ")), str(normalizers.Strip())]
@@ -57,8 +59,8 @@ class WordRule:
 # BERT's normalizer maps characters one by one, combining marks aside. White space does not absorb
 # combining marks, and the word splitting drops white space.
 BERT_RULE = WordRule(line_feeds=True)
-# No match of GPT-2's pattern extends from other characters into white space. Its lookahead finds
-# the end of a run of white space, so such a run must not be cut.
+# No match of GPT-2's pattern, with marks or without, extends from other characters into white
+# space. Its lookahead finds the end of a run of white space, so such a run must not be cut.
 BYTE_LEVEL_RULE = WordRule(keeps_runs=True)
 
 
@@ -71,14 +73,19 @@ def rule_of(tokenizer: tokenizers.Tokenizer) -> WordRule | None:
     kinds = (type(tokenizer.model), type(normalizer), type(splitter))
     if kinds == (models.WordPiece, normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer):
         return BERT_RULE
-    if kinds[0] is models.BPE and isinstance(splitter, pre_tokenizers.ByteLevel):
-        known = kinds[1] in (type(None), normalizers.Lowercase)
-        plain = splitter.use_regex and not splitter.add_prefix_space
-        return BYTE_LEVEL_RULE if known and plain else None
+    if kinds[0] is models.BPE and _is_byte_level(splitter):
+        return BYTE_LEVEL_RULE if kinds[1] in (type(None), normalizers.Lowercase) else None
     if isinstance(splitter, pre_tokenizers.Metaspace):  # of SentencePiece
         marked = splitter.prepend_scheme == "always" and splitter.split
         return sentencepiece_rule(normalizer, tokenizer.get_vocab()) if marked else None
     return None
+
+
+def _is_byte_level(splitter: pre_tokenizers.PreTokenizer) -> bool:
+    """Whether it splits as GPT-2 does, perhaps with marks as parts of words."""
+    if isinstance(splitter, pre_tokenizers.ByteLevel):
+        return splitter.use_regex and not splitter.add_prefix_space
+    return pickle.dumps(splitter) == pickle.dumps(byte_level_words())
 
 
 def sentencepiece_rule(

@@ -8,6 +8,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import tokenizers
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
@@ -16,6 +17,8 @@ from data_pipeline.text.joined_text import JoinedText
 from data_pipeline.text.sentence_search import find_sentences
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.tokenizer import load
+from data_pipeline.tokenization.training import train
+from data_pipeline.tokenization.word_rules import BYTE_LEVEL_RULE, rule_of
 from tandem import main
 
 HINDI = "हिन्दी में लिखा हुआ"
@@ -108,6 +111,19 @@ def test_accents_of_other_kinds_cannot_be_stripped(tmp_path) -> None:
     done = CliRunner().invoke(main, [*command, *options])
     assert done.exit_code != 0
     assert "--strip-accents: is for --kind wordpiece" in done.output
+
+
+def test_byte_level_words_are_not_cut_at_vowel_signs(tmp_path: Path) -> None:
+    """GPT-2's splitting, which a token cannot span, cut both in front of each of these signs."""
+    words = ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e1a\u0e49\u0e32\u0e19"]
+    (tmp_path / "text.txt").write_text(" ".join([*words, "it's", "3,5"] * 50), encoding="utf-8")
+    train([str(tmp_path / "text.txt")], "bpe", 400, str(tmp_path / "out"))
+    tokenizer, _ = load(tmp_path / "out")
+    assert [len(tokenizer.encode(f" {word}", add_special_tokens=False)) for word in words] == [1, 1]
+    pieces = tokenizer.pre_tokenizer.pre_tokenize_str("it's 3,5  !\n x")
+    gpt2 = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert pieces == gpt2.pre_tokenize_str("it's 3,5  !\n x")
+    assert rule_of(tokenizer) == BYTE_LEVEL_RULE, "encoded fast"
 
 
 def test_wordpiece_refuses_text_without_spaces_between_words(tmp_path) -> None:
