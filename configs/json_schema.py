@@ -28,6 +28,7 @@ _SCALARS: dict[Any, Schema] = {
     Any: {},
 }
 _NULL: Schema = {"type": "null"}
+_INTERPOLATED: Schema = {"type": "string", "pattern": r"^\$\{.+\}$"}
 _PATH: Schema = {"type": "string", "pattern": "[./]", "description": "A YAML file."}
 
 
@@ -98,7 +99,8 @@ class _Definitions:
             return {"anyOf": [self._reference(inner, kind), self._file(kind), _NULL]}
         whole = rules_in(notes, whole=True)
         if typing.get_origin(inner) in (list, dict):
-            return {"anyOf": [self._container(inner, each, kind) | _keywords(whole), _NULL]}
+            container = self._container(inner, each, kind) | _keywords(whole)
+            return {"anyOf": [container, _INTERPOLATED, _NULL]}
         return _SCALARS[inner] | _keywords(each)
 
     def _container(self, hint: Any, each: tuple[Rule, ...], kind: str) -> Schema:

@@ -69,9 +69,9 @@ def _kinds_of_tasks(learner: Mapping[str, Any]) -> dict[str, str]:
     """
     try:
         objective = configs.validate(learner.get("objective") or {}, ObjectiveConfig, "")
-    except ConfigError:
+        equipped = objective.equip(default_model()).task_heads
+    except (ConfigError, ValueError):  # ValueError: a rule of a head, which the loader names
         return {}
-    equipped = objective.equip(default_model()).task_heads
     return {name: head.kind for name, head in equipped.items()}
 
 

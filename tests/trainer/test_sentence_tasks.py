@@ -346,7 +346,9 @@ def train_with(job: Path, words: tuple[str, ...]) -> str:
 SHIPPED = {path.stem for path in (configs.SHIPPED / "task").iterdir()}
 # With frozen teachers, which have no objective.
 DISTILLED = {
-    name for name in SHIPPED if name.startswith(("tinybert_", "pkd_", "mt_dnn_kd", "tang_"))
+    name
+    for name in SHIPPED
+    if name.startswith(("tinybert_", "pkd_", "mt_dnn_kd", "tang_", "distil_"))
 }
 
 # With a head over the vocabulary.
