@@ -44,11 +44,11 @@ def everyone(stages):
     mlm, (own, further, student) = MaskedLanguageModelling(), stages
     both = ObjectiveConfig(
         mlm=mlm,
-        soft_kl=SoftKL(1.5, TEMPERATURE, teacher="mean"),
-        soft_cross_entropy=SoftCrossEntropy(teacher="wide"),
+        soft_kl=SoftKL(1.5, TEMPERATURE, teacher="mean", min_lead=None),
+        soft_cross_entropy=SoftCrossEntropy(teacher="wide", min_lead=None),
         hidden_mse=HiddenMSE(embedding=False, layers="top", teacher="wide"),
     )
-    one = ObjectiveConfig(mlm=mlm, soft_kl=SoftKL())
+    one = ObjectiveConfig(mlm=mlm, soft_kl=SoftKL(min_lead=None))
     wide = tiny.encoder(hidden_size=48, layers=2)
     small = tiny.encoder(hidden_size=16, layers=1)
     return {
