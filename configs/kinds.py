@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 KIND = "kind"
+_Schema = TypeVar("_Schema", bound=type)
 
 _KINDS: dict[Any, dict[str, Any]] = {}
 
 
-def add_kind(base: Any, schema: Any) -> None:
-    """Let a section of the dataclass `base` be a `schema`, whose `kind` has its name by default."""
+def add_kind(base: Any, schema: _Schema) -> _Schema:
+    """Let a section of the dataclass `base` be a `schema`, whose `kind` has its name by default.
+
+    Returns `schema`. Raises TypeError where it lacks a method that `base` requires.
+    """
+    if missing := ", ".join(sorted(getattr(schema, "__abstractmethods__", ()))):
+        raise TypeError(f"{schema.__name__} has to define {missing}")
     name = default_kind(schema)
     kinds = _KINDS.setdefault(base, {})
     assert name not in kinds, f"two kinds of {base.__name__} are called {name}"
     kinds[name] = schema
+    return schema
 
 
 def kinds_of(base: Any) -> Mapping[str, Any]:

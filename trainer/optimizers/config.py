@@ -91,10 +91,7 @@ def register_optimizer(config: _Config) -> _Config:
 
     Raises TypeError for a class that lacks a required method.
     """
-    if missing := ", ".join(sorted(config.__abstractmethods__)):
-        raise TypeError(f"{config.__name__} has to define {missing}")
-    add_kind(OptimizerConfig, config)
-    return config
+    return add_kind(OptimizerConfig, config)
 
 
 def optimizer_config(kind: str = "adamw", **settings: Any) -> OptimizerConfig:

@@ -80,10 +80,7 @@ def register_schedule(config: _Config) -> _Config:
 
     Raises TypeError for a class that lacks a required method.
     """
-    if missing := ", ".join(sorted(config.__abstractmethods__)):
-        raise TypeError(f"{config.__name__} has to define {missing}")
-    add_kind(ScheduleConfig, config)
-    return config
+    return add_kind(ScheduleConfig, config)
 
 
 def schedule_config(kind: str = "linear", **settings: Any) -> ScheduleConfig:
