@@ -161,10 +161,10 @@ MinLead = Annotated[
     positive(100.0),
     Unit("nats"),
     Doc(
-        "The term is off until the loss of a teacher that this job trains is lower than the "
-        "student's by this much, by the terms that both learn from labels, and counts fully from "
-        "twice that lead on, after the teacher's budget too; where both have no such term, or the "
-        "teacher is frozen, and with null it always counts fully."
+        "How far ahead a teacher that this job trains must be before the term counts, by the terms "
+        "that both learn from labels. From twice this lead on it counts fully. The rule also holds "
+        "after the teacher's budget. null: the term always counts fully, as it does beside a "
+        "frozen teacher, and where the two share no such term."
     ),
 ]
 
