@@ -92,7 +92,7 @@ def test_a_plan_counts_its_products(corpus, tmp_path) -> None:
         ("students.lstm.init.teacher_layers=[0]", "teacher_layers: model.kind is bilstm, and the"),
         ("students.lstm.init.teacher_embeddings=true", "teacher_embeddings: model.kind is bilstm"),
         ("students.lstm.model.kind=lstm", "students.lstm.model.kind: must be one of"),
-        ("students.lstm.model.heads=2", "students.lstm.model.heads: unknown key"),
+        ("students.lstm.model.heads=2", "students.lstm.model.heads: is for kind: encoder"),
     ],
 )
 def test_what_the_kind_cannot_do_is_refused(corpus, tmp_path, override, message) -> None:
