@@ -310,7 +310,17 @@ RULES = {
         {"normalizer__handle_chinese_chars": False},
         {"pre_tokenizer": {"type": "WhitespaceSplit"}},
     ],
-    "bpe": [{"pre_tokenizer__add_prefix_space": True}, {"normalizer": {"type": "NFKC"}}],
+    "bpe": [
+        {
+            "pre_tokenizer": {
+                "type": "ByteLevel",
+                "add_prefix_space": True,
+                "trim_offsets": True,
+                "use_regex": True,
+            }
+        },
+        {"normalizer": {"type": "NFKC"}},
+    ],
     "unigram": [{"normalizer": {"type": "Lowercase"}}],
 }
 
