@@ -42,7 +42,7 @@ MODEL = {
     "vocab_size": 600,
     "max_positions": 128,
 }
-LEARNS = {"objective": {"mlm": {}, "soft_kl": {}}, "min_lead": None}
+LEARNS = {"objective": {"mlm": {}, "soft_kl": {"min_lead": None}}}
 
 
 @pytest.fixture(scope="module")

@@ -124,9 +124,15 @@ class TextEncoder:
 
 
 def _cut(sizes: Sequence[int], room: int) -> list[int]:
-    """Sizes with a sum of at most `room`: the longest are cut to one length, or nearly."""
+    """Sizes with a sum of at most `room`: the longest are cut to one length, or nearly.
+
+    What cannot be shared evenly goes to the first of two texts (BERT's run_classifier.py and
+    `transformers`), and to the last of three (the baseline of DREAM's authors).
+    """
     left, fitting = room, [*sizes]
-    for rank, number in enumerate(sorted(range(len(sizes)), key=lambda number: sizes[number])):
+    ties = -1 if len(sizes) == 2 else 1
+    order = sorted(range(len(sizes)), key=lambda number: (sizes[number], ties * number))
+    for rank, number in enumerate(order):
         fitting[number] = min(sizes[number], left // (len(sizes) - rank))
         left -= fitting[number]
     return fitting

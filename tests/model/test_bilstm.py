@@ -237,8 +237,8 @@ def test_layers_are_chosen_and_doubled_by_their_names() -> None:
     [
         ("kind: bilsm", "kind: must be one of .*bilstm.*, not bilsm; did you mean bilstm?"),
         ("kind: [bilstm]", "kind: must be one of"),
-        ("{kind: bilstm, heads: 2}", "heads: unknown key"),
-        ("pooled_size: 3", "pooled_size: unknown key"),
+        ("{kind: bilstm, heads: 2}", "heads: is for kind: encoder, seq2seq; remove it"),
+        ("pooled_size: 3", "pooled_size: is for kind: bilstm; remove it"),
         ("{kind: bilstm, poled_size: 3}", "poled_size: unknown key; did you mean pooled_size?"),
         ("{kind: bilstm, hidden_size: 7}", "hidden_size: 7 must be even"),
     ],

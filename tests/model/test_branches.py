@@ -138,7 +138,10 @@ def test_examples_leave_a_model_with_local_windows_and_a_final_norm_too(texts) -
     with torch.inference_mode():
         found = ours.leave_early("task", 0.5, texts[0], None, texts[1])
     assert len(set(found.layers.tolist())) > 2
-    torch.testing.assert_close(found.logits, every[found.layers - 1, torch.arange(ROWS)])
+    expected = every[found.layers - 1, torch.arange(ROWS)]
+    torch.testing.assert_close(
+        found.logits, expected, rtol=1e-4, atol=1e-4
+    )  # batches of other sizes
 
 
 def test_at_speed_0_everybody_gets_the_last_layers_logits_to_the_bit(ours, texts) -> None:

@@ -148,6 +148,8 @@ def test_a_task_is_read_as_its_authors_publish_it(task: str, finished, tmp_path:
     elif task == "mnli":
         assert 0 <= scores["sentence_pair_accuracy"] <= 1
         assert (9 * scores["test_sentence_pair_accuracy"]) % 1 == pytest.approx(0, abs=1e-6)
+    elif task == "stsb_bi_encoder":
+        assert -1 <= scores["bi_encoder_spearman"] <= 1
     else:
         assert "leaves out 2 malformed rows; " in done.stderr
         assert "train.tsv:14: has 4 columns, where the header names 6" in done.stderr

@@ -452,8 +452,11 @@ def test_blank_records_have_answers_too(exported, tmp_path, caplog) -> None:
 
 def test_choices_without_a_text(exported, tmp_path, caplog) -> None:
     folder = exported(TaskHeadConfig(CHOICE), TaskFacts((), sequence_length=64))
-    record = {"questions": ["Who?"], "options": [TEXTS[:2]], "id": "a"}
-    given = "\n".join(json.dumps({**record, "article": text}) for text in (" ", "Ann."))
+    record = {"questions": ["Who?"], "options": [TEXTS[:2]]}
+    articles = {"a": " ", "b": "Ann."}
+    given = "\n".join(
+        json.dumps({**record, "id": name, "article": text}) for name, text in articles.items()
+    )
     blank, read = predicted(folder, "-", given=given)
     assert blank == {"id": "a-0", "choice": None, "answer": None, "probabilities": None}
     assert read["choice"] in (0, 1)
@@ -470,7 +473,12 @@ def test_choices(exported, tmp_path) -> None:
     model = AutoModelForMultipleChoice.from_pretrained(folder).eval()
     passage = f"{TEXTS[3]}\nW: No."
     read = AutoTokenizer.from_pretrained(folder)
-    pairs = read([passage] * 3, [f"Who? {c}" for c in TEXTS[:3]], return_tensors="pt", padding=True)
+    pairs = read(
+        [passage] * 3,
+        [f"Who?{read.sep_token}{c}" for c in TEXTS[:3]],
+        return_tensors="pt",
+        padding=True,
+    )
     with torch.no_grad():
         logits = model(**{name: value[None] for name, value in pairs.items()}).logits[0]
     assert one["id"] == "14-3-0"

@@ -254,7 +254,7 @@ def rolled_back(corpus, runs, finished):
 def test_the_batches_that_a_rollback_adds_are_stored_and_trained_on(corpus, runs, finished_job):
     shutil.copytree(runs / "largest", runs / "rolled_back")
     said = run_distributed(rolled_back, 1, corpus, runs, finished_job)[0]
-    assert said[0].startswith(f"batches {STEPS} to {STEPS + 1}: ")
+    assert said[1].startswith(f"batches {STEPS} to {STEPS + 1}: ")
     assert said[-1] == "deterministic: True", "the kernels are the running teacher's"
     assert Manifest.load(runs / "rolled_back").steps == STEPS + 1
     state = Checkpoint(RunFolder(runs / "rolled_back").checkpoints, STEPS).trainer_state

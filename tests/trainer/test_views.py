@@ -179,9 +179,12 @@ def test_a_siamese_export_predicts_from_both_texts(curve, folder, tmp_path) -> N
         likely = from_pretrained(export)(*inputs).heads["sentence_pair"].softmax(-1)
     told = [json.loads(line)["probabilities"]["1"] for line in done.stdout.splitlines()]
     assert told == pytest.approx(likely[:, 1].tolist(), abs=1e-5)
-    refused = tandem("embed", export, table)
-    assert refused.returncode == 1
-    assert "segment_ids: a siamese model needs them" in refused.stderr
+    one_text = tmp_path / "texts.txt"
+    one_text.write_text("a film\n")
+    embedded = tandem("embed", export, one_text)
+    assert embedded.returncode == 0, embedded.stderr
+    vector = json.loads(embedded.stdout)["vector"]
+    assert len(vector) == from_pretrained(export).config.hidden_size
 
 
 @pytest.mark.parametrize(
