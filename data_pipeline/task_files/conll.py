@@ -9,7 +9,8 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, dropwhile, pairwise
+from functools import cache
+from itertools import chain, dropwhile, islice, pairwise
 from typing import Any
 
 from data_pipeline.errors import DataError
@@ -48,10 +49,13 @@ class TaggedSentence:
 
 
 def read_conll(
-    path: str, word: int = 1, tag: int | None = LAST, encoding: str = UTF_8
+    path: str, word: int | None = None, tag: int | None = LAST, encoding: str = UTF_8
 ) -> Iterator[TaggedSentence]:
     """The sentences of a file. Columns are numbered from 1; with `tag` None, tags are not read.
 
+    Words are in the first column, or `word`, and tags in the last one. Where the first column
+    numbers the words, as in GermEval, they are in the second, and their tags in the third where
+    these are of entities; a warning says so.
     Columns are separated by tabs, in lines that hold one, or by spaces. Lines of ``-DOCSTART-`` are
     left out. So are CoNLL-U's comments (``# text = ...``) before a sentence, and its lines that
     hold no word of the sentence: ``2-3``, how words 2 and 3 are written together, and ``4.1``, a
@@ -89,7 +93,7 @@ def read_tagged_records(
 
 def read_untagged(
     path: str,
-    word: int,
+    word: int | None,
     labels: Collection[str],
     encoding: str = UTF_8,
     has_columns: bool | None = None,
@@ -173,24 +177,78 @@ def _key(record: Mapping[str, Any], named: str | None, usual: Sequence[str]) -> 
     return named or next((key for key in usual if key in record), usual[0])
 
 
-def _tagged(
-    path: str, all_lines: Iterator[tuple[int, str]], word: int, tag: int | None
-) -> Iterator[TaggedSentence]:
-    needed = max(word, 1 if tag is None else 2, tag or 0)
-    empty = True
-    for lines in _sentences(all_lines):
-        rows = [_cells(line, place(path, number), needed) for number, line in lines]
+@dataclass(frozen=True)
+class _Columns:
+    """Where words and tags are in the rows of a file; tag: None where none are read."""
+
+    word: int = 1
+    tag: int | None = LAST
+
+    @property
+    def needed(self) -> int:
+        return max(self.word, 1 if self.tag is None else 2, self.tag or 0)
+
+    def of_numbered(self, rows: Sequence[Sequence[str]]) -> _Columns:
+        """Those of a file whose first column numbers the words, of which these are some."""
+        third = [row[2] for row in rows if len(row) > 3]
+        is_entity = len(third) == len(rows) and all(map(_ENTITY_TAG.fullmatch, third))
+        return _Columns(2, 3 if self.tag == LAST and is_entity else self.tag)
+
+    def sentence(self, path: str, lines: Sequence[tuple[int, str]]) -> TaggedSentence:
+        """The sentence in these lines. Raises DataError for too few or unequal columns."""
+        rows = [_cells(line, place(path, number), self.needed) for number, line in lines]
         for (number, _), row in zip(lines, rows, strict=True):
             if len(row) != len(rows[0]):
                 why = f"has {len(row)} columns, where its sentence begins with {len(rows[0])}"
                 raise DataError(f"{place(path, number)}: {why}; separate columns by tabs")
-        words = tuple(row[word - 1] for row in rows)
-        column = tag if tag is None or tag == LAST else tag - 1
+        words = tuple(row[self.word - 1] for row in rows)
+        column = self.tag if self.tag is None or self.tag == LAST else self.tag - 1
         tags = () if column is None else tuple(row[column] for row in rows)
+        return TaggedSentence(place(path, lines[0][0]), words, tags)
+
+
+def _tagged(
+    path: str, all_lines: Iterator[tuple[int, str]], word: int | None, tag: int | None
+) -> Iterator[TaggedSentence]:
+    sentences = _sentences(all_lines)
+    columns = _Columns(word or 1, tag)
+    # The first sentence of several words tells whether they are numbered.
+    first = [*islice(_up_to_words(sentences), 0 if word else TELLING_LINES)]
+    rows = [_split(line) for _, line in first[-1]] if first else []
+    if _are_numbered(rows):
+        columns = columns.of_numbered(rows)
+        _tell_columns(path, columns)
+    empty = True
+    for lines in chain(first, sentences):
+        yield columns.sentence(path, lines)
         empty = False
-        yield TaggedSentence(place(path, lines[0][0]), words, tags)
     if empty:
         raise DataError(f"{source_name(path)}: holds no words")
+
+
+def _up_to_words(sentences: Iterator[list[tuple[int, str]]]) -> Iterator[list[tuple[int, str]]]:
+    """The first sentences, up to one of several words."""
+    for lines in sentences:
+        yield lines
+        if len(lines) > 1:
+            return
+
+
+def _are_numbered(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the rows of a sentence begin with 1, 2 and so on, or 0, 1, and hold more."""
+    numbers = [row[0] for row in rows]
+    starts = ([*map(str, range(start, len(rows) + start))] for start in (0, 1))
+    return len(rows) > 1 and min(map(len, rows)) > 1 and numbers in starts
+
+
+@cache  # a file is read several times
+def _tell_columns(path: str, columns: _Columns) -> None:
+    tags = "the last one" if columns.tag == LAST else f"column {columns.tag}"
+    read = "words from column 2" + (f", tags from {tags}" if columns.tag else "")
+    _log.warning(
+        "%s: column 1 numbers the words: reads %s; data.columns, or --column, names others",
+        *(source_name(path), read),
+    )
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,35 @@ def test_comments_of_germeval_are_left_out(tmp_path: Path) -> None:
     assert [one.tags for one in sentences] == [("B-PER", "O"), ("O",)]
 
 
+@pytest.mark.parametrize(
+    ("rows", "tags"),
+    [
+        ("1 Anna B-PER O|2 ran O O", ("B-PER", "O")),  # GermEval: outer tags, then inner ones
+        ("0 Anna O|1 ran B-X", ("O", "B-X")),
+        ("1 Anna anna NOUN|2 ran run VERB", ("NOUN", "VERB")),
+    ],
+)
+def test_words_behind_their_numbers_are_read(
+    rows: str, tags: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The numbers were taken for the words, and GermEval's inner tags for all."""
+    lines = rows.replace(" ", "\t").split("|")
+    (path := tmp_path / "a.tsv").write_text("\n".join([lines[0], "", *lines, ""]))
+    for _ in range(2):
+        first, second = read_conll(str(path))
+        assert (first.words, first.tags) == (("Anna",), tags[:1])
+        assert (second.words, second.tags) == (("Anna", "ran"), tags)
+    assert caplog.text.count("a.tsv: column 1 numbers the words: reads words from column 2") == 1
+    assert next(read_conll(str(path), word=1, tag=2)).words == (lines[0][0],)
+    first, _ = read_conll(str(path), tag=None)
+    assert (first.words, first.tags) == (("Anna",), ())
+
+
+def test_words_that_are_numbers_are_read(tmp_path: Path) -> None:
+    (path := tmp_path / "a.txt").write_text("1\tO\n\n2\tO\n3\tO\n")
+    assert [one.words for one in read_conll(str(path))] == [("1",), ("2", "3")]
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
 def test_tagged_records(name: str, tmp_path: Path) -> None:
     records = [{"tokens": ["Anna", "kam"], "ner_tags": ["B-PER", "O"]}]

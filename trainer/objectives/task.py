@@ -402,7 +402,10 @@ def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
             raise DataError(f"{place}: {LABEL}: {label!r} {why}") from None
     if len(places) < 2:
         there = ", ".join(map(repr, places)) or "none"
-        raise DataError(f"{file.path}: has only one label, {there}; a task needs two")
+        raise DataError(
+            f"{file.path}: has only one label, {there}; a task needs two; if another column holds "
+            "them, name it in data.columns"
+        )
     return _in_order(places)
 
 

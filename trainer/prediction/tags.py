@@ -58,7 +58,7 @@ class TagPredictor(Predictor):
             return read_tagged_records(path, key, labelled=False, encoding=self.facts.encoding)
         if WORD in self.columns and not (word and word.isdecimal() and int(word)):
             raise DataError(f"--column {WORD}={word}: must be the number of a column, from 1")
-        number = int(word) if word and word.isdecimal() else 1
+        number = int(word) if word and word.isdecimal() else None
         has_columns = True if WORD in self.columns else None
         return read_untagged(path, number, self.head.labels, self.facts.encoding, has_columns)
 

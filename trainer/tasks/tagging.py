@@ -107,7 +107,7 @@ class Tagging(TaskConfig):
                 encoding=file.encoding,
             )
         word, tag = (file.column_number(name) for name in (WORD, TAG))
-        return read_conll(str(file.path), word or 1, tag or LAST, file.encoding)
+        return read_conll(str(file.path), word, tag or LAST, file.encoding)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         numbers = {label: number for number, label in enumerate(self.labels)}
