@@ -48,6 +48,7 @@ try:
         data,
         embedding,
         finetuning,
+        listing,
         models,
         prediction,
         results,
@@ -70,6 +71,7 @@ try:
     )
     from commands.ending import unwind_all
     from commands.errors import OneLineErrors
+    from commands.options import VERSION
 except KeyboardInterrupt:  # most of the time of a short command passes here
     sys.exit("tandem: interrupted")
 
@@ -87,6 +89,7 @@ __all__ = [
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@VERSION
 def main() -> None:
     """Pre-train a BERT-family teacher and distil students from it, in one job."""
 
@@ -106,6 +109,7 @@ for command in (
     models.describe_models,
     models.plan_job,
     models.import_model,
+    listing.list_names,
     schema.print_schema,
     results.evaluate,
     results.export,

@@ -60,7 +60,7 @@ def analyze(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """What the attention heads of the model in DIR attend to, and what they are worth.
+    """Tell what the attention heads of a model see, and are worth.
 
     TEXT is a file, or - : each head is disabled in turn, and masked words are predicted. TASK is a
     YAML file, or a name from configs/task/, that DIR was fine-tuned on: its validation examples are

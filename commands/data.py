@@ -88,9 +88,9 @@ def data_build(
     strict: bool,
     **settings: Any,
 ) -> None:
-    """Turn TEXT (files, folders, globs, - for standard input) into WebDataset shards.
+    """Turn TEXT into WebDataset shards.
 
-    Repeating the command resumes an interrupted build.
+    TEXT is files, folders, globs, or - for standard input. Repeating the command resumes an interrupted build.
     """
     from rich.console import Console
 
@@ -147,7 +147,7 @@ def data_check(folder: str) -> None:
 )
 @LEARNER
 def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: str | None) -> None:
-    """Show the padding and a few samples of the job, task or data CONFIG."""
+    """Show padding and a few samples of a job, task or data CONFIG."""
     from rich.console import Console
 
     from data_pipeline.examples.showing import show_examples
@@ -238,9 +238,9 @@ def data_augment(
     candidates: int,
     **settings: Any,
 ) -> None:
-    """Write TinyBERT's augmentation of the training examples of TASK, for its data.train.
+    """Augment the training examples of TASK as TinyBERT does.
 
-    In each of the copies of a text, a word is replaced with the probability by one of its
+    The table that it writes is for `data.train`. In each of the copies of a text, a word is replaced with the probability by one of its
     candidates: those that the model predicts in its place, or, of a word of several pieces, those
     with the nearest word vectors. Repeating the command resumes an interrupted one.
     """
@@ -322,9 +322,9 @@ def data_perturb(
     encoding: str,
     **settings: Any,
 ) -> None:
-    """Write the augmentation of Tang et al. of the training examples of TASK, for its data.train.
+    """Augment the training examples of TASK as Tang et al. do.
 
-    In each of the copies of a text, words are masked, and words are replaced by others of the same
+    The table that it writes is for `data.train`. In each of the copies of a text, words are masked, and words are replaced by others of the same
     part of speech, with these probabilities; with the probability of --ngram only 1 to --longest
     words of it are kept. Repeating the command resumes an interrupted one.
     """

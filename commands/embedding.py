@@ -75,7 +75,7 @@ def embed(
     out: str | None,
     columns: tuple[str, ...],
 ) -> None:
-    """The vectors that the model in DIR gives to each TEXT, and their cosine similarities.
+    """Print the vectors of texts, and their cosine similarities.
 
     A single TEXT may name a file, or be - for standard input: a text a line, or a table with the
     column text. Then each row gets its vector, in JSON lines, or as a row of an array in --out

@@ -31,9 +31,9 @@ MODEL = "teacher.init.pretrained"
 def finetune(
     task: str, overrides: tuple[str, ...], model: str, nproc: int | None, seeds: list[int]
 ) -> None:
-    """Fine-tune the model in a folder on TASK, a file or a name from configs/task/.
+    """Fine-tune the model in a folder on TASK.
 
-    The run is called after the task and the model, unless name=NAME is given. With several seeds
+    TASK is a file, or a name of `tandem list tasks`. The run is called after the task and the model, unless name=NAME is given. With several seeds
     there is a run for each, and their best, mean and standard deviation are reported.
     """
     ignore_write_errors()

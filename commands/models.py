@@ -18,7 +18,10 @@ from configs.typed import shown
 @click.option("--length", type=click.IntRange(min=1), help="Tokens per sequence, for the FLOPs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
-    """Count parameters, bytes and FLOPs of a model CONFIG, or of each model of a job."""
+    """Count parameters, bytes and FLOPs of a job's or one model.
+
+    CONFIG is a model's file, or a job's: then each of its models is counted.
+    """
 
     from configs.strict_json import strict_json
     from model import describe
@@ -123,7 +126,7 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
 def plan_job(
     config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
 ) -> None:
-    """Estimate the memory, time, cost and failures of the job CONFIG on a cluster."""
+    """Estimate memory, time, cost and failures of the job CONFIG."""
     import configs
     from cluster.planning.plan import make_plan
     from cluster.planning.text import describe
@@ -142,7 +145,7 @@ def plan_job(
 @click.argument("folder", type=PATH)
 @click.option("--out", type=PATH, required=True, help="The folder to write.")
 def import_model(folder: str, out: str) -> None:
-    """Convert the Hugging Face checkpoint in FOLDER into a teacher or student."""
+    """Convert a Hugging Face checkpoint into a teacher or student."""
     from model import describe, import_folder
 
     size = describe(import_folder(folder, out).config)

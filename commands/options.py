@@ -22,6 +22,7 @@ class Number(click.FloatRange):
         return number
 
 
+DISTRIBUTION = "tandem-distill"
 MAX_DIGITS = 18  # a number of this many digits fits into 64 bits
 
 
@@ -52,6 +53,26 @@ class Encoding(click.ParamType):
         return str(value)
 
 
+def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    if not asked or context.resilient_parsing:
+        return
+    try:
+        click.echo(f"tandem {version(DISTRIBUTION)}")
+    except PackageNotFoundError:
+        click.echo("tandem, of a version that only `pip install` notes")
+    context.exit()
+
+
+VERSION = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
 PATH = NotEmpty("path")  # a file, a folder, or the name of a run or config
 TEXT = NotEmpty("text")
 ENCODING = Encoding()

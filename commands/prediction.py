@@ -55,9 +55,9 @@ def predict(
     candidates: str | None,
     top: int | None,
 ) -> None:
-    """Apply the fine-tuned model in DIR to the examples in INPUT, a file or - .
+    """Apply the fine-tuned model in DIR to the examples in INPUT.
 
-    INPUT has the form of the task's own files; labels are not read. A .txt file and - hold a text
+    INPUT is a file, or - for standard input. It has the form of the task's own files; labels are not read. A .txt file and - hold a text
     a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
     JSON. For a tagger that may be raw text, a sentence a line. A row without a text gets null. Long
     sentences and passages are read in windows; other long texts are cut, and counted on stderr. For

@@ -36,8 +36,9 @@ def evaluate(
     untrained: bool,
     nproc: int | None,
 ) -> None:
-    """Score RUN's learners on held-out text or examples, or a finished model in DIR on a file.
+    """Score a RUN's learners, a model in DIR, or a suite of models.
 
+    RUN's learners are scored on its held-out text or examples, a finished model on a file.
     DIR is an export or an imported model, and data.validation=FILE holds labelled examples of its
     task. Columns, lengths and labels are those of its training; other job keys about data, and
     teacher.objective.TASK, change how FILE is read and scored.

@@ -21,7 +21,10 @@ _WAIT = click.option(
 @click.argument("run", type=PATH)
 @_WAIT
 def stop(run: str, wait: float) -> None:
-    """Make the job of RUN save and end, and cancel the rest of its chain; works from any node."""
+    """Make the job of RUN save and end, from any node.
+
+    The rest of its chain is cancelled.
+    """
     from cluster.commands import cancel_waiting
     from trainer.checkpoint import live_owner
     from trainer.run_folder.folder import RunFolder
@@ -55,7 +58,7 @@ def _ask(run: str, kind: str, wait: float) -> None:
 @click.option("--step", type=int, required=True, help="The step of the checkpoint to start from.")
 @click.option("--name", type=TEXT, required=True, help="The new run's name.")
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
-    """Create a new run from a checkpoint of RUN, with changes of its config.
+    """Create a run from a checkpoint of RUN, with other settings.
 
     Every key may change but the shape of the teacher. --name names the new run.
     """
@@ -73,7 +76,10 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
 @click.command()
 @click.argument("run", type=PATH)
 def sync(run: str) -> None:
-    """Make Weights & Biases match RUN's metrics.jsonl; offline without a key."""
+    """Make Weights & Biases match RUN's metrics.jsonl.
+
+    Without a key this is done offline.
+    """
     from trainer.record.syncing import sync as sync_run
     from trainer.run_folder.folder import RunFolder
 

@@ -12,9 +12,9 @@ from commands.options import PATH
 @click.command("schema")
 @click.argument("plugins", type=PATH, nargs=-1)
 def print_schema(plugins: tuple[str, ...]) -> None:
-    """Print the JSON schema of a job, with the keys that PLUGINS add (Python files).
+    """Print the JSON schema of a job, for editors.
 
-    An editor that reads it completes and checks job files; docs/reference.md says how.
+    It has the keys that PLUGINS add (Python files). An editor that reads it completes and checks job files; docs/reference.md says how.
     """
     from commands.reference import schema_of
     from trainer.config import JobConfig

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
 def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
-    """Store the predictions of the frozen teacher of the job CONFIG, for jobs that read them.
+    """Store the predictions of the frozen teacher of a job.
 
-    The section teacher.stored says where, and how many logits. Repeating the command writes what
+    Other jobs can read them. The section teacher.stored says where, and how many logits. Repeating the command writes what
     is missing. Also the entry point of each rank under srun and torchrun.
     """
     ignore_write_errors()

@@ -48,7 +48,10 @@ def tokenizer_train(
     separator: str | None,
     text_field: str | None,
 ) -> None:
-    """Train a tokenizer on TEXT files, which are read as `data build` reads them."""
+    """Train a tokenizer on TEXT.
+
+    TEXT is read as `data build` reads it: files, folders, globs, or - for standard input.
+    """
     from data_pipeline.building.reporting import problem_lines, skipped_lines
     from data_pipeline.text.documents import PROBLEMS_SHOWN
     from data_pipeline.text.formats import ReadOptions
@@ -82,9 +85,9 @@ def tokenizer_train(
 def tokenizer_compare(
     text: str, tokenizers: tuple[str, ...], separator: str | None, text_field: str | None
 ) -> None:
-    """Compare what each TOKENIZER makes of TEXT, which is read as `data build` reads it.
+    """Compare what each TOKENIZER makes of TEXT.
 
-    Words stand between white space. A word is unknown if a part of it is. A character is lost if
+    TEXT is read as `data build` reads it. Words stand between white space. A word is unknown if a part of it is. A character is lost if
     the tokenizer's normalizer removes it, its accent or its vowel sign.
     """
     from data_pipeline.text.formats import ReadOptions

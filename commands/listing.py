@@ -1,0 +1,94 @@
+"""The command that lists what is shipped, by name, with a line that says what each is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+import click
+
+# The kinds of shipped files, as the command names them, and their folders in configs/.
+FILES = {
+    "models": "model",
+    "jobs": "job",
+    "tasks": "task",
+    "data": "data",
+    "clusters": "cluster",
+    "devices": "device",
+    "suites": "suite",
+}
+REGISTRIES = ("terms", "optimizers", "schedules")
+LONGEST = 120  # characters of a line that keeps what follows its colon
+_SENTENCE = re.compile(r".+?(?:(?<!\bal)[.?](?=\s)|$)")  # "et al." ends none
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice([*FILES, *REGISTRIES]), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_names(kind: str | None, as_json: bool) -> None:
+    """List the shipped models, jobs, tasks, terms and so on.
+
+    With a KIND, each has a line that says what it is.
+    """
+    from configs.strict_json import strict_json
+
+    entries = {name: _entries(name) for name in ([kind] if kind else [*FILES, *REGISTRIES])}
+    if as_json:
+        click.echo(strict_json(entries[kind] if kind else entries))
+        return
+    formatter = click.HelpFormatter(max_width=100)
+    if kind:
+        formatter.write_dl(list(entries[kind].items()))
+    else:
+        for name, lines in entries.items():
+            formatter.write_text(f"{name}: {', '.join(lines)}")
+        formatter.write_text(f"`tandem list {next(iter(FILES))}` says what each of them is.")
+    click.echo(formatter.getvalue(), nl=False)
+
+
+def _entries(kind: str) -> Mapping[str, str]:
+    """The names of a kind, each with its line."""
+    from configs import SHIPPED
+    from configs.declared import purpose
+
+    if kind in FILES:
+        files = sorted((SHIPPED / FILES[kind]).glob("*.yaml"))
+        return {path.stem: first_sentence(_comment(path.read_text("utf-8"))) for path in files}
+    return {name: first_sentence(purpose(schema)) for name, schema in _registry(kind).items()}
+
+
+def _registry(kind: str) -> Mapping[str, Any]:
+    """The configs of a registry, by name."""
+    from configs.kinds import kinds_of
+
+    if kind == "terms":
+        import trainer.tasks  # noqa: F401 - registers the terms of tasks
+        from trainer.objectives.term import registered_terms
+
+        return registered_terms()
+    if kind == "optimizers":
+        import trainer.optimizers.kinds  # noqa: F401 - registers them
+        from trainer.optimizers.config import OptimizerConfig
+
+        return kinds_of(OptimizerConfig)
+    import trainer.schedules.kinds  # noqa: F401 - registers them
+    from trainer.schedules.learning_rate import ScheduleConfig
+
+    return kinds_of(ScheduleConfig)
+
+
+def _comment(text: str) -> str:
+    """The comment that opens a file, up to its first example of a command, on one line."""
+    opening = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    lines = [line[2:] for line in opening if "yaml-language-server" not in line]
+    commands = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    return " ".join(lines[: commands[0] if commands else None])
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, up to its colon where it is long, without a mark at its end."""
+    match = _SENTENCE.match(text)
+    sentence = match[0] if match else ""
+    return (sentence.partition(": ")[0] if len(sentence) > LONGEST else sentence).rstrip(".: ")
