@@ -90,7 +90,8 @@ def data_build(
 ) -> None:
     """Turn TEXT into WebDataset shards.
 
-    TEXT is files, folders, globs, or - for standard input. Repeating the command resumes an interrupted build.
+    TEXT is files, folders, globs, or - for standard input. Repeating the command resumes an
+    interrupted build.
     """
     from rich.console import Console
 
@@ -240,9 +241,10 @@ def data_augment(
 ) -> None:
     """Augment the training examples of TASK as TinyBERT does.
 
-    The table that it writes is for `data.train`. In each of the copies of a text, a word is replaced with the probability by one of its
-    candidates: those that the model predicts in its place, or, of a word of several pieces, those
-    with the nearest word vectors. Repeating the command resumes an interrupted one.
+    The table that it writes is for `data.train`. In each of the copies of a text, a word is
+    replaced with the probability by one of its candidates: those that the model predicts in its
+    place, or, of a word of several pieces, those with the nearest word vectors. Repeating the
+    command resumes an interrupted one.
     """
     from data_pipeline.augmentation.replacement import Replacement
     from trainer.augmentation.replacing import Replacing
@@ -324,9 +326,10 @@ def data_perturb(
 ) -> None:
     """Augment the training examples of TASK as Tang et al. do.
 
-    The table that it writes is for `data.train`. In each of the copies of a text, words are masked, and words are replaced by others of the same
-    part of speech, with these probabilities; with the probability of --ngram only 1 to --longest
-    words of it are kept. Repeating the command resumes an interrupted one.
+    The table that it writes is for `data.train`. In each of the copies of a text, words are masked,
+    and words are replaced by others of the same part of speech, with these probabilities; with the
+    probability of --ngram only 1 to --longest words of it are kept. Repeating the command resumes
+    an interrupted one.
     """
     from data_pipeline.augmentation.perturbation import Perturbation
     from trainer.augmentation.perturbing import Perturbing, TaggedFile

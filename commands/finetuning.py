@@ -33,8 +33,9 @@ def finetune(
 ) -> None:
     """Fine-tune the model in a folder on TASK.
 
-    TASK is a file, or a name of `tandem list tasks`. The run is called after the task and the model, unless name=NAME is given. With several seeds
-    there is a run for each, and their best, mean and standard deviation are reported.
+    TASK is a file, or a name of `tandem list tasks`. The run is called after the task and the
+    model, unless name=NAME is given. With several seeds there is a run for each, and their best,
+    mean and standard deviation are reported.
     """
     ignore_write_errors()
     if not Path(model).is_dir():

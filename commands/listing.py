@@ -20,7 +20,7 @@ FILES = {
     "suites": "suite",
 }
 REGISTRIES = ("terms", "optimizers", "schedules")
-LONGEST = 120  # characters of a line that keeps what follows its colon
+LONGEST = 120  # characters of a line that is not cut at a colon or semicolon
 _SENTENCE = re.compile(r".+?(?:(?<!\bal)[.?](?=\s)|$)")  # "et al." ends none
 
 
@@ -64,12 +64,12 @@ def _registry(kind: str) -> Mapping[str, Any]:
     from configs.kinds import kinds_of
 
     if kind == "terms":
-        import trainer.tasks  # noqa: F401 - registers the terms of tasks
+        import trainer.tasks
         from trainer.objectives.term import registered_terms
 
         return registered_terms()
     if kind == "optimizers":
-        import trainer.optimizers.kinds  # noqa: F401 - registers them
+        import trainer.optimizers.kinds
         from trainer.optimizers.config import OptimizerConfig
 
         return kinds_of(OptimizerConfig)
@@ -88,7 +88,10 @@ def _comment(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a text, up to its colon where it is long, without a mark at its end."""
+    """The first sentence of a text, without a mark at its end; a long one, up to a colon in it."""
     match = _SENTENCE.match(text)
     sentence = match[0] if match else ""
-    return (sentence.partition(": ")[0] if len(sentence) > LONGEST else sentence).rstrip(".: ")
+    marks = [mark.start() for mark in re.finditer("[:;] ", sentence[:LONGEST])]
+    if len(sentence) > LONGEST and marks:
+        sentence = sentence[: marks[-1]]
+    return sentence.rstrip(".: ")

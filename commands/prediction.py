@@ -57,14 +57,14 @@ def predict(
 ) -> None:
     """Apply the fine-tuned model in DIR to the examples in INPUT.
 
-    INPUT is a file, or - for standard input. It has the form of the task's own files; labels are not read. A .txt file and - hold a text
-    a line, or two with a tab between them, for tasks about texts; for questions, - holds SQuAD's
-    JSON. For a tagger that may be raw text, a sentence a line. A row without a text gets null. Long
-    sentences and passages are read in windows; other long texts are cut, and counted on stderr. For
-    retrieval INPUT holds queries: each gives its vector, or, with --documents, a ranking.
-    Prints one JSON object per line; its "row" is the line or row of INPUT that it answers, from 1.
-    With --speed it names the layer at which the example left. What comes through a pipe is answered
-    as soon as its writer waits.
+    INPUT is a file, or - for standard input. It has the form of the task's own files; labels are
+    not read. A .txt file and - hold a text a line, or two with a tab between them, for tasks about
+    texts; for questions, - holds SQuAD's JSON. For a tagger that may be raw text, a sentence a
+    line. A row without a text gets null. Long sentences and passages are read in windows; other
+    long texts are cut, and counted on stderr. For retrieval INPUT holds queries: each gives its
+    vector, or, with --documents, a ranking. Prints one JSON object per line; its "row" is the line
+    or row of INPUT that it answers, from 1. With --speed it names the layer at which the example
+    left. What comes through a pipe is answered as soon as its writer waits.
     """
     from data_pipeline.text.text_files import STDIN
     from trainer.device import own_device

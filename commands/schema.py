@@ -14,7 +14,8 @@ from commands.options import PATH
 def print_schema(plugins: tuple[str, ...]) -> None:
     """Print the JSON schema of a job, for editors.
 
-    It has the keys that PLUGINS add (Python files). An editor that reads it completes and checks job files; docs/reference.md says how.
+    It has the keys that PLUGINS add (Python files). An editor that reads it completes and checks
+    job files; docs/reference.md says how.
     """
     from commands.reference import schema_of
     from trainer.config import JobConfig

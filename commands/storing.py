@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Store the predictions of the frozen teacher of a job.
 
-    Other jobs can read them. The section teacher.stored says where, and how many logits. Repeating the command writes what
-    is missing. Also the entry point of each rank under srun and torchrun.
+    Other jobs can read them. The section teacher.stored says where, and how many logits. Repeating
+    the command writes what is missing. Also the entry point of each rank under srun and torchrun.
     """
     ignore_write_errors()
 

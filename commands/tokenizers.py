@@ -87,8 +87,9 @@ def tokenizer_compare(
 ) -> None:
     """Compare what each TOKENIZER makes of TEXT.
 
-    TEXT is read as `data build` reads it. Words stand between white space. A word is unknown if a part of it is. A character is lost if
-    the tokenizer's normalizer removes it, its accent or its vowel sign.
+    TEXT is read as `data build` reads it. Words stand between white space. A word is unknown if a
+    part of it is. A character is lost if the tokenizer's normalizer removes it, its accent or its
+    vowel sign.
     """
     from data_pipeline.text.formats import ReadOptions
     from data_pipeline.tokenization.comparison import compare

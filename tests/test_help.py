@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 
 import click
 import pytest
+import tomllib
 from click.testing import CliRunner
 
 from tandem import main
@@ -25,7 +25,7 @@ def every_command(group: click.Group, *above: str) -> Iterator[list[str]]:
             yield [*above, name]
 
 
-@pytest.mark.parametrize("words", list(every_command(main)), ids=lambda words: "-".join(words) or "main")
+@pytest.mark.parametrize("words", list(every_command(main)), ids=" ".join)
 def test_no_help_is_cut_short_at_80_columns(words):
     shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80)
     assert shown.exit_code == 0
