@@ -101,6 +101,7 @@ for command in (
     storing.store,
     finetuning.finetune,
     submission.submit,
+    submission.preflight,
     submission.status,
     runs.stop,
     runs.checkpoint,

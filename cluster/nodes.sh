@@ -1,7 +1,7 @@
 # shellcheck disable=SC2154,SC2034 # other parts assign what is not assigned here, or use it
 # The check of the nodes, and which of them the next start does without.
 #
-# `cluster.preflight` prints a line for each node: `ok NODE`, `bad NODE: REASON` (its own fault),
+# `tandem preflight` prints a line for each node: `ok NODE`, `bad NODE: REASON` (its own fault),
 # `cut NODE: REASON` (it cannot communicate, and another node may be to blame), or
 # `wrong NODE: REASON` (the same on every node). A node that prints none is silent.
 
@@ -10,7 +10,7 @@ day=86400 # seconds for which a bad node is left out
 check_nodes() { # sets $bad to the nodes at fault, and $shared where the fault is common to all
   local out all words
   out=$(mktemp) || return
-  supervise timeout --kill-after=10 150 srun "${check_srun[@]}" --chdir="$submission/code" \
+  supervise timeout --kill-after=10 150 srun "${check_srun[@]}" \
     --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
     "${check[@]}" "$run" "$gpus" "$min_free_gb" >"$out" 2>&1
   [ "$warned$ended" = nono ] || return # it was interrupted, and who has not answered yet may be well

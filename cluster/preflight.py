@@ -1,4 +1,4 @@
-"""One check per node before training: ``python -m cluster.preflight RUN GPUS MIN_FREE_GB``.
+"""One check per node before training: ``tandem preflight RUN GPUS MIN_FREE_GB``.
 
 Each node prints ``ok NODE``, ``bad NODE: REASON``, ``cut NODE: REASON`` for a connection that fails
 at either end, or ``wrong NODE: REASON`` for a fault that every node shares. The batch script treats
@@ -234,7 +234,3 @@ def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> Fault | None:
     if totals == {ranks.world_size}:
         return None
     return "cut", f"all-reduce gave {min(totals)} of {ranks.world_size}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

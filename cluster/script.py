@@ -178,7 +178,6 @@ def _tasks(cluster: ClusterConfig) -> dict[str, str]:
 
 def _work(job: Job, cluster: ClusterConfig) -> str:
     """The shell variables that describe the job."""
-    check = [job.python, "-m", "cluster.preflight"]
     lines = [
         "# What runs",
         f"run={_quote(str(job.run))}",
@@ -186,7 +185,7 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
         f"stages=({' '.join(job.work.stages)})",
         *(_array(stage, _command(job, cluster, stage)) for stage in job.work.stages),
         f"stored={_quote(job.work.stored) if job.work.stored else ''}",
-        _array("check", [*cluster.container, *check]),
+        _array("check", [*_program(job, cluster), "preflight"]),
         _array("srun", _srun(cluster)),
         _array("check_srun", _srun(cluster, RESHAPING)),
         f"ranks={cluster.ranks}  # per node",
@@ -219,8 +218,12 @@ def _command(job: Job, cluster: ClusterConfig, stage: str) -> list[str]:
         words = [*(["--suite", config] if job.work.suite else []), *job.work.arguments]
         if job.work.suite and not cluster.gpus:
             words += ["--nproc", str(cluster.ranks)]
-    program = [job.python, f"{job.submission}/code/tandem.py", stage]
-    return [*cluster.container, *program, *words]
+    return [*_program(job, cluster), stage, *words]
+
+
+def _program(job: Job, cluster: ClusterConfig) -> list[str]:
+    """Tandem, of which no module is hidden by the user's, in whatever folder it starts."""
+    return [*cluster.container, job.python, f"{job.submission}/code/tandem.py"]
 
 
 def _environment(cluster: ClusterConfig) -> str:

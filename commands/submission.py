@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -230,6 +231,17 @@ def _is_override(word: str, before: str) -> bool:
     return not may_be_a_value or key.split(".")[0] in {
         one.name for one in dataclasses.fields(JobConfig)
     }
+
+
+@click.command(hidden=True)
+@click.argument("run", type=PATH)
+@click.argument("gpus", type=int)
+@click.argument("min_free_gb", type=float)
+def preflight(run: str, gpus: int, min_free_gb: float) -> None:
+    """Check this node; the batch script of a job runs it on each, before the ranks."""
+    from cluster.preflight import main as check
+
+    sys.exit(check(Path(run), gpus, min_free_gb))
 
 
 @click.command()

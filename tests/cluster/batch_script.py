@@ -15,7 +15,7 @@ from tests.waiting import SECONDS, until
 FAKES = {
     "srun": """
         case "$*" in
-        *cluster.preflight*) eval "${PREFLIGHT:-echo ok n1; echo ok n2}" ;;
+        *"tandem.py preflight"*) eval "${PREFLIGHT:-echo ok n1; echo ok n2}" ;;
         *) eval "$TRAIN" ;;
         esac
     """,

@@ -10,6 +10,7 @@ import pytest
 from cluster import preflight
 from cluster.local import becoming, launch
 from cluster.ranks import Ranks, free_port
+from cluster.slurm import SOURCE
 
 
 def test_run_folder(tmp_path):
@@ -72,7 +73,7 @@ def test_gpu_memory_as_nvidia_smi_sees_it(says, fault, tmp_path, monkeypatch):
 
 def test_ranks_that_meet(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    argv = [sys.executable, "-m", "cluster.preflight", str(tmp_path), "0", "0.001"]
+    argv = [sys.executable, str(SOURCE / "tandem.py"), "preflight", str(tmp_path), "0", "0.001"]
     assert launch(becoming(argv), 2) == 0
     assert capfd.readouterr().out == "ok n1\n"
 
@@ -126,6 +127,6 @@ def test_whom_most_peers_miss_is_cut_off():
 @pytest.mark.skipif(not preflight.torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpus_compute_and_meet(tmp_path):
     """On a machine with a GPU: the device check, and a sum over NCCL."""
-    command = [sys.executable, "-m", "cluster.preflight", str(tmp_path), "1", "0.001"]
+    command = [sys.executable, str(SOURCE / "tandem.py"), "preflight", str(tmp_path), "1", "0.001"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.stdout.startswith("ok "), result.stdout + result.stderr

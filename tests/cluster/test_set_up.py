@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -156,6 +157,16 @@ def test_a_failure_on_a_bad_node_is_the_nodes(tmp_path):
     assert (event, code) == ("requeue", 1)
     assert "GPU 0 is gone" in why
     assert run.calls[-1] == "update jobid=7 ExcNodeList=n2"
+
+
+def test_a_users_folder_cluster_does_not_hide_the_check(tmp_path):
+    """In a container the check may start in any folder."""
+    (tmp_path / "mine/cluster").mkdir(parents=True)
+    (tmp_path / "mine/cluster/__init__.py").write_text("raise SystemExit('not Tandem')")
+    run = Run(tmp_path, preflight=True, nodes="1", container=["env"], min_free_gb=0.0)
+    words = f'cd mine; while [ "$1" != python ]; do shift; done; shift; {sys.executable} "$@"'
+    alone = {"SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    assert run.end("finish", PREFLIGHT=words, **alone) == ("done", 0, "finished"), run.output
 
 
 def test_preflight_runs_where_the_ranks_do(tmp_path):

@@ -226,7 +226,7 @@ def test_a_container_and_modules(
     calls = record.read_text().splitlines()
     assert calls.count("module load cuda/12.4") == 1
     inside = [call for call in calls if call.startswith("apptainer exec my image.sif")]
-    assert sum("cluster.preflight" in call for call in inside) == 2  # on each node
+    assert sum(" preflight " in call for call in inside) == 2  # on each node
     assert sum(" train " in call for call in inside) == 4  # each rank
 
 

@@ -19,6 +19,11 @@ NOTED = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS", "SITE")
 
 
 def main() -> int:
+    if sys.argv[1] == "preflight":
+        from cluster import preflight
+
+        run, gpus, gigabytes = sys.argv[2:]
+        return preflight.main(Path(run), int(gpus), float(gigabytes))
     assert sys.argv[1] == "train"
     config = json.loads(Path(sys.argv[2]).read_text())
     config |= dict(override.split("=", 1) for override in sys.argv[3:])
