@@ -123,7 +123,11 @@ def _examples(
 
     if not _is_task(named):
         return TextExamples(model, folder, named, length, limit)
-    job = task_job(named, (assignment("teacher.init.pretrained", folder), *overrides))
+    words = (assignment("teacher.init.pretrained", folder), *overrides)
+    job = task_job(named, words)
+    longest = model.config.longest_sequence
+    if longest and longest < job.data.sequence_length:  # of the task; a user's is refused
+        job = task_job(named, (assignment("data.sequence_length", longest), *words))
     return TaskExamples(model, folder, job, limit)
 
 

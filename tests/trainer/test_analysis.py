@@ -183,6 +183,21 @@ def test_an_analysis_on_a_task(classifier: Path, files: Path, tmp_path: Path) ->
     assert "href=" not in page
 
 
+def test_a_task_is_read_at_the_length_of_the_model(
+    classifier: Path, files: Path, tmp_path: Path
+) -> None:
+    """The task's own length of 128 was refused for a model of 64 positions."""
+    moods = files / "moods.tsv"
+    task = [classifier, "single_sentence", f"data.train={moods}", f"data.validation={moods}"]
+    task += [f"output_dir={tmp_path}", "--out", tmp_path / "out", "--examples", 2]
+    found = json.loads(run(*task, "--json"))
+    score = found["scores"]["single_sentence_accuracy"]
+    assert score == pytest.approx(by_transformers(classifier))
+    assert "max_positions: too few for data.sequence_length 96" in refused(
+        *task, "data.sequence_length=96"
+    )
+
+
 def by_transformers(folder: Path) -> float:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     read, right = AutoTokenizer.from_pretrained(folder), []
