@@ -65,7 +65,12 @@ def run(command: list[object], folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+QUICK = ("console script", "file")
+
+
+@pytest.mark.parametrize(
+    "entry", [pytest.param(e, marks=() if e in QUICK else pytest.mark.slow) for e in ENTRIES]
+)
 def test_an_entry_imports_its_own_packages(entry: str, user_folder: Path) -> None:
     shown = run([*ENTRIES[entry], "model", "bert_tiny", "--json"], user_folder)
     assert json.loads(shown)["parameters"] == 4_385_920
@@ -86,6 +91,7 @@ def test_a_module_that_was_imported_under_a_package_s_name_is_named(tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_processes_that_a_command_starts_do_too(user_folder: Path, corpus: Path) -> None:
     """The workers of a build, a run's ranks, its Weights & Biases process, and its report."""
     text = user_folder / "text.txt"

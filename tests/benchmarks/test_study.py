@@ -397,6 +397,7 @@ def a_step(name: str, **parts: float) -> dict[str, float]:
     return {f"{name}/seconds_{part}": taken for part, taken in parts.items()}
 
 
+@pytest.mark.slow
 def test_what_an_arm_costs(timed, tmp_path, capsys):
     """Seconds per step, times the number of steps that the learner takes part in."""
     timed(
@@ -410,6 +411,7 @@ def test_what_an_arm_costs(timed, tmp_path, capsys):
     assert told == {"teacher": "400.0", "student": "300.0"}
 
 
+@pytest.mark.slow
 def test_what_a_teacher_costs_that_finishes_first(timed, tmp_path, capsys):
     """Its 600 steps of training in full, then a forward in each of 600 steps."""
     student = a_step("students/narrow", forward=0.25, backward=0.25)
@@ -424,6 +426,7 @@ def test_what_a_teacher_costs_that_finishes_first(timed, tmp_path, capsys):
     assert told == {"teacher": "1350.0", "narrow": "300.0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arm", "halved"), [("finished_1", True), ("joint_1", False)])
 def test_both_steps_of_a_teacher_that_finishes_first_are_timed(arm, halved, tmp_path, monkeypatch):
     overrides: list[str] = []

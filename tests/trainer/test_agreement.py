@@ -159,6 +159,11 @@ def agreements(folder: Path, task: str) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("task", DATA)
+QUICK = ("single_sentence", "span")
+
+
+@pytest.mark.parametrize(
+    "task", [pytest.param(t, marks=() if t in QUICK else pytest.mark.slow) for t in DATA]
+)
 def test_labelled_examples_have_no_tokens_to_agree_about(tasks, task) -> None:
     assert run_distributed(agreements, 1, tasks, task) == [[None] * 4]

@@ -126,6 +126,7 @@ def patient(job: Path, runs: Path, *words: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_students_of_a_frozen_teacher_stop_when_they_do_not_get_better(job, run, tmp_path) -> None:
     words = patient(job, tmp_path)
     two = RunFolder(Path(run_distributed(finished, 2, job, "name=two", *words)[0]))

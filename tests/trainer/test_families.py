@@ -35,6 +35,7 @@ from trainer.job_data.examples import with_examples
 from trainer.learner_config import InitConfig
 from trainer.learners.first_weights import from_folder
 
+pytestmark = pytest.mark.slow
 SIZES = "hidden_size: 16, layers: 3, heads: 2, ffn_size: 24, vocab_size: 600, max_positions: 66"
 FAMILIES = {
     "bert": "base: bert_base",

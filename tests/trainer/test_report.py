@@ -393,6 +393,7 @@ def test_a_live_page_loads_itself_again_and_a_finished_one_does_not(make):
     assert 'http-equiv="refresh"' not in write_report(folder).read_text()
 
 
+@pytest.mark.slow
 def test_a_live_report_is_written_beside_training(make):
     folder = make(results=False)
     report = LiveReport(folder)
