@@ -95,7 +95,7 @@ class TaskFilesConfig(Section):
     root: Annotated[
         str,
         PATH,
-        Doc("The folder of these files; a name may leave out .gz, .xz, .zst or .zip."),
+        Doc("The folder of these files; a name may leave out .gz, .bz2, .xz, .zst or .zip."),
     ] = ""
     columns: Annotated[
         dict[str, str],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import lzma
@@ -22,9 +23,10 @@ from data_pipeline.remote import PIPE, is_remote, name_of, open_remote, size_of
 
 STDIN = "-"
 LONGEST_WINDOW = 1 << 31  # bytes, as of `zstd --long=31`; the library itself stops at 128 MiB
-COMPRESSED = (".gz", ".xz", ".zst", ".zip")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _PACKED = {
     b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
     b"\xfd7zXZ\x00": ".xz",
     b"\x28\xb5\x2f\xfd": ".zst",
     b"PK\x03\x04": ".zip",
@@ -110,6 +112,8 @@ def _packing_of(file: BinaryIO) -> str | None:
 def _unpacked(path: str, file: BinaryIO, suffix: str | None) -> BinaryIO:
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if suffix == ".bz2":
+        return bz2.BZ2File(file)  # type: ignore[return-value]
     if suffix == ".xz":
         return lzma.LZMAFile(file)  # type: ignore[return-value]
     if suffix == ".zst":

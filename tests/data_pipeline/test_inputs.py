@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
@@ -48,6 +49,7 @@ def write_all(folder: Path) -> list[Path]:
         for suffix, packed in (
             ("", data),
             (".gz", gzip.compress(data[:700]) + gzip.compress(data[700:])),
+            (".bz2", bz2.compress(data[:800]) + bz2.compress(data[800:])),
             (".xz", lzma.compress(data)),
             (".zst", zstandard.compress(data[:900]) + zstandard.compress(data[900:])),
         ):
@@ -179,6 +181,7 @@ def test_problems_have_file_and_line(tmp_path: Path, tokenizer_dir: Path) -> Non
 def test_broken_files_are_one_line(tmp_path: Path) -> None:
     for name, whole in (
         ("a.txt.gz", gzip.compress(b"text " * 9000)),
+        ("a.txt.bz2", bz2.compress(b"text " * 9000)),
         ("a.txt.xz", lzma.compress(b"text " * 9000)),
         ("a.txt.zst", zstandard.compress(b"text " * 9000)),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
@@ -31,6 +32,7 @@ COLUMNS = {"text": "review", "label": "stars"}
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
+    ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
