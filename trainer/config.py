@@ -43,6 +43,7 @@ from trainer.tracking import tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
 LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
+TAG = Matches(r"(?s:.{1,64})", "of 1 to 64 characters")
 
 
 class FolderName(Rule):
@@ -170,6 +171,19 @@ class LogConfig(Section):
         Doc("The mode of Weights & Biases; auto: online if there is a key, otherwise offline."),
     ] = "auto"
     project: Annotated[str, NOT_EMPTY, Doc("The project in Weights & Biases.")] = "tandem"
+    entity: Annotated[str, Doc("The user or team that owns the run there; empty: your own.")] = ""
+    group: Annotated[str, Doc("The group of the run there, such as a sweep; empty: none.")] = ""
+    job_type: Annotated[str, Doc("The type of the run there, such as pretrain; empty: none.")] = ""
+    tags: Annotated[list[Annotated[str, TAG]], Doc("The tags of the run there.")] = field(
+        default_factory=list
+    )
+    notes: Annotated[str, Doc("A description of the run there.")] = ""
+
+    @property
+    def wandb_run(self) -> dict[str, Any]:
+        """The arguments of ``wandb.init`` that say where a run belongs and what it is."""
+        names = ("project", "entity", "group", "job_type", "tags", "notes")
+        return {name: getattr(self, name) or None for name in names}
 
 
 @dataclass

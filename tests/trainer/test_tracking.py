@@ -15,6 +15,7 @@ from tests.waiting import until
 from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
 from trainer.checkpoint.attempts import Attempt
+from trainer.config import LogConfig
 from trainer.run_folder.metrics_log import MetricsLog, resume
 from trainer.tracking import tracking
 from trainer.tracking.tracking import current_id, first_id
@@ -50,8 +51,13 @@ def run(tmp_path):
     return new_run(tmp_path)
 
 
+ABOUT = LogConfig(
+    entity="lab", group="sweep", job_type="pretrain", tags=["a", "b"], notes="why"
+).wandb_run
+
+
 def start(run, mode="offline", run_id="abcd1234", **how):
-    follower = tracking.start(run, mode=mode, project="tandem", run_id=run_id, **how)
+    follower = tracking.start(run, mode=mode, about=ABOUT, run_id=run_id, **how)
     assert follower is not None
     return follower
 
@@ -98,7 +104,10 @@ def test_name_config_axes_and_results(followed):
     for record in records(offline_folder(followed) / "run-abcd1234.wandb"):
         if record.HasField("run"):
             config.update({i.key: json.loads(i.value_json) for i in record.run.config.update})
-            assert (record.run.project, record.run.display_name) == ("tandem", "demo")
+            told = record.run
+            assert (told.project, told.display_name) == ("tandem", "demo")
+            assert (told.entity, told.run_group, told.job_type) == ("lab", "sweep", "pretrain")
+            assert (list(told.tags), told.notes) == (["a", "b"], "why")
         if record.HasField("metric"):
             axes[record.metric.glob_name or record.metric.name] = record.metric.step_metric
         for item in record.summary.update:
@@ -147,7 +156,7 @@ import os, pathlib, signal, sys
 from trainer.tracking import tracking
 from trainer.run_folder.metrics_log import MetricsLog
 run = pathlib.Path(sys.argv[1])
-tracking.start(run, mode="offline", project="tandem", run_id="abcd1234")
+tracking.start(run, mode="offline", about={"project": "tandem"}, run_id="abcd1234")
 with MetricsLog(run / "metrics.jsonl") as log:
     for step in range(50):
         log.append({"step": step})
@@ -210,9 +219,9 @@ def test_a_key_that_wandb_refuses_means_offline(run, monkeypatch):
 
 
 def test_off_starts_nothing(run, monkeypatch):
-    assert tracking.start(run, mode="disabled", project="tandem", run_id="abcd1234") is None
+    assert tracking.start(run, mode="disabled", about=ABOUT, run_id="abcd1234") is None
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert tracking.start(run, mode="auto", project="tandem", run_id="abcd1234") is None
+    assert tracking.start(run, mode="auto", about=ABOUT, run_id="abcd1234") is None
 
 
 def test_a_follower_that_dies_does_not_disturb(run):
@@ -223,7 +232,7 @@ def test_a_follower_that_dies_does_not_disturb(run):
     (run / "logs" / "wandb.log").unlink()
     (run / "logs").rmdir()
     (run / "logs").write_text("not a folder")
-    assert tracking.start(run, mode="offline", project="tandem", run_id="abcd1234") is None
+    assert tracking.start(run, mode="offline", about=ABOUT, run_id="abcd1234") is None
 
 
 def assert_key_is_nowhere(run):
@@ -347,7 +356,7 @@ def test_online_a_requeued_run_goes_on_and_sync_puts_it_right(run, monkeypatch):
         attempt(verify=True)
         truth = [(i, 1.0 if i <= 4 else 2.0) for i in range(1, 12)]
         assert steps_and_losses("abcd1234-2") == truth
-        assert server.runs["abcd1234"]["tags"] == ["superseded"]
+        assert server.runs["abcd1234"]["tags"] == ["a", "b", "superseded"]
         (run / "evaluation.json").write_text(json.dumps(EVALUATION))
         attempt(verify=True, completed=True, models=MODELS)
         assert steps_and_losses("abcd1234-2") == truth

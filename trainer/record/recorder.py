@@ -69,7 +69,7 @@ class Recorder:
         self._tracking = tracking.start(
             folder.path,
             mode=config.log.wandb,
-            project=config.log.project,
+            about=config.log.wandb_run,
             run_id=tracking.current_id(folder.path, state.wandb_id),
             models=models_table(config),
         )

@@ -34,7 +34,7 @@ def sync(folder: RunFolder) -> str:
     following = tracking.start(
         folder.path,
         mode="auto",
-        project=config.log.project,
+        about=config.log.wandb_run,
         run_id=run_id,
         models=models_table(config),
         verify=True,

@@ -83,7 +83,7 @@ def start(
     run_folder: Path,
     *,
     mode: str,
-    project: str,
+    about: Mapping[str, Any],
     run_id: str,
     models: Sequence[Mapping[str, Any]] = (),
     verify: bool = False,
@@ -97,6 +97,7 @@ def start(
     Args:
         mode: ``auto`` (online with a key, else offline), ``offline`` (no socket to any host) or
             ``disabled`` (returns None).
+        about: arguments of ``wandb.init``, ``project`` at least; see `LogConfig.wandb_run`.
         run_id: see `first_id` and `current_id`.
         models: rows of a table, one per learner.
         verify: replace W&B's copy if its steps differ from the file's.
@@ -107,7 +108,7 @@ def start(
     options = {
         "folder": str(run_folder.resolve()),
         "mode": mode,
-        "project": project,
+        "about": dict(about),
         "id": run_id,
         "models": list(models),
         "verify": verify,

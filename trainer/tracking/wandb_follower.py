@@ -46,7 +46,7 @@ class Options:
 
     folder: str
     mode: str
-    project: str
+    about: dict[str, Any]
     id: str
     models: list[dict[str, Any]] = field(default_factory=list)
     verify: bool = False
@@ -176,8 +176,8 @@ def open_run(options: Options) -> Any:
         "dir": folder,
         "id": options.id,
         "name": folder.name,
-        "project": options.project,
         "config": _config(folder / "config.yaml"),
+        **options.about,
     }
     if options.mode == "auto":
         try:
