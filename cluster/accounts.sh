@@ -56,7 +56,7 @@ open_account() { # sets $verdict where the run may not start again
     [ "$state" = closed ] || close_account
   fi
   if [ -n "$SLURM_RESTART_COUNT" ] && stop_requested; then
-    verdict=final why=$on_request
+    code=75 verdict=final why=$on_request
   elif [ "$no_progress" -gt "$budget" ]; then
     verdict=final why=$gave_up
   elif open_usage; then

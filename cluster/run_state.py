@@ -18,8 +18,6 @@ from configs.runs import STOPPED, USUAL_ROWS, seconds_since, stall_timeout
 # and a network file system may answer from its cache.
 _SILENT_AFTER = 2 * SILENT_SECONDS
 
-ON_REQUEST = "stopped on request"
-
 # Reasons for which a job waits until somebody releases it, as squeue spells them.
 HELD = (
     "JobHeldUser",
@@ -181,7 +179,7 @@ def _ended_state(known: Evidence) -> tuple[str, str]:
 
 def _final_state(known: Evidence) -> tuple[str, str]:
     reason = _reason(known)
-    if known.last.get("code") == STOPPED or ON_REQUEST in reason:
+    if known.last.get("code") == STOPPED:
         return "stopped", reason
     telling = known.end if known.end in ("OUT_OF_MEMORY", "NODE_FAIL") else ""
     return "failed", f"{reason}: {FAILED_ENDS[telling]}" if telling else reason

@@ -123,7 +123,7 @@ requeue() {
   fi
   trap '' TERM USR1 # requeueing ends this shell as well
   if ! give_back; then
-    verdict=final why+="; SLURM did not requeue it: $answer"
+    verdict=final code=${code/#75/1} why+="; SLURM did not requeue it: $answer"
     return
   fi
   [ -z "$bad" ] || [ "$shared" = yes ] || exclude_bad_nodes
@@ -233,7 +233,7 @@ judge() { # sets $verdict (done, requeue, left, ended, final) and $why from $cod
 
 limit_requeues() {
   if [ "$verdict" = requeue ] && [ "$no_progress" -gt "$budget" ]; then
-    verdict=final why+="; $gave_up"
+    verdict=final code=${code/#75/1} why+="; $gave_up"
   elif [ "$verdict" = requeue ] && [ -n "$max_requeues" ] && [ "$starts" -ge "$max_requeues" ]; then
     verdict=final why+="; $often_enough"
   fi
@@ -321,18 +321,23 @@ finish() { # print, record and carry out the verdict
   say "$verdict: $why (code $code)"
   case $verdict$chained in finalyes | doneyes) write_record "final $why" ;; esac
   ! is_the_end || announce
-  case $verdict$code in left75 | requeue75) exit 0 ;; esac # it did as it was told
+  case $verdict$code in # it did as it was told, and has not FAILED for SLURM
+  left75 | requeue75) code=0 ;;
+  final75) end_as_cancelled ;;
+  esac
   exit "$code"
+}
+
+end_as_cancelled() { # nobody starts it again, and the run is not COMPLETED either
+  trap '' TERM
+  timeout --kill-after=5 30 scancel "$job"
 }
 
 refuse_start() { # $verdict is what open_account decided
   say "not started: $why"
   [ "$why" != finished ] || exit 0
+  [ "$verdict" != known ] || exit 1 # the job that ended the run has noted it
   code=${code/#0/1}
-  if [ "$verdict" = known ]; then
-    note final "$code" "$why"
-    exit "$code"
-  fi
   limit_requeues
   finish
 }

@@ -29,6 +29,7 @@ FAKES = {
         *"show job"*) echo "JobId=7 Reason=${REASON:-None} ExcNodeList=${EXCLUDED:-(null)} End=1" ;;
         esac
     """,
+    "scancel": 'echo "scancel $*" >>"$CALLS"',
     "sbatch": """
         echo "sbatch $*" >>"$CALLS"
         eval "$SBATCH"

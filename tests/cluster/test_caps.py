@@ -10,6 +10,7 @@ import pytest
 
 from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
+from cluster.status import read_run
 from tests.cluster.batch_script import STOP, Run
 from tests.waiting import SECONDS
 
@@ -102,6 +103,16 @@ def test_of_a_chain_the_end_is_told_by_the_job_that_meets_it(tmp_path):
     assert told(run) == ["finished|finished|run"]
     run.start("finish").communicate(timeout=SECONDS)
     assert told(run) == ["finished|finished|run"]
+
+
+def test_a_chain_that_its_caps_have_ended_is_stopped_and_not_failed(tmp_path):
+    run = Run(tmp_path, chained=True, gpus_per_node="1", max_gpu_hours=1e-9)
+    (run.submission / "jobs").write_text("7\n8\n")
+    assert run.end("touch started")[:2] == ("final", 75)
+    _, code, why = run.end("touch started", SLURM_JOB_ID="8")
+    assert (code, why) == (1, "max_gpu_hours: its 1e-09 GPU-hours are spent")
+    assert read_run(tmp_path / "run", []).state == "stopped"
+    assert not (tmp_path / "run/started").exists()
 
 
 def test_a_hook_that_fails_is_said_and_changes_nothing(tmp_path):

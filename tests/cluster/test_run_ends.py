@@ -6,7 +6,6 @@ import os
 import pytest
 
 from cluster import commands
-from cluster.run_state import ON_REQUEST
 from cluster.scheduler import QueuedJob
 from cluster.status import read_run, read_runs
 from tests.cluster.folders import ELSEWHERE, Folder
@@ -76,7 +75,7 @@ def test_checkpoints_that_a_rollback_has_disowned_are_not_what_a_run_has_saved(r
     ("events", "end", "state", "reason"),
     [
         # A chain that was stopped: the jobs that follow find nothing left to do.
-        ([("final", 75, ON_REQUEST), ("final", 1, ON_REQUEST)], "", "stopped", ON_REQUEST),
+        ([("final", 75, "stopped on request")], "", "stopped", "stopped on request"),
         # srun's 0 is not the run's.
         ([("done", 0, "finished")], "", "failed", "exited with code 0 before the last step"),
         ([("final", 1, "code 137")], "OUT_OF_MEMORY", "failed", "code 137: it ran out of memory"),
@@ -132,8 +131,8 @@ def test_a_second_submission_that_never_started_is_not_the_first_ones_failure(ru
     status = read_run(run.path, [], {"9": "CANCELLED"})
     assert (status.state, status.reason) == ("stopped", "job 9 was cancelled before it started")
     run.event("start", job="8")
-    run.event("final", 75, ON_REQUEST, job="8")
-    assert read_run(run.path, []).reason == ON_REQUEST
+    run.event("final", 75, "stopped on request", job="8")
+    assert read_run(run.path, []).reason == "stopped on request"
 
 
 def test_a_reason_to_wait_that_will_not_pass(run):

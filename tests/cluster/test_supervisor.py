@@ -111,12 +111,34 @@ def test_a_stop_that_a_person_asked_for_is_final_even_at_the_time_limit(tmp_path
     assert run.requeued == 0
 
 
+@pytest.mark.parametrize(
+    ("cluster", "train", "code"),
+    [
+        ({}, f"{STOP}; exit 75", 75),
+        ({"max_requeues": 0}, "step 1; exit 75", 75),
+        ({"gpus_per_node": "1", "max_gpu_hours": 1e-9}, "finish", 75),
+        ({"max_requeues_without_progress": 0}, "exit 75", 1),
+        ({}, "echo tandem: bad key; exit 1", 1),
+    ],
+)
+def test_who_ends_as_told_is_cancelled_for_slurm_and_has_not_failed(tmp_path, cluster, train, code):
+    """A job that exits with 75 is FAILED in SLURM's accounting, unless it is cancelled."""
+    run = Run(tmp_path, **cluster)
+    assert run.end(train)[:2] == ("final", code)
+    assert ("scancel 7" in run.calls) == (code == 75)
+
+
+def test_a_run_that_slurm_does_not_requeue_has_failed(tmp_path):
+    refused = Run(tmp_path).end("step 1; exit 75", REFUSAL="disabled")
+    assert refused[:2] == ("final", 1)
+
+
 def test_a_copy_that_slurm_requeued_does_not_start_after_a_stop(tmp_path):
     run = Run(tmp_path)
     assert run.end("step 1; kill -9 $$")[0] == "requeue"
     (tmp_path / "run/requests").mkdir()
     (tmp_path / "run/requests/stop.json").touch()
-    assert run.end("touch started", restart=1) == ("final", 1, "stopped on request")
+    assert run.end("touch started", restart=1) == ("final", 75, "stopped on request")
     assert not (tmp_path / "run/started").exists()
     again = run.end("finish", SLURM_JOB_ID="8")  # a person submitted it again
     assert again == ("done", 0, "finished")

@@ -100,6 +100,11 @@ class RealSlurm:
         words = self.run("scontrol", "-o", "show", "job", job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def ends(self, job_id: str) -> list[str]:
+        """How each start of a job ended, as sacct shows it; PENDING where it was requeued."""
+        lines = self.run("sacct", "--completion", "-n", "-P", "-o", "jobid,state").splitlines()
+        return [state for number, state in (line.split("|") for line in lines) if number == job_id]
+
     def wait_job(self, job_id: str, *states: str, timeout: float = 60) -> dict[str, str]:
         """Wait until a job is in one of `states` (any final one by default)."""
         wanted = states or FINAL

@@ -64,6 +64,7 @@ def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> No
     job.end()
     assert job.steps == list(range(1, 31))
     assert ("requeue", "preempted") in job.events
+    until(lambda: slurm.ends(job.id) == ["PENDING", "COMPLETED"], "the states in accounting")
     assert "Exited with exit code" not in job.log, "its step has not failed for SLURM"
 
 
@@ -125,6 +126,8 @@ def test_the_time_limit_itself(slurm: RealSlurm, source: Path) -> None:
     until(lambda: job.events[-1][0] == "done", "the end", 400)
     assert job.steps == list(range(1, 151))
     assert ("requeue", "the time limit") in job.events
+    until(lambda: slurm.ends(job.id)[-1:] == ["COMPLETED"], "the states in accounting")
+    assert {*slurm.ends(job.id)} == {"PENDING", "COMPLETED"}
     assert "Exited with exit code" not in job.log, "its step has not failed for SLURM"
 
 

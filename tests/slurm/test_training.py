@@ -111,6 +111,7 @@ def test_a_run_has_one_job_until_it_is_stopped(slurm: RealSlurm, corpus: Path) -
     assert answer.exit_code == 0, answer.output
     slurm.wait_job(training.id, timeout=100)
     assert slurm.job(training.id)["Restarts"] == "1"
+    until(lambda: slurm.ends(training.id) == ["PENDING", "CANCELLED"], "the states in accounting")
     assert training.events[-3:] == [
         *(("requeue", "the time limit"), ("start", "restart 1")),
         ("final", "stopped on request"),
