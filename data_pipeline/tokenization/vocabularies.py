@@ -29,6 +29,7 @@ GPT2_END = "<|endoftext|>"
 # Families whose tokenizers separate the texts of a pair by two [SEP], without segment ids.
 TWO_SEPARATORS = {"roberta", "xlmroberta", "camembert", "mpnet", "longformer", "bart"}
 GENERIC = {"pretrained", "tokenizersbackend"}  # classes of `transformers` that are no model's
+BYTE_LEVEL = "byte-level BPE"
 # The families whose vocabulary `transformers` reads as this module does, by its kind. Others share
 # the files and number, split or normalize otherwise: DeBERTa, XLNet, mBART, T5, BERTweet.
 ALIKE = {
@@ -36,7 +37,7 @@ ALIKE = {
         *("bert", "distilbert", "electra", "mobilebert", "convbert", "lxmert", "layoutlm"),
         *("squeezebert", "dprquestionencoder", "dprcontextencoder"),
     },
-    "byte-level BPE": {"roberta", "gpt2", "bart", "led", "longformer", "mvp"},
+    BYTE_LEVEL: {"roberta", "gpt2", "bart", "led", "longformer", "mvp"},
     "SentencePiece": {ALBERT, *FAIRSEQ},
 }
 UNNAMED = {"", "tandem", "modernbert", *GENERIC}  # leave it to the vocabulary
@@ -123,15 +124,17 @@ def with_settings(
 ) -> tokenizers.Tokenizer:
     """Add the tokens of the settings, and apply those for BERT's normalizer and for a first space.
 
-    `path` is the file of the vocabulary. `transformers` leaves the space of a ``tokenizer.json`` as
-    it is where the config names no model's class.
+    `path` is the file of the vocabulary. `transformers` leaves the space and the normalizer of a
+    ``tokenizer.json`` as they are where the config names no model's class.
     """
     with_added_tokens(tokenizer, settings, path)
     prefix = settings.get("add_prefix_space")
     if not isinstance(prefix, bool | None):
         raise DataError(f"{path.parent / CONFIG_FILE}: add_prefix_space must be true or false")
-    if prefix is not None and settings.get("family") not in GENERIC:
-        tokenizer = _with_prefix_space(tokenizer, prefix)
+    if settings.get("family") in GENERIC:
+        return tokenizer
+    if prefix is not None:
+        tokenizer = _with_prefix_space(tokenizer, prefix, settings)
     normalizer = tokenizer.normalizer
     if isinstance(normalizer, normalizers.BertNormalizer):
         for key, attribute in BERT_SETTINGS.items():
@@ -163,8 +166,16 @@ def with_added_tokens(tokenizer: tokenizers.Tokenizer, settings: Settings, path:
             )
 
 
-def _with_prefix_space(tokenizer: tokenizers.Tokenizer, prefix: bool) -> tokenizers.Tokenizer:
-    """The tokenizer that puts a space before a text, or does not."""
+def _with_prefix_space(
+    tokenizer: tokenizers.Tokenizer, prefix: bool, settings: Settings
+) -> tokenizers.Tokenizer:
+    """The tokenizer that puts a space before a text, or does not.
+
+    A model's class of byte-level BPE replaces a splitting of another form by GPT-2's.
+    """
+    if settings.get("family") in ALIKE[BYTE_LEVEL]:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+        return tokenizer
     tree = json.loads(tokenizer.to_str())
     splitter = tree["pre_tokenizer"] or {}
     for part in splitter.get("pretokenizers", [splitter]):
@@ -187,7 +198,7 @@ def from_byte_level(
     vocabulary: Path, merges: Path, settings: Settings
 ) -> tuple[tokenizers.Tokenizer, Roles]:
     """A tokenizer from GPT-2's or RoBERTa's byte-level BPE."""
-    _require_alike("byte-level BPE", vocabulary, settings)
+    _require_alike(BYTE_LEVEL, vocabulary, settings)
     with as_data_errors(f"{vocabulary}: not a BPE vocabulary"):
         model = models.BPE.from_file(str(vocabulary), str(merges))
     tokenizer = byte_level_tokenizer(model, bool(settings.get("add_prefix_space")))

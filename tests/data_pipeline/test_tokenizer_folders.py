@@ -94,6 +94,13 @@ ROBERTA_CONFIG = {"tokenizer_class": "RobertaTokenizer", **ROBERTA}
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", **ROBERTA}
 
 
+PREFIX = {"add_prefix_space": True}
+OURS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    **{f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")},
+}
+
+
 def model_type(name: str) -> dict:
     return {"config__json": {"model_type": name}}
 
@@ -155,6 +162,22 @@ FOLDERS: dict[str, Write] = {
     "tokenizer.json, added tokens": folder_of(
         tokenizer__json="roberta.json",
         tokenizer_config__json={**GENERIC, "added_tokens_decoder": {"400": word("covid")}},
+    ),
+    "tokenizer.json of tandem, add_prefix_space of a class": folder_of(
+        tokenizer__json="bpe/tokenizer.json",
+        tokenizer_config__json={
+            **OURS,
+            **PREFIX,
+            "tokenizer_class": "GPT2Tokenizer",
+            **{"bos_token": "[CLS]", "eos_token": "[SEP]"},
+        },
+    ),
+    "tokenizer.json of tandem, add_prefix_space of no class": folder_of(
+        tokenizer__json="bpe/tokenizer.json", tokenizer_config__json={**OURS, **PREFIX}
+    ),
+    "tokenizer.json of tandem, do_lower_case of no class": folder_of(
+        tokenizer__json="wordpiece/tokenizer.json",
+        tokenizer_config__json={**OURS, "do_lower_case": False, "strip_accents": True},
     ),
     "albert, only spiece.model": folder_of(spiece__model="albert.model", **model_type("albert")),
     "albert, cased": folder_of(
