@@ -135,9 +135,9 @@ ROOMS = {
     ),
     "cluster/planning": "machine duration failures memory choice recipes plan text",
     "commands": (
-        "errors options listing output ending job_configs api data tokenizers runs models "
-        "prediction embedding training storing finetuning suites results submission analysis "
-        "reference schema"
+        "errors options listing job_texts starting output ending job_configs api data tokenizers "
+        "runs models prediction embedding training storing finetuning suites results submission "
+        "analysis reference schema"
     ),
 }
 
