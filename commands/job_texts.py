@@ -18,7 +18,7 @@ PURPOSES = {
     CONTINUE: "continue the pre-training of a model on your text",
 }
 TASKS = ("single_sentence", "sentence_pair", "tagging")
-COLUMNS = {
+COLUMNS: dict[str, dict[str, str | int]] = {
     "single_sentence": {"text": "text", "label": "label"},
     "sentence_pair": {"text_a": "text_a", "text_b": "text_b", "label": "label"},
     "tagging": {"word": 1, "tag": 2},
@@ -213,7 +213,8 @@ def load_model(name: str) -> Any:
     import configs
     from model import ModelConfig
 
-    return configs.load(name, ModelConfig, "model")
+    schema: Any = ModelConfig  # abstract: the file's `kind` says which
+    return configs.load(name, schema, "model")
 
 
 def _model(answers: Answers, name: str) -> str:
