@@ -167,7 +167,12 @@ def _with_corpus(answers: Answers) -> tuple[Answers, list[str]]:
         commands.append(["data", "build", text, "--tokenizer", tokenizer, "--out", corpus])
     shape = load_model(answers.teacher) if answers.teacher else None
     length = min(answers.sequence_length, getattr(shape, "max_positions", 0) or 10**9)
-    changes: dict[str, Any] = {"data": corpus, "vocab_size": vocab_size, "pad": pad, "sequence_length": length}
+    changes: dict[str, Any] = {
+        "data": corpus,
+        "vocab_size": vocab_size,
+        "pad": pad,
+        "sequence_length": length,
+    }
     return replace(answers, **changes), [f"tandem {shlex.join(words)}" for words in commands]
 
 
