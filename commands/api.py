@@ -170,7 +170,8 @@ def predict(
     """The predictions of a fine-tuned model, in the order of `examples`.
 
     `examples` are a file, as for ``tandem predict``, or a list: of texts, of sequences of texts (a
-    pair, for a task about pairs), or of mappings with the columns of the training file. `head`
+    pair, for a task about pairs) and the numbers behind them that the head reads, or of mappings
+    with the columns of the training file. `head`
     names one of several; `speed` lets examples leave at a branch. Raises DataError, ModelError.
     """
     from trainer.device import own_device
@@ -213,7 +214,8 @@ def _examples_file(
     if folder is not None and not all(isinstance(row, Mapping) for row in examples):
         from trainer.prediction.fine_tuned import FineTuned
 
-        fields = FineTuned.of(folder, from_pretrained(folder), head).facts.fields
+        tuned = FineTuned.of(folder, from_pretrained(folder), head)
+        fields = [*tuned.facts.fields, *tuned.head.numbers]
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "examples.jsonl"
         rows = (json.dumps(_row(example, fields)) for example in examples)

@@ -9,5 +9,9 @@ class EmptyText(DataError):
     """A text of an example has no tokens."""
 
 
+class BadNumber(DataError):
+    """A field that must hold a finite number holds something else, or nothing."""
+
+
 class BadShard(DataError):
     """A shard is missing, truncated or corrupt. `data.on_bad_shard` says what happens then."""

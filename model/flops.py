@@ -48,7 +48,8 @@ def _task_head_flops(config: ModelConfig, head: TaskHeadConfig) -> int:
     size = config.hidden_size * max(1, len(head.layers))
     if head.pooling == "pooler":
         size = config.pooled_size
-    return 2 * size * (size * (head.transform != "none") + head.outputs)
+    transform = 2 * size * size * (head.transform != "none")
+    return transform + 2 * (size + len(head.numbers)) * head.outputs
 
 
 def _branch_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.crf import ConditionalRandomField
+from model.errors import ModelError
 from model.model_config import ModelConfig
 from model.parts import ACTIVATIONS
 from model.precision import Dense
@@ -99,18 +100,39 @@ class TaskHead(nn.Module):
         self.transform = None if kind == "none" else Transform(config, kind, size)
         rate = config.dropout_rate("head") if head.dropout is None else head.dropout
         self.dropout = nn.Dropout(rate)
-        self.linear = Dense(size, head.outputs) if head.outputs else None
+        self.linear = Dense(size + len(head.numbers), head.outputs) if head.outputs else None
         self.crf = ConditionalRandomField(head.outputs) if head.crf else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map what the head reads, [B, size] or [B, L, size], to its output [..., outputs]."""
+    def forward(self, x: Tensor, numbers: Tensor | None = None) -> Tensor:
+        """Map what the head reads, [B, size] or [B, L, size], to its output [..., outputs].
+
+        numbers: [B, K], as in the table, for a head that reads such. Raises ModelError without.
+        """
         if self.transform is not None:
             x = self.transform(x)
         if self.head.activation:
             x = ACTIVATIONS[self.head.activation](x)
         if self.linear is not None:
-            x = self.linear(self.dropout(x))
+            x = self.dropout(x)
+            if self.head.numbers:
+                x = torch.cat([x, self._standardised(numbers).to(x.dtype)], dim=-1)
+            x = self.linear(x)
         return F.normalize(x.float(), dim=-1) if self.head.normalise else x
+
+    def _standardised(self, numbers: Tensor | None) -> Tensor:
+        """The numbers [B, K] less the means of training, over its standard deviations; float64."""
+        names = self.head.numbers
+        if numbers is None or numbers.shape[-1] != len(names):
+            given = "" if numbers is None else f", and not {numbers.shape[-1]} columns"
+            raise ModelError(
+                f"numbers: give {', '.join(names)} of each text, [B, {len(names)}]{given}"
+            )
+        numbers = numbers.double()
+        if not self.head.means:  # until the training file is read
+            return numbers
+        return (numbers - numbers.new_tensor(self.head.means)) / numbers.new_tensor(
+            self.head.deviations
+        )
 
 
 def mean_over_tokens(states: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from model.task_head_config import (
     SPAN,
     TAGGING,
     VECTOR,
+    TaskHeadConfig,
 )
 
 _PIPELINES = {  # kind of head -> its task in the Hub's terms
@@ -93,7 +94,7 @@ def model_card(
     ]
     for task, head in config.task_heads.items():
         labels = f" ({', '.join(head.labels)})" if head.labels else ""
-        lines += [f"Head `{task}`: {head.kind}{labels}.", ""]
+        lines += [f"Head `{task}`: {head.kind}{labels}.", "", *_numbers(head)]
     texts = training.texts if training else 1
     lines += [use_section(config, texts, in_transformers, predicts).strip(), ""]
     lines += [_LOADS if in_transformers else _LOADS_HERE, ""]
@@ -102,6 +103,21 @@ def model_card(
     else:
         lines += _training(training, untrained=config.mlm_head and not predicts)
     return "\n".join(lines) + "\n"
+
+
+def _numbers(head: TaskHeadConfig) -> list[str]:
+    """What a head reads beside the text."""
+    if not head.numbers:
+        return []
+    columns = zip(head.numbers, head.means, head.deviations, strict=True)
+    lines = [f"| {name} | {mean:g} | {deviation:g} |" for name, mean, deviation in columns]
+    return [
+        "It reads these numbers beside the text, in this order and as they stand in the table: the"
+        " model standardises them by the mean and standard deviation of training. In ONNX they are"
+        f" the input `numbers`, float32 [batch, {len(head.numbers)}].",
+        "",
+        *("| column | mean | standard deviation |", "|---|---|---|", *lines, ""),
+    ]
 
 
 def _pipeline(config: ModelConfig, predicts: bool) -> str:

@@ -72,7 +72,8 @@ def _with_tandem(config: ModelConfig, texts: int) -> str:
     if head is not None and head.kind in _CLASSES:
         return f"tandem predict . questions.json{chosen}\n"
     second = "\\tAnother sentence." * (texts - 1)
-    return f"printf 'A sentence of your own.{second}\\n' | tandem predict . -{chosen}\n"
+    numbers = "".join(f"\\t{mean:g}" for mean in (head.means if head else ()))
+    return f"printf 'A sentence of your own.{second}{numbers}\\n' | tandem predict . -{chosen}\n"
 
 
 def _of_head(config: ModelConfig, texts: int) -> str:

@@ -29,9 +29,13 @@ class _OutputsModel(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        found = self.model(input_ids, token_type_ids, attention_mask)
+        found = self.model(input_ids, token_type_ids, attention_mask, numbers=numbers)
         words = () if found.logits is None else (found.logits,)
         return (*words, *(found.heads[name] for name in self.model.config.task_heads))
 
@@ -72,7 +76,9 @@ def export_onnx(model: Model, path: str | Path) -> None:
     one is called logits. Of a CRF they are its emissions.
 
     Inputs are int64 [batch, length]: input_ids, attention_mask (1 at real tokens) and, where the
-    model has more than one segment type, token_type_ids. Raises ModelError as `require_onnx` does.
+    model has more than one segment type, token_type_ids; and float32 [batch, K] numbers, as they
+    stand in the table, where its head reads K columns beside the text. Raises
+    ModelError as `require_onnx` does.
     """
     require_onnx(model.config, path)
     outputs = _output_names(model.config)
@@ -81,9 +87,13 @@ def export_onnx(model: Model, path: str | Path) -> None:
         names.append("token_type_ids")
     longest = model.config.longest_sequence
     length = min(7, longest or 7)
-    examples = tuple(torch.ones(2, length, dtype=torch.int64) for _ in names)
+    inputs = {name: torch.ones(2, length, dtype=torch.int64) for name in names}
     batch = torch.export.Dim("batch")
     sequence = torch.export.Dim("length", min=2, max=longest)
+    shapes = {name: {0: batch, 1: sequence} for name in names}
+    for head in model.config.task_heads.values():
+        if head.numbers:
+            inputs["numbers"], shapes["numbers"] = torch.ones(2, len(head.numbers)), {0: batch}
     was_training = model.training
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     # The exporter prints its progress, and warns about axis names that it chooses and about torch.
@@ -91,13 +101,14 @@ def export_onnx(model: Model, path: str | Path) -> None:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             _OutputsModel(model).eval(),
-            examples,
+            (),
             str(path),
+            kwargs=inputs,
             dynamo=True,
             external_data=_is_large(model),
-            input_names=names,
+            input_names=[*inputs],
             output_names=outputs,
-            dynamic_shapes=tuple({0: batch, 1: sequence} for _ in names),
+            dynamic_shapes=shapes,
         )
     model.train(was_training)
 
@@ -137,6 +148,9 @@ def seconds_per_text(path: str | Path, tokens: int) -> float | None:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     text = np.ones((1, tokens), np.int64)
     inputs = {one.name: text * (one.name != "token_type_ids") for one in session.get_inputs()}
+    for one in session.get_inputs():
+        if one.name == "numbers":
+            inputs["numbers"] = np.zeros((1, one.shape[1]), np.float32)
     times = []
     for _ in range(RUNS):
         began = time.perf_counter()

@@ -181,11 +181,13 @@ class Model(nn.Module, ABC):
         attention_mask: Tensor | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
+        numbers: Tensor | None = None,
     ) -> Features:
         """The training path: everything up to, but not including, the vocabulary projection.
 
         `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
-        only. Losses project `vocabulary_input` with `output_projection()` in chunks.
+        only. `numbers` [B, K] are for a task head that reads such (`TaskHeadConfig`). Losses
+        project `vocabulary_input` with `output_projection()` in chunks.
         """
         capture = replace(capture, hidden_states=self._hidden_states_read(capture))
         rows = self.rows_read(input_ids, masked_positions, capture)
@@ -210,7 +212,7 @@ class Model(nn.Module, ABC):
             heads={},
             all_positions=all_positions,
         )
-        self._run_heads(capture, found, first, masked_positions, attention_mask)
+        self._run_heads(capture, found, first, masked_positions, attention_mask, numbers)
         return found
 
     def rows_read(
@@ -246,33 +248,37 @@ class Model(nn.Module, ABC):
         attention_mask: Tensor | None = None,
         masked_positions: Tensor | None = None,
         *,
+        numbers: Tensor | None = None,
         output_hidden_states: bool = False,
         output_attention_scores: bool = False,
     ) -> ModelOutput:
         """Logits at every position, or at the flat `masked_positions` [P] of B * L.
 
-        Raises ModelError for the attention scores of a model without attention.
+        `numbers` are as in `features`. Raises ModelError where a task head lacks them, and for the
+        attention scores of a model without attention.
         """
         if output_attention_scores and not self.config.heads:
             raise ModelError(f"output_attention_scores: kind {self.config.kind} has no attention")
-        numbers = tuple(range(self.config.layers + 1))
+        layers = tuple(range(self.config.layers + 1))
         capture = Capture(
-            hidden_states=numbers if output_hidden_states else (),
-            attention=numbers[1:] if output_attention_scores else (),
+            hidden_states=layers if output_hidden_states else (),
+            attention=layers[1:] if output_attention_scores else (),
             last_hidden_state=True,
             heads=tuple(self.task_heads),
         )
-        found = self.features(input_ids, segment_ids, attention_mask, masked_positions, capture)
+        found = self.features(
+            input_ids, segment_ids, attention_mask, masked_positions, capture, numbers
+        )
         output = ModelOutput(None, pooled=found.pooled, heads=found.heads)
         if found.vocabulary_input is not None:
             logits = F.linear(found.vocabulary_input, *self.output_projection())
             is_flat = masked_positions is not None
             output.logits = logits if is_flat else logits.unflatten(0, input_ids.shape)
         if output_hidden_states:
-            output.hidden_states = tuple(found.hidden_states[i] for i in numbers)
+            output.hidden_states = tuple(found.hidden_states[i] for i in layers)
         if output_attention_scores:
             output.attention_scores = tuple(
-                self._scores(i, found.attention[i], attention_mask) for i in numbers[1:]
+                self._scores(i, found.attention[i], attention_mask) for i in layers[1:]
             )
         return output
 
@@ -307,13 +313,14 @@ class Model(nn.Module, ABC):
         first: Tensor | None,
         masked_positions: Tensor | None,
         attention_mask: Tensor | None,
+        numbers: Tensor | None,
     ) -> None:
         """Add the outputs of the pair head, exits, task heads and their branches to `found`."""
         if self.pair_head is not None and found.pooled is not None:
             found.heads[PAIRS] = self.pair_head(found.pooled)
         for layer in capture.exits:
             found.exits[layer] = self._exit(found.hidden_states[layer], masked_positions)
-        self._run_task_heads(capture.heads, found, first, attention_mask)
+        self._run_task_heads(capture.heads, found, first, attention_mask, numbers)
         for name in capture.branches:
             found.branches[name] = self._earlier(name, found.hidden_states, attention_mask)
 
@@ -323,6 +330,7 @@ class Model(nn.Module, ABC):
         found: Features,
         first: Tensor | None,
         attention_mask: Tensor | None,
+        numbers: Tensor | None,
     ) -> None:
         """Add the outputs of these task heads, and the transitions of their CRFs, to `found`."""
         for name in names:
@@ -331,7 +339,8 @@ class Model(nn.Module, ABC):
                 found.heads[name] = head.last(found.last_hidden_state, attention_mask)
                 continue
             assert isinstance(head, TaskHead)
-            found.heads[name] = head(self._head_input(head.head, found, first, attention_mask))
+            read = self._head_input(head.head, found, first, attention_mask)
+            found.heads[name] = head(read, numbers)
             if head.crf is not None:
                 found.transitions[name] = head.crf()
 

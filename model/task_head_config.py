@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -71,6 +71,16 @@ class TaskHeadConfig(Section):
         OneOf("", "relu"),
         Doc("Applied to what the output layer reads; relu: as in TinyBERT's code."),
     ] = ""
+    numbers: Annotated[
+        list[str],
+        Doc("The columns of a table whose numbers its output layer reads beside the pooled state."),
+    ] = field(default_factory=list)
+    means: Annotated[
+        list[float], Doc("The mean of each of `numbers` in training, which is subtracted.")
+    ] = field(default_factory=list, compare=False)
+    deviations: Annotated[
+        list[float], Doc("The standard deviation of each in training, by which it is divided.")
+    ] = field(default_factory=list, compare=False)
     size: Annotated[
         int, Range(0, WIDEST), Doc("Width of a vector; 0: as what it reads, without a projection.")
     ] = 0
@@ -109,6 +119,9 @@ class TaskHeadConfig(Section):
             yield "pooling", "must be first or mean where layers are chosen"
         if self.activation and (self.branches or not self.outputs):
             yield "activation", "is for a head of one output layer; remove it"
+        if self.numbers and (self.per_token or self.branches or not self.outputs):
+            yield "numbers", "are for a head of one output layer on a pooled state; remove them"
+        yield from conflicts_of_numbers(self.numbers, self.means, self.deviations)
         if self.branches:
             yield from self._conflicts_of_branches()
 
@@ -149,3 +162,16 @@ class TaskHeadConfig(Section):
         if self.kind in LABELLED:
             return len(self.labels)
         return {REGRESSION: 1, CHOICE: 1, SPAN: 2, VECTOR: self.size}[self.kind]
+
+
+def conflicts_of_numbers(
+    names: Sequence[str], means: Sequence[float], deviations: Sequence[float]
+) -> Iterator[Refusal]:
+    """What is wrong with columns of numbers, and with the means and deviations of them."""
+    if len(set(names)) < len(names):
+        yield "numbers", "must name each column once"
+    for key, values in (("means", means), ("deviations", deviations)):
+        if len(values) not in (0, len(names)) or len(means) != len(deviations):
+            yield key, f"must be one for each of the {len(names)} numbers, or empty"
+    if any(value <= 0 for value in deviations):
+        yield "deviations", "must be above 0"

@@ -41,7 +41,7 @@ class MicroLogits:
 class MicroBatch:
     """The inputs of one forward pass, and its targets by name.
 
-    `views` are as in `data_pipeline.Batch`.
+    `views` are as in `data_pipeline.Batch`; `numbers` too: float64 [examples, K].
     """
 
     input_ids: Tensor  # [B, L] int64
@@ -52,6 +52,7 @@ class MicroBatch:
     views: Mapping[str, MicroBatch] = field(default_factory=dict)
     sequences: int = 1  # sequences per example, which are consecutive among the B
     stored: Mapping[str, MicroLogits] = field(default_factory=dict)  # by the teacher's name
+    numbers: Tensor | None = None
 
     @property
     def lengths(self) -> Tensor | None:
@@ -123,6 +124,7 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         views={name: to_device(view, device, masker) for name, view in batch.views.items()},
         sequences=1 if batch.input_ids.ndim == 2 else batch.input_ids.shape[1],
         stored={name: _to_stored(one, device) for name, one in batch.stored.items()},
+        numbers=None if batch.numbers is None else _move(batch.numbers, device, torch.float64),
     )
 
 

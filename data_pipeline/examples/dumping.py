@@ -40,8 +40,9 @@ def dump_examples(
     input_ids, segment_ids, attention_mask, and labels_NAME for each target. They are padded to
     the longest sequence of all steps, and are [rows, C, L] where examples have up to C sequences.
     Labels of tokens stand in their columns. Without a label there is -100, or NaN where labels are
-    real numbers. In a job of several tasks, the column task names each row's. Returns the number of
-    rows. Replaces an earlier dump at `out`; raises DataError if another file is there.
+    real numbers. numbers holds what a head reads beside the text, as in the table. In a job of
+    several tasks, the column task names each row's. Returns the number of rows. Replaces an earlier
+    dump at `out`; raises DataError if another file is there.
     """
     refuse_other_files(path := Path(out))
     corpora = open_corpora(config)
@@ -59,6 +60,9 @@ def dump_examples(
         arrays["task"] = names.repeat([len(batch.sample_ids) for batch in batches])
     for target in dict.fromkeys(name for batch in batches for name in batch.targets):
         arrays[f"labels_{target}"] = label_column(batches, target)
+    numbers = [batch.numbers for batch in batches if batch.numbers is not None]
+    if numbers:
+        arrays["numbers"] = np.concatenate(numbers)
     write_dump(path, arrays)
     return len(arrays["step"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,13 @@ class EncodedExample:
     A target of the example is a number, or a tuple of whole numbers; a target of its tokens has one
     for each token of the segments, in order, -100 where there is none. predicted: the number of the
     sequence whose tokens, but the first, are to be predicted: batches have them as `MASKED`.
+    columns: numbers that a model reads beside the text, by name.
     """
 
     sequences: Sequence[Sequence[Segment]]
     targets: Mapping[str, float | tuple[int, ...] | NDArray[np.int64]]
     predicted: int | None = None
+    columns: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def segments(self) -> list[Segment]:
@@ -43,13 +45,15 @@ class Layout:
 
     segments: how many each of an example's sequences has. targets: each target's name, with what
     it has a value for (`WHOLE`, `TOKENS` or `SEVERAL`). numbers: the targets that are real numbers;
-    the others are classes or positions. predicted: as in `EncodedExample`.
+    the others are classes or positions. predicted: as in `EncodedExample`. columns: the names of
+    its `columns`, in order.
     """
 
     segments: tuple[int, ...]
     targets: Mapping[str, str]
     numbers: tuple[str, ...] = ()
     predicted: int | None = None
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, example: EncodedExample) -> Layout:
@@ -57,7 +61,7 @@ class Layout:
         targets = {name: _KINDS.get(type(value), WHOLE) for name, value in example.targets.items()}
         numbers = tuple(name for name, one in example.targets.items() if isinstance(one, float))
         segments = tuple(len(one) for one in example.sequences)
-        return cls(segments, targets, numbers, example.predicted)
+        return cls(segments, targets, numbers, example.predicted, tuple(example.columns))
 
     def dtype(self, target: str) -> np.dtype:
         """How a target is stored."""
@@ -65,10 +69,12 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the manifest."""
-        return {**asdict(self), "segments": [*self.segments], "numbers": [*self.numbers]}
+        lists = {name: [*getattr(self, name)] for name in ("segments", "numbers", "columns")}
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Layout:
         """The reverse of `to_json`."""
         segments, numbers = tuple(tree["segments"]), tuple(tree["numbers"])
-        return cls(segments, tree["targets"], numbers, tree.get("predicted"))
+        columns = tuple(tree.get("columns", ()))
+        return cls(segments, tree["targets"], numbers, tree.get("predicted"), columns)

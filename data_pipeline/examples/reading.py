@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE, Layout
 from data_pipeline.examples.order import POOL_BLOCKS, ExampleTable
-from data_pipeline.examples.storing import ends_file, target_file
+from data_pipeline.examples.storing import columns_file, ends_file, target_file
 from data_pipeline.examples.views import View, with_masks
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import MASKED, Batch, Target
@@ -64,6 +64,10 @@ class ExampleSplit:
             for name, kind in self.layout.targets.items()
             if kind == SEVERAL
         }
+        self.columns: NDArray[np.float64] | None = None  # [examples, columns of the layout]
+        if self.layout.columns:
+            stored = map_array(corpus.folder / columns_file(split))
+            self.columns = stored.reshape(-1, len(self.layout.columns))
         self._views = views or {}
         # Of functions and not of methods, so that no split refers to itself: it is freed with its
         # blocks as soon as nobody holds it.
@@ -135,6 +139,7 @@ class ExampleSplit:
             epochs=epochs,
             readable=np.array([row.readable for row in rows]),
             is_trimmed=True,
+            numbers=None if self.columns is None else np.array(self.columns[numbers]),
         )
 
     def _row(self, number: int) -> _Row:

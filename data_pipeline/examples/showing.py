@@ -64,6 +64,9 @@ def _show_task(
         for sequence, there in zip(np.atleast_2d(batch.input_ids[row]), mask, strict=True):
             yield Text(_words(sequence[there], tokenizer))
         yield Text(", ".join(_targets(batch, row, tokenizer, labels)), style="bold green")
+        if batch.numbers is not None:
+            read = zip(split.layout.columns, batch.numbers[row].tolist(), strict=True)
+            yield Text(", ".join(f"{name}: {number:g}" for name, number in read), style="bold cyan")
 
 
 def _words(ids: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:

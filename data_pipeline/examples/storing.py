@@ -5,6 +5,7 @@ index of each split, in the order of the examples::
 
     train/target-NAME.npy   one value for each example, or for each token
     train/ends-NAME.npy     where an example's values end, of a target with several for each
+    train/columns.npy       the numbers beside the text of each example, as read, where it has any
     val/references.json     what predictions are compared with besides, where the task has that
 
 The folder is written under a hidden name, and renamed when it is complete.
@@ -41,6 +42,11 @@ def target_file(split: str, target: str) -> str:
 def ends_file(split: str, target: str) -> str:
     """Where it says how many values of a target each example has."""
     return f"{split}/ends-{target}.npy"
+
+
+def columns_file(split: str) -> str:
+    """Where the numbers beside the texts are: float64, those of an example one behind the other."""
+    return f"{split}/columns.npy"
 
 
 REFERENCES = "val/references.json"
@@ -102,7 +108,7 @@ def _publish(part: Path, folder: Path) -> None:
 
 
 class _SplitOfExamples:
-    """The writer of one split, and the targets collected for it."""
+    """The writer of one split, and the targets and numbers collected for it."""
 
     def __init__(self, folder: Path, split: str, encoder: TextEncoder) -> None:
         vocab_size = encoder.vocabulary.vocab_size
@@ -111,9 +117,10 @@ class _SplitOfExamples:
         self._dtype = token_dtype(vocab_size)
         self._writer = SplitWriter(folder / split, lambda *paths: None, vocab_size)
         self._targets: dict[str, list[Any]] = {}
+        self._columns: list[list[float]] = []
 
     def write(self, examples: Iterable[EncodedExample]) -> list[str]:
-        """Write the split; returns the names of the files of its targets."""
+        """Write the split; returns the names of the files beside its index."""
         for example in examples:
             self._add(example)
         self._writer.finish()
@@ -123,6 +130,10 @@ class _SplitOfExamples:
             if kind == SEVERAL:
                 ends = np.cumsum([len(values) for values in self._targets[name]], dtype=np.int64)
                 names.append(self._save(ends_file(self.split, name), ends))
+        if self.layout and self.layout.columns:
+            names.append(
+                self._save(columns_file(self.split), np.array(self._columns, "<f8").ravel())
+            )
         return names
 
     def _save(self, name: str, values: NDArray[Any]) -> str:
@@ -141,6 +152,8 @@ class _SplitOfExamples:
         self._writer.add(np.concatenate(segments).astype(self._dtype, copy=False), sizes)
         for name, value in example.targets.items():
             self._targets.setdefault(name, []).append(value)
+        if example.columns:
+            self._columns.append([*example.columns.values()])
 
     def _joined(self, name: str) -> NDArray[Any]:
         assert self.layout is not None

@@ -102,6 +102,8 @@ class Batch:
 
     stored: what was stored of teachers' predictions, by the teacher's name.
 
+    numbers: what a head reads beside the text, as in the table, [R, K]; None: nothing.
+
     is_trimmed: L is the length of the batch's longest sequence, and says nothing of other batches.
     """
 
@@ -116,6 +118,7 @@ class Batch:
     views: Mapping[str, Batch] = field(default_factory=dict)
     is_trimmed: bool = False
     stored: Mapping[str, StoredLogits] = field(default_factory=dict)
+    numbers: NDArray[np.float64] | None = None
 
     @property
     def common_length(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from configs.typed import nearest_of_all
-from data_pipeline.errors import DataError
+from data_pipeline.errors import BadNumber, DataError
 from data_pipeline.task_files.contents import (
     UTF_8,
     parse_json,
@@ -66,17 +66,19 @@ def read_table(
     on_malformed: OnMalformed | None = None,
     lists: Collection[str] = (),
     encoding: str = UTF_8,
+    numbers: Collection[str] = (),
 ) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
 
     A row without anything but white space, or null in each field, comes without values.
 
     `columns` says in which column each field stands; in JSON and Parquet, ``doc.text`` is one in a
-    nested object. The fields in `lists` may hold lists, which come as JSON. Numbers are for
+    nested object. The fields in `lists` may hold lists, which come as JSON. Those in `numbers` are
+    for `as_number`: JSON may hold anything in them, or lack them. Numbers of columns are for
     tab-separated and CSV files without a header. Tab-separated files have no quoting. `layout` is
     told from the suffix unless given. Raises DataError for a table without rows and for whatever
-    cannot be read as asked. With
-    `on_malformed`, rows of another number of columns than the header's are left out.
+    cannot be read as asked. With `on_malformed`, rows of another number of columns than the
+    header's are left out.
     """
     layout = layout or LAYOUTS.get(suffix_of(path))
     if layout is None:
@@ -95,9 +97,9 @@ def read_table(
     elif layout == CSV:
         rows = _cell_rows(path, columns, _comma_separated(path, encoding), QUOTED, on_malformed)
     elif layout == JSONL:
-        rows = _record_rows(columns, _json_records(path, encoding), lists)
+        rows = _record_rows(columns, _json_records(path, encoding), lists, numbers)
     else:
-        rows = _record_rows(columns, _parquet_records(path, columns), lists)
+        rows = _record_rows(columns, _parquet_records(path, columns), lists, numbers)
     empty = True
     for row in rows:
         empty = empty and row.is_blank
@@ -152,17 +154,17 @@ def header_of(path: str, encoding: str = UTF_8) -> list[str]:
 
 
 def as_number(where: str, field: str, text: str) -> float:
-    """The finite number in a field of the row at `where`. Raises DataError."""
+    """The finite number in a field of the row at `where`. Raises BadNumber."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(
+        raise BadNumber(
             f"{where}: {field}: {text!r} is not a number, and all of its column must be"
         )
     if abs(number) > LARGEST:
-        raise DataError(f"{where}: {field}: {text} is too large; it must be below {LARGEST:.1e}")
+        raise BadNumber(f"{where}: {field}: {text} is too large; it must be below {LARGEST:.1e}")
     return number
 
 
@@ -309,13 +311,18 @@ def _record_rows(
     columns: Columns,
     records: Iterator[tuple[str, Record]],
     lists: Collection[str] = (),
+    numbers: Collection[str] = (),
 ) -> Iterator[Row]:
     """Records as rows. A column is all text or all numbers: a label 1 is not a label "1"."""
     kinds: dict[str, tuple[str, str]] = {}  # by field: what its first value is, and where
     for where, record in records:
         row: dict[str, str] = {}
-        values = _values(where, columns, record) if record else {}
+        values = _values(where, columns, record, numbers, kinds) if record else {}
         for field, value in values.items():
+            if field in numbers:
+                kinds[field] = ("a number", where)
+                row[field] = "" if value is None else str(value).strip()
+                continue
             kind = (
                 LIST if field in lists and isinstance(value, list) else _kind(where, field, value)
             )
@@ -328,10 +335,27 @@ def _record_rows(
         yield Row(where, row)
 
 
-def _values(where: str, columns: Columns, record: Record) -> dict[str, Any]:
-    """The values of a record by field; none where all are null."""
-    values = {field: _value(where, field, str(one), record) for field, one in columns.items()}
-    return {} if _is_blank(values) else values
+def _values(
+    where: str,
+    columns: Columns,
+    record: Record,
+    numbers: Collection[str],
+    known: Collection[str],
+) -> dict[str, Any]:
+    """The values of a record by field; none where all but `numbers` are null.
+
+    A number is null where the record lacks its column, which is `known` to be in others.
+    """
+    values: dict[str, Any] = {}
+    for field, column in columns.items():
+        try:
+            values[field] = _value(where, field, str(column), record)
+        except DataError:
+            if field not in numbers or field not in known:
+                raise
+            values[field] = None
+    others = {field: value for field, value in values.items() if field not in numbers}
+    return {} if _is_blank(others) else values
 
 
 def _top_level(column: str, names: Collection[str]) -> str:

@@ -199,6 +199,8 @@ def _heads_of_a_fine_tuned(
         raise Inexpressible("transformers has no class with a classifier after every layer")
     if head.activation:
         raise Inexpressible("transformers has no class with an activation before the output layer")
+    if head.numbers:
+        raise Inexpressible("transformers has no class that reads numbers beside the text")
     form = family.heads.get(head.kind)
     vector = write_vector_head(name, head)
     if vector is not None:

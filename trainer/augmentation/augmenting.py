@@ -64,14 +64,15 @@ def augment(
             "copies of it stay in the others"
         )
     file = one.file("train")
-    columns = file.columns_of(*task.fields)
+    columns = file.columns_of(*task.placed_fields)
     require_unchanged = watch([*method.files, file.path])  # hashed here, read below
     identity = {**method.identity(), "examples": digest_of(file.path), "columns": columns}
     if file.most is not None:
         identity["first"] = file.most
     with TableFile.opened(out, columns, identity) as table:
         dropped = Dropped()
-        rows = [row for _, row in file.first(task.rows(file, *task.fields, dropped=dropped))]
+        read = task.rows(file, *task.placed_fields, dropped=dropped)
+        rows = [row for _, row in file.first(read)]
         dropped.tell(file.path)
         if (made := table.finished_rows()) is not None:
             return made, len(rows)

@@ -37,7 +37,7 @@ from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data.examples import tasks_of, with_validation
 from trainer.job_data.fit import require_fit
-from trainer.objectives.task import TaskConfig
+from trainer.objectives.task import STATISTICS, TaskConfig
 from trainer.objectives.term import registered_terms
 from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.scores import Metrics, columns_of
@@ -251,6 +251,7 @@ def _settings(
             *(folder, len(labels) - 1, task),
         )
     of_head = {"labels": labels, "target": _TARGETS.get(head.kind)}
+    of_head |= {key: getattr(head, key) for key in ("numbers", *STATISTICS)}
     keys = {field.name for field in dataclasses.fields(section)}
     settings |= {key: value for key, value in of_head.items() if key in keys and value}
     return {**settings, "head_name": None if head_name == task else head_name}
@@ -267,3 +268,6 @@ def _require_head(model: Model, folder: Path, job: JobConfig, name: str) -> None
     if head.kind != expected.kind or not fits:
         ours, theirs = (", ".join(one.labels) or one.kind for one in (head, expected))
         raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")
+    if head.numbers != expected.numbers:
+        ours, theirs = (", ".join(one.numbers) or "none" for one in (head, expected))
+        raise ModelError(f"{folder}: its head reads the numbers {ours}, and not {theirs}")

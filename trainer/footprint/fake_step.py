@@ -226,7 +226,8 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     }
     if layout.predicted is not None:
         targets[MASKED] = Target(tokens[:, : length - 1], tokens[:, : length - 1])
-    whole = Batch(ids, ids, ids + 1, targets, one, one)
+    numbers = np.zeros((rows, len(layout.columns))) if layout.columns else None
+    whole = Batch(ids, ids, ids + 1, targets, one, one, numbers=numbers)
     found = [views_of(job, corpus, job.seed) for corpus in job.data.tasks or [""]]
     views = {name: _viewed(whole, view) for some in found for name, view in some.items()}
     stored = _stored(job, targets[MASKED].labels) if MASKED in targets else {}

@@ -171,7 +171,9 @@ def _ready(
             f"{one.key}.validation: must be set; {files['train']} has too few examples to hold "
             f"some of them out (or raise {one.key}.validation_fraction)"
         )
-    return _at(one, folder)
+    one = _at(one, folder)
+    trained = ExampleSplit(Corpus.open(one.data.path), "train")
+    return dataclasses.replace(one, task=one.task.trained_on(trained))
 
 
 def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:

@@ -68,6 +68,12 @@ def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelCon
             others = ", ".join(teacher.task_heads)
             but = f", but for {others}" if others else ""
             raise TrainingError(f"{where}: it has no head for {task.head}{but}; fine-tune it first")
+    elif theirs.numbers and theirs.numbers != ours.numbers:
+        columns = ", ".join(theirs.numbers)
+        raise TrainingError(
+            f"{where}: its head reads the numbers {columns} beside the text; set "
+            f"{task.head}.numbers=[{columns}] of every learner"
+        )
     elif not theirs.tells_labels_of(ours):
         key = f"{section_of(name)}.init.labels"
         raise TrainingError(

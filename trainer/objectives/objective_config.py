@@ -99,6 +99,9 @@ class ObjectiveConfig(Section):
                 if term.head_name not in (None, name):
                     key = f"tasks.{name}.{term.name}.head_name"
                     yield key, "the head has the name of the task; remove it"
+                if term.numeric_fields:
+                    key = f"tasks.{name}.{term.name}.numbers"
+                    yield key, "are for a job of one task; remove them, or train it alone"
             if any(name.startswith(f"{other}_") for other in names):
                 yield f"tasks.{name}", "begins with another task's name and _; choose another"
 

@@ -24,7 +24,16 @@ from configs.errors import ConfigError
 from configs.rules import PROBABILITY, WEIGHT, Doc, Range
 from configs.section import Refusal
 from configs.typed import convert
-from data_pipeline import MASKED, NO_LABEL, TASK_NAME, DataError, EncodedExample, TextEncoder, View
+from data_pipeline import (
+    MASKED,
+    NO_LABEL,
+    TASK_NAME,
+    DataError,
+    EncodedExample,
+    ExampleSplit,
+    TextEncoder,
+    View,
+)
 from data_pipeline.examples.storing import read_references
 from data_pipeline.task_files.contents import UTF_8
 from data_pipeline.task_files.dropped import Dropped
@@ -93,6 +102,7 @@ MAX_DIGITS = 18  # of a column's number
 LABEL = "label"  # the field that is predicted
 MISSING = ("nan", "<na>")  # labels that other programs write where there is none
 _NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d+)?")
+STATISTICS = ("means", "deviations")  # keys that the training examples fill in
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 ClassWeights = Annotated[
     dict[str, Annotated[float, WEIGHT]],
@@ -221,6 +231,7 @@ class TaskConfig(TermConfig):
         "dropout",
         "activation",
         "class_weights",
+        *STATISTICS,
     )
     joins: ClassVar[bool] = True
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
@@ -266,10 +277,19 @@ class TaskConfig(TermConfig):
         """The section completed from its training file, for instance with its labels."""
         return self
 
+    def trained_on(self, examples: ExampleSplit) -> TaskConfig:
+        """The section completed from the encoded examples that it is trained on."""
+        return self
+
     @property
     def placed_fields(self) -> tuple[str, ...]:
         """The fields whose columns the job can name in ``data.columns``."""
-        return self.fields
+        return (*self.fields, *self.numeric_fields)
+
+    @property
+    def numeric_fields(self) -> tuple[str, ...]:
+        """The fields of a table that hold numbers which its head reads beside the texts."""
+        return ()
 
     @property
     def skips_malformed(self) -> bool:
@@ -318,6 +338,7 @@ class TaskConfig(TermConfig):
             on_malformed=dropped.malformed if self.skips_malformed else None,
             lists=self.lists,
             encoding=file.encoding,
+            numbers=self.numeric_fields,
         )
         return dropped.present(rows)
 

@@ -56,9 +56,12 @@ class FineTuned:
         """The declaration of the head."""
         return self.model.config.task_heads[self.name]
 
-    def outputs(self, sequences: Sequence[Segments]) -> list[Tensor]:
-        """As `head_outputs`."""
-        return head_outputs(self.model, self.name, self.encoder.vocabulary, sequences)
+    def outputs(
+        self, sequences: Sequence[Segments], numbers: Sequence[Sequence[float]] | None = None
+    ) -> list[Tensor]:
+        """As `head_outputs`; `numbers` are left out for a head that reads none."""
+        read = numbers if self.head.numbers else None
+        return head_outputs(self.model, self.name, self.encoder.vocabulary, sequences, read)
 
     def early_outputs(
         self, sequences: Sequence[Segments], speed: float

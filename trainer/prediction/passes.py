@@ -49,8 +49,11 @@ def head_outputs(
     head: str,
     vocabulary: Vocabulary,
     sequences: Sequence[Segments],
+    numbers: Sequence[Sequence[float]] | None = None,
 ) -> list[Tensor]:
     """The head's output for each sequence, in the order given; float32 on the CPU.
+
+    `numbers` of each sequence are for a head that reads such.
 
     The shape is [outputs], or [L, outputs] for a head with an output per token, where L is the
     length of the sequence with its special tokens. The longest sequences run first.
@@ -60,7 +63,12 @@ def head_outputs(
     read = [vocabulary.with_special(segments) for segments in sequences]
     for rows in _passes(model, read):
         inputs = _inputs(model, vocabulary, [read[row] for row in rows])
-        found = model.features(*inputs, capture=Capture(heads=(head,))).heads[head]
+        beside = None
+        if numbers is not None:
+            values = [numbers[row] for row in rows]
+            beside = torch.tensor(values, dtype=torch.float64, device=inputs[0].device)
+        capture = Capture(heads=(head,))
+        found = model.features(*inputs, capture=capture, numbers=beside).heads[head]
         for row, output in zip(rows, found.float().cpu(), strict=True):
             outputs[row] = output[: len(read[row][0])] if per_token else output
     return outputs

@@ -68,12 +68,15 @@ def predictions(
         return
     tuned = FineTuned.of(folder, model, head, encoding)
     kind = _predictor_of(tuned)
-    facts = with_places(tuned.facts, path).with_columns(columns, kind.placed_fields)
+    numbers = tuned.head.numbers
+    others = (*kind.placed_fields, *numbers)
+    facts = with_places(tuned.facts, path, numbers).with_columns(columns, others)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions(), columns)
     queries = predictor.queries(path)
     for some in sorted_together(queries, path=path):
         yield from _answers(tuned, predictor, some, speed)
-    tell_incomplete(path, predictor.unanswered, tuned.encoder)
+    needed = "a text or a number" if numbers else "a text"
+    tell_incomplete(path, predictor.unanswered, tuned.encoder, needed)
 
 
 def _predictor_of(tuned: FineTuned) -> type[Predictor]:
@@ -103,6 +106,7 @@ def _answers(
             answer = predictor.answer(query, [] if logits is None else [logits])
             yield {**answer, "layer": layer}
         return
-    outputs = iter(tuned.outputs(sequences))
+    numbers = [query.numbers for query in queries for _ in query.sequences]
+    outputs = iter(tuned.outputs(sequences, numbers))
     for query in queries:
         yield predictor.answer(query, list(islice(outputs, len(query.sequences))))

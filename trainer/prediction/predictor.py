@@ -21,10 +21,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Query:
-    """One example: the input as read, and the sequences that the model reads for it."""
+    """One example: the input as read, and what the model reads for it, numbers beside texts."""
 
     sequences: Sequence[Segments]
     source: Any = None
+    numbers: Sequence[float] = ()
 
 
 class Predictor(ABC):
@@ -57,11 +58,14 @@ class Predictor(ABC):
         """The prediction, in JSON values, from the outputs for each of the query's sequences."""
 
 
-def tell_incomplete(path: str, unanswered: int, encoder: TextEncoder) -> None:
-    """Log how many rows of a file have no text, and how many were cut, if any."""
+def tell_incomplete(
+    path: str, unanswered: int, encoder: TextEncoder, needed: str = "a text"
+) -> None:
+    """Log how many rows of a file lack what is `needed`, and how many were cut, if any."""
     name = source_name(path)
     if unanswered:
-        _log.warning("%s: rows without a text, whose answers are null: %s", name, unanswered)
+        why = f"rows without {needed}, whose answers are null"
+        _log.warning("%s: %s: %s", name, why, unanswered)
     if encoder.cut:
         why = f"texts too long for {encoder.length} tokens, whose ends are not read"
         _log.warning("%s: %s: %s", name, why, len(encoder.cut))

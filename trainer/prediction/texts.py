@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from data_pipeline import EmptyText
-from data_pipeline.task_files.tables import TSV, Row, header_of, read_plain_lines, read_table
+from data_pipeline.errors import BadNumber
+from data_pipeline.task_files.tables import (
+    TSV,
+    Row,
+    as_number,
+    header_of,
+    read_plain_lines,
+    read_table,
+)
 from data_pipeline.text.text_files import STDIN, suffix_of
 from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
@@ -25,43 +33,51 @@ from trainer.tasks.bi_encoder import BiEncoder
 PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
 
 
-def with_places(facts: TaskFacts, path: str) -> TaskFacts:
+def with_places(facts: TaskFacts, path: str, numbers: Sequence[str] = ()) -> TaskFacts:
     """The facts with the columns that this file has of the texts, which training's may not be.
 
+    `numbers` are the fields besides texts.
     Standard input and a plain file have no header, unless its first line is that of training.
     """
     is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
-    names = {name: facts.columns.get(name, name) for name in facts.fields}
+    names = {name: facts.columns.get(name, name) for name in (*facts.fields, *numbers)}
     if is_plain and path != STDIN and {*names.values()} <= {*header_of(path, facts.encoding)}:
         return replace(facts, columns=names)
     return replace(facts, columns={}) if path == STDIN or is_plain else facts
 
 
-def read_rows(path: str, facts: TaskFacts) -> Iterator[Row]:
-    """The texts of each example, in the columns of `with_places`; a plain file has no others."""
-    is_plain = suffix_of(path) in PLAIN
+def read_rows(path: str, facts: TaskFacts, numbers: Sequence[str] = ()) -> Iterator[Row]:
+    """The texts and `numbers` of each example, in the columns of `with_places`.
+
+    A plain file has no other columns.
+    """
+    is_plain, fields = suffix_of(path) in PLAIN, (*facts.fields, *numbers)
     if is_plain and not facts.columns:
-        return read_plain_lines(path, facts.fields, facts.encoding)
-    columns = TaskFile(Path(path), facts.columns).columns_of(*facts.fields)
+        return read_plain_lines(path, fields, facts.encoding)
+    columns = TaskFile(Path(path), facts.columns).columns_of(*fields)
     layout = TSV if is_plain else None
-    return read_table(path, columns, layout, encoding=facts.encoding)
+    return read_table(path, columns, layout, encoding=facts.encoding, numbers=numbers)
 
 
 class TextPredictor(Predictor):
     """Predicts ``{"label": ..., "probabilities": {...}}``, or ``{"number": ...}``, for each row.
 
     With labels that are right or not each by itself, ``{"labels": [...], "probabilities": {...}}``.
-    A row without a text has null in their place, and is counted.
+    A row without a text, or without a number that the head reads beside it, has null in their
+    place, and is counted.
     """
 
     def queries(self, path: str) -> Iterator[Query]:
-        for where, row in read_rows(path, self.facts):
+        names = self.head.numbers
+        for where, row in read_rows(path, self.facts, names):
             texts = [row.get(name, "") for name in self.facts.fields]
             sequences: list[Segments] = []
-            with suppress(EmptyText):  # row N gets answer N, also where it has no text
+            numbers: list[float] = []
+            with suppress(EmptyText, BadNumber):  # row N gets answer N, also where it has none
+                numbers = [as_number(where, name, row.get(name, "")) for name in names]
                 sequences = self._sequences(texts, where)
             self.unanswered += not sequences
-            yield Query(sequences)
+            yield Query(sequences, numbers=numbers)
 
     def _sequences(self, texts: Sequence[str], where: str) -> list[Segments]:
         """What the model reads for a row. Raises EmptyText where a text is empty."""

@@ -59,6 +59,8 @@ class Branches(HeadTermConfig):
             yield f"is for tasks with classes, and {self.head} has a head of kind {head.kind}"
         if head is not None and head.layers:
             yield f"reads every layer; remove layers of {self.head}"
+        if head is not None and head.numbers:
+            yield f"reads no numbers beside the text; remove numbers of {self.head}"
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         head = model.task_heads.get(self.head)

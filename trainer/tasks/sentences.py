@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
-from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
+from data_pipeline import NO_LABEL, DataError, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import Row, as_number, list_in
 from model import (
@@ -24,11 +25,13 @@ from model import (
     ModelShape,
     TaskHeadConfig,
 )
+from model.task_head_config import conflicts_of_numbers
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
 from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy, squared_error
 from trainer.objectives.task import (
     LABEL,
+    STATISTICS,
     UNKNOWN_LABELS,
     ClassWeights,
     TaskConfig,
@@ -89,6 +92,20 @@ class SentenceTask(TaskConfig):
         ),
     ] = ""
     class_weights: ClassWeights = field(default_factory=dict)
+    numbers: Annotated[
+        list[str],
+        Doc(
+            "Columns of the table with numbers, which the output layer reads beside the pooled "
+            "state, standardised by their mean and standard deviation in training."
+        ),
+    ] = field(default_factory=list)
+    means: Annotated[
+        list[float], Doc("The means of `numbers`; empty: of the rows that are trained on.")
+    ] = field(default_factory=list)
+    deviations: Annotated[
+        list[float],
+        Doc("The standard deviations of `numbers`; empty: of the rows that are trained on."),
+    ] = field(default_factory=list)
     unlabelled: Annotated[
         bool,
         Doc(
@@ -145,11 +162,22 @@ class SentenceTask(TaskConfig):
             yield "class_weights", unknown
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must name at least two labels, each once"
+        yield from conflicts_of_numbers(self.numbers, self.means, self.deviations)
+        if taken := ", ".join(sorted({*self.numbers} & {*self.fields})):
+            yield "numbers", f"{taken} is a text or the label; remove it"
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         kind = {NUMBER: REGRESSION, LABELS: MULTI_LABEL}.get(self.target, CLASSIFICATION)
         labels = [] if kind == REGRESSION else self.labels or UNKNOWN_LABELS
-        return self.with_head(model, TaskHeadConfig(kind, labels, activation=self.activation))
+        head = TaskHeadConfig(
+            kind,
+            labels,
+            activation=self.activation,
+            numbers=self.numbers,
+            means=self.means,
+            deviations=self.deviations,
+        )
+        return self.with_head(model, head)
 
     def with_labels_of(self, file: TaskFile) -> TaskConfig:
         if self.target == NUMBER or self.labels:
@@ -166,6 +194,21 @@ class SentenceTask(TaskConfig):
         if unknown := unknown_weights(found, self.class_weights):
             raise DataError(f"{file.path}: class_weights: {unknown}")
         return dataclasses.replace(self, labels=found)
+
+    def trained_on(self, examples: ExampleSplit) -> TaskConfig:
+        if examples.columns is None or self.means:
+            return self
+        columns = examples.columns
+        for name, is_constant in zip(self.numbers, np.ptp(columns, axis=0) == 0, strict=True):
+            if is_constant:
+                why = f"{name} is the same in every row that is trained on; remove it"
+                raise DataError(f"{self.head}.numbers: {why}")
+        means, deviations = columns.mean(axis=0).tolist(), columns.std(axis=0).tolist()
+        return dataclasses.replace(self, means=means, deviations=deviations)
+
+    @property
+    def numeric_fields(self) -> tuple[str, ...]:
+        return tuple(self.numbers)
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -193,14 +236,15 @@ class SentenceTask(TaskConfig):
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         groups: dict[str, int] = {}
         dropped = Dropped()
-        rows = self.rows(file, *self.fields, dropped=dropped)
+        rows = self.rows(file, *self.placed_fields, dropped=dropped)
         for place, row in file.first(rows):
             sequence = encoder.sequence([row[name] for name in self.texts], place)
             targets = self._targets(row, place)
             if self.ranks:
                 group = groups.setdefault(row[self.texts[0]], len(groups))
                 targets[GroupRanking.group(self.head)] = group
-            yield EncodedExample([sequence], targets)
+            columns = {name: as_number(place, name, row[name]) for name in self.numbers}
+            yield EncodedExample([sequence], targets, columns=columns)
         dropped.tell(file.path)
 
     @property
@@ -273,6 +317,7 @@ class SentencePair(SentenceTask):
         "weight",
         "layers",
         "class_weights",
+        *STATISTICS,
     )  # pairs that are ranked have groups
 
 
