@@ -45,6 +45,7 @@ TABLES = {
     "glue/RTE/{}.tsv": ("sentence1\tsentence2\tlabel", "{a}\t{b}\t{label}"),
     "qa_ranking/WikiQASent-{}.txt": ("", "{a}\t{b}\t{label}"),
     "reviews_{}.csv": ("review,stars", "{a},{label}"),
+    "orders_{}.csv": ("review,price,age,stars", "{a},{number}.5,{number},{label}"),
 }
 TEXTS = [
     "the list is short",
@@ -57,7 +58,7 @@ TEXTS = [
 def rows(count: int, row: str) -> Iterator[str]:
     for number in range(count):
         a, b = TEXTS[number % 4], TEXTS[number // 4 % 4]
-        yield row.format(a=f"{a} {number}", b=b, label=number // 2 % 2)
+        yield row.format(a=f"{a} {number}", b=b, label=number // 2 % 2, number=number)
 
 
 def make_files(root: Path) -> None:
@@ -76,6 +77,7 @@ def make_files(root: Path) -> None:
         json.dumps(dict(zip(fields, ("it is read", "it are read", "x", "y"), strict=True)))
     )
     Path("new_reviews.csv").write_text("review\nit was short\na class is a list\n")
+    Path("new_orders.csv").write_text("review,price,age\nit was short,3.5,12\n")
     Path("more.csv").write_text("comment\nit was read\n")
 
 
