@@ -76,7 +76,7 @@ slurm:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "Installing SLURM for its tests ..."; \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-	        --no-install-recommends slurmctld slurmd slurm-client munge iproute2; } >/dev/null 2>&1 || \
+	        --no-install-recommends slurmctld slurmd slurm-client munge iproute2 bindfs; } >/dev/null 2>&1 || \
 	    echo "SLURM could not be installed: its tests will skip."; \
 	else \
 	    echo "SLURM is not here and cannot be installed without root: its tests will skip."; \

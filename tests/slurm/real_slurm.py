@@ -2,7 +2,7 @@
 
 Every node has its own network, hostname, process, mount and IPC namespaces, so that it can be
 powered off or cut off from the others as a machine can. It is up in half a second. Needs root, and
-``apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2``.
+``apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2 bindfs``.
 
     with RealSlurm(nodes=3) as slurm:
         job = slurm.run("sbatch", "--parsable", "job.sh").strip()
@@ -159,6 +159,11 @@ class RealSlurm:
         """Run a command on a node."""
         self.marked.add(node)
         subprocess.run([*self._entry(node), *command], check=True, timeout=60)
+
+    def cache_names(self, node: str, folder: Path, seconds: int) -> None:
+        """Let a node answer from a cache which names a folder has, also which not, as NFS does."""
+        times = f"entry_timeout={seconds},negative_timeout={seconds},attr_timeout=3"
+        self.inside(node, "bindfs", "-o", times, str(folder), str(folder))
 
     def mend(self) -> None:
         """Restore the initial state: no jobs, every node idle."""

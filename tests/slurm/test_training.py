@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from click.testing import CliRunner
 
 import configs
 from cluster.config import ClusterConfig
-from cluster.slurm import plan_job, submit
+from cluster.slurm import SOURCE, plan_job, submit
 from tandem import main
 from tests.conftest import TINY_JOB, tandem
 from tests.slurm.real_slurm import RealSlurm, requeue_soon
@@ -178,6 +180,24 @@ def test_a_stale_job_cannot_damage_its_requeued_copy(slurm: RealSlurm, corpus: P
     assert training.losses == calm.losses
     log = (training.run / "logs/rank-000.log").read_text()
     assert "attempt 2 of this run has begun" in log
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("bindfs"), reason="needs bindfs")
+def test_nodes_that_do_not_see_at_once_what_others_make(slurm: RealSlurm, corpus: Path) -> None:
+    """As over NFS. Both ranks save, and a stop from a third node is seen and answered."""
+    runs = slurm.root / "runs"
+    runs.mkdir()
+    for node in slurm.nodes:
+        slurm.cache_names(node, runs, seconds=12)
+    training = Training(slurm, corpus, "cached", steps=100_000)
+    training.reach(13)
+    assert slurm.job(training.id)["NodeList"] == "n[1-2]"
+    slurm.inside("n3", sys.executable, str(SOURCE / "tandem.py"), "stop", str(training.run))
+    slurm.wait_job(training.id)
+    assert training.events == [("start", ""), ("final", "stopped on request")]
+    assert "was not written" not in training.log
+    assert len(list(training.run.glob("checkpoints/step-*/*/rank-00001.safetensors"))) > 1
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkey
 
 def test_a_run_that_ends_elsewhere_while_it_is_asked_to_stop_says_so(tmp_path, monkeypatch):
     """Its record does, and nobody waits for a heartbeat."""
+    monkeypatch.setattr(asking, "UNSEEN_SECONDS", 0.5)
     attempts = tmp_path / "attempts"
     attempts.mkdir()
     record = {"host": "n7", "process": 1, "machine": "other", "started": 1, "time": time.time()}
@@ -62,6 +63,17 @@ def test_a_run_that_ends_elsewhere_while_it_is_asked_to_stop_says_so(tmp_path, m
     with pytest.raises(TrainingError, match="the job ended before it could stop"):
         asking.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
     thread.join()
+
+
+def test_an_answer_that_another_node_sees_later_than_the_end_is_one(tmp_path, monkeypatch):
+    """As over NFS: the record of the attempt is read anew, and the answer's name is cached."""
+    owner = SimpleNamespace(is_on_this_machine=False, has_process=False)
+    unseen = iter([None, None, {"error": None, "step": 5}])
+    monkeypatch.setattr(asking, "live_owner", lambda _: owner)
+    monkeypatch.setattr(asking, "owner_has_ended", lambda _: True)
+    monkeypatch.setattr(asking, "answer_to", lambda *_: next(unseen))
+    answer = asking.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
+    assert answer == f"{tmp_path}: saved at step 5 and ended"
 
 
 def test_a_partly_written_request_is_ignored(tmp_path, monkeypatch):

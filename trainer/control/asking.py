@@ -10,6 +10,7 @@ from trainer.errors import TrainingError
 from trainer.run_folder.folder import RunFolder
 
 POLL_SECONDS = 0.2
+UNSEEN_SECONDS = 60.0  # for which NFS may not show here what another machine has written
 
 
 def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
@@ -22,13 +23,14 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
     if owner is None:
         raise TrainingError(f"{run.path}: no job is at work in it, so there is nothing to {kind}")
     request = ask(run.requests, kind)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end = ended_at = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
         is_gone = owner.is_on_this_machine and not owner.has_process
         has_ended = is_gone or owner_has_ended(run.path)
         answer = answer_to(run.requests, kind, request)  # read after: it may end right behind it
         if answer is None:
-            if has_ended:
+            ended_at = min(now, ended_at) if has_ended else end
+            if is_gone or now > ended_at + UNSEEN_SECONDS:
                 raise TrainingError(f"{run.path}: the job ended before it could {kind}")
         elif answer["error"] is not None:
             raise TrainingError(f"{run.path}: not saved: {answer['error']}")
