@@ -121,6 +121,11 @@ def test_a_batch_may_be_stated_in_tokens():
             "students.distilbert.objective.soft_kl.temperature={0: 9e18}",
             "temperature.0: must be positive",
         ),
+        (
+            "students.tinybert.model.vocab_size=640",  # 600, padded to a multiple of 64
+            "the student's model.vocab_size is 640, the "
+            "teacher's 600; set both alike, padding rows included",
+        ),
         ("seed=9223372036854775808", "seed: 9223372036854775808 does not fit into 64 bits"),
         ("watch.hang_timeout_s=1e300", "watch.hang_timeout_s: must be positive, and at most 1e+09"),
         ("batch.micro_batch=1e3", "batch.micro_batch: must be a whole number, not 1e3"),
