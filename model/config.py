@@ -226,6 +226,11 @@ class EncoderConfig(ModelConfig):
         return self.bottleneck_size or self.hidden_size
 
     @property
+    def attention_width(self) -> int:
+        """The numbers of a token's query, key or value, all heads together."""
+        return self.inner_size
+
+    @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.inner_size // self.heads

@@ -58,7 +58,8 @@ class Ability(str, Enum):
 class ModelShape(Protocol):
     """The sizes from which loss terms are built. Every `ModelConfig` satisfies it.
 
-    Layers are numbered from 1. `heads` is 0 where there is no attention. `window` is the number of
+    Layers are numbered from 1. `heads` is 0 where there is no attention, whose queries, keys and
+    values of all heads are `attention_width` numbers each. `window` is the number of
     tokens that a layer attends to, both sides together; 0 means all.
     """
 
@@ -70,6 +71,8 @@ class ModelShape(Protocol):
     def layers(self) -> int: ...
     @property
     def heads(self) -> int: ...
+    @property
+    def attention_width(self) -> int: ...
     @property
     def initializer_range(self) -> float: ...
     @property
@@ -264,6 +267,11 @@ class ModelConfig(Section, ABC):
     def cannot_copy(self, layers: Sequence[int]) -> str:
         """Why no model can begin as these of its layers, counted from 0; empty if one can."""
         return ""
+
+    @property
+    def attention_width(self) -> int:
+        """The numbers of a token's query, key or value, all heads together."""
+        return self.hidden_size
 
     def window(self, number: int) -> int:
         """Tokens that layer `number`, from 1, attends to, both sides together; 0: all."""

@@ -32,7 +32,9 @@ from trainer.objectives.terms import (
     FeatureMaps,
     HiddenMSE,
     JensenShannon,
+    KeyRelation,
     MeanTransfer,
+    QueryRelation,
     ReverseKL,
     SoftCrossEntropy,
     SoftKL,
@@ -73,6 +75,16 @@ WIDER = {"hidden_size": 64, "heads": 4}
     [
         (ObjectiveConfig(cosine=Cosine()), WIDER, "cosine"),
         (ObjectiveConfig(attention_mse=AttentionMSE()), {"heads": 2}, "attention_mse"),
+        (
+            ObjectiveConfig(key_relation=KeyRelation()),
+            {"heads": 2},
+            "key_relation: .* same number of heads, or relation_heads be set",
+        ),
+        (
+            ObjectiveConfig(key_relation=KeyRelation(relation_heads=5)),
+            {"heads": 2},
+            "key_relation.relation_heads: 5 does not divide the student's",
+        ),
         (ObjectiveConfig(soft_kl=SoftKL()), {"vocab_size": 98}, "vocabulary"),
         (ObjectiveConfig(reverse_kl=ReverseKL(top_k=2)), {}, "reverse_kl.top_k: must be null"),
         (ObjectiveConfig(hidden_mse=HiddenMSE(layers=[1])), {}, "hidden_mse.layers: lists 1"),
@@ -109,6 +121,8 @@ EVERYTHING = ObjectiveConfig(
     variance_transfer=VarianceTransfer(),
     attention_relation=AttentionRelation(),
     value_relation=ValueRelation(),
+    query_relation=QueryRelation(),
+    key_relation=KeyRelation(relation_heads=8),
 )
 
 
@@ -184,6 +198,33 @@ def test_what_neither_layer_attends_to_is_not_compared(
         for layer, window in enumerate(windows, start=1)
     )
     torch.testing.assert_close(total, expected / divisor)
+
+
+@pytest.mark.parametrize(
+    ("term", "name"), [(QueryRelation, "q"), (KeyRelation, "k"), (ValueRelation, "v")]
+)
+def test_relations_of_any_heads_are_those_of_minilm_v2(term, name):
+    """Of a student with 2 heads and half the width of its teacher, which has 4."""
+    batch = to_device(random_batch(1, rows=2), torch.device("cpu"))
+    ours, theirs = QKV(*torch.randn(3, 2, 2, LENGTH, 8)), QKV(*torch.randn(3, 2, 4, LENGTH, 8))
+    inputs = SimpleNamespace(
+        batch=batch,
+        features=SimpleNamespace(attention={2: ours}),
+        sources={TEACHER: SimpleNamespace(attention={4: theirs})},
+        step=0,
+    )
+    student = encoder(hidden_size=16, heads=2, layers=2)
+    total, _ = term(relation_heads=8).build(student, encoder(hidden_size=32, heads=4))(inputs)
+    expected = 0.0
+    for row, length in enumerate(batch.attention_mask.sum(dim=1).tolist()):
+        relations = []
+        for qkv in (theirs, ours):
+            vectors = torch.cat([*getattr(qkv, name)[row, :, :length]], dim=-1)  # [L, width]
+            parts = vectors.split(vectors.shape[1] // 8, dim=1)
+            relations.append([(x @ x.T / x.shape[1] ** 0.5).softmax(dim=-1) for x in parts])
+        for taught, said in zip(*relations, strict=True):
+            expected += (taught * (taught / said).log()).sum() / 8
+    torch.testing.assert_close(total, expected)
 
 
 def test_every_registered_term_has_a_case_here():

@@ -32,7 +32,9 @@ from trainer.objectives.terms import (
     FeatureMaps,
     HiddenMSE,
     JensenShannon,
+    KeyRelation,
     MeanTransfer,
+    QueryRelation,
     ReverseKL,
     SoftKL,
     ValueRelation,
@@ -78,6 +80,8 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
         attention_mse=AttentionMSE(),
         attention_relation=AttentionRelation(),
         value_relation=ValueRelation(),
+        query_relation=QueryRelation(),
+        key_relation=KeyRelation(relation_heads=8),
     )
     return {
         TEACHER: LearnerConfig(

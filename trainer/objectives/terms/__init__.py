@@ -10,6 +10,8 @@ from trainer.objectives.terms.attention import (
     AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
+    KeyRelation,
+    QueryRelation,
     ValueRelation,
 )
 from trainer.objectives.terms.predictions import (
@@ -48,8 +50,10 @@ __all__ = [
     "FromStudent",
     "HiddenMSE",
     "JensenShannon",
+    "KeyRelation",
     "MeanTransfer",
     "PairConfig",
+    "QueryRelation",
     "ReverseKL",
     "SoftCrossEntropy",
     "SoftKL",

@@ -7,7 +7,8 @@ pass computes the gradients with respect to queries and keys, so nothing of size
 the backward pass. Sums are float32 scalars, averaged over heads.
 
 Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; the
-head width may differ between student and teacher, the number of heads must not. `mask` is [B, L]
+head width may differ between student and teacher, the number of heads must not; relations can
+be of any number of heads (`relation_heads`, MiniLMv2, arXiv 2012.15828). `mask` is [B, L]
 bool, True at attended positions, which come first in a row. With a `window`, pairs of positions
 more than window // 2 apart do not count, and distributions are over the remaining keys: neither
 layer attends to the others. A window of 0 means all pairs.
@@ -17,15 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from configs.rules import Doc
 from configs.section import Refusal
 from model import QKV, ModelShape
 from model.attention_kernel import visible_keys
+from model.model_config import WIDTH
 from model.precision import is_native, kernel_device
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
 from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
@@ -90,7 +93,8 @@ def relation_kl(
 ) -> tuple[Tensor, Tensor]:
     """KL(softmax(t) || softmax(s)) over keys (MiniLM, arXiv 2002.10957).
 
-    Of queries and keys it is eq. 5 (attention), of values and values eq. 7 (value relations).
+    Of queries and keys it is eq. 5 (attention), of values and values eq. 7 (value relations). Of
+    queries, keys and values with themselves it is MiniLMv2's (arXiv 2012.15828, eq. 5).
     Count: attended positions.
     """
 
@@ -202,7 +206,6 @@ class _SumOverBlocks(torch.autograd.Function):
         return (*((gradient * scale).to(ctx.dtype) for gradient in gradients), None)
 
 
-QUERIES_AND_KEYS, VALUES_TWICE = ("q", "k"), ("v", "v")
 MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 
@@ -210,12 +213,14 @@ MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 class MatrixTermConfig(LayerTermConfig):
     """The YAML section of a term that compares one matrix per head with the teacher's."""
 
+    instead: ClassVar[str] = ""  # of equal numbers of heads
+
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from super().misfits(student, teacher)
         if not student.heads or not teacher.heads:
             yield "", "student and teacher must have attention"
         elif student.heads != teacher.heads:
-            yield "", "student and teacher must have the same number of heads"
+            yield "", "student and teacher must have the same number of heads" + self.instead
 
 
 @register("attention_mse", order=100)
@@ -236,15 +241,39 @@ class AttentionTransfer(MatrixTermConfig):
         return MatrixTerm(self, student, teacher, attention_cross_entropy, averaged=True)
 
 
-@register("attention_relation", order=160)
 @dataclass
-class AttentionRelation(MatrixTermConfig):
-    """KL divergence of attention distributions, by default of the last layer (MiniLM).
+class RelationTermConfig(MatrixTermConfig):
+    """The YAML section of a term about relations, summed over layers."""
 
-    Summed over layers.
-    """
+    instead: ClassVar[str] = ", or relation_heads be set"
 
     layers: LayerMap = "final"
+    relation_heads: Annotated[
+        int | None,
+        WIDTH,
+        Doc(
+            "Parts into which the vectors of all attention heads, one behind the other, are cut on "
+            "either side (MiniLMv2); null: the attention heads, of which both models have as many."
+        ),
+    ] = None
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if self.relation_heads is None or not (student.heads and teacher.heads):
+            yield from super().misfits(student, teacher)
+            return
+        yield from LayerTermConfig.misfits(self, student, teacher)
+        for whose, shape in (("the student", student), ("the teacher", teacher)):
+            if shape.attention_width % self.relation_heads:
+                yield (
+                    "relation_heads",
+                    f"{self.relation_heads} does not divide {whose}'s {shape.attention_width}",
+                )
+
+
+@register("attention_relation", order=160)
+@dataclass
+class AttentionRelation(RelationTermConfig):
+    """KL divergence of attention distributions, by default of the last layer (MiniLM)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return MatrixTerm(self, student, teacher, relation_kl)
@@ -252,16 +281,29 @@ class AttentionRelation(MatrixTermConfig):
 
 @register("value_relation", order=170)
 @dataclass
-class ValueRelation(MatrixTermConfig):
-    """KL divergence of softmax(V V' / sqrt(D)), by default of the last layer (MiniLM).
-
-    Summed over layers.
-    """
-
-    layers: LayerMap = "final"
+class ValueRelation(RelationTermConfig):
+    """KL divergence of softmax(V V' / sqrt(D)), by default of the last layer (MiniLM)."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, relation_kl, factors=VALUES_TWICE)
+        return MatrixTerm(self, student, teacher, relation_kl, factors=("v", "v"))
+
+
+@register("query_relation", order=172)
+@dataclass
+class QueryRelation(RelationTermConfig):
+    """KL divergence of softmax(Q Q' / sqrt(D)), by default of the last layer (MiniLMv2)."""
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return MatrixTerm(self, student, teacher, relation_kl, factors=("q", "q"))
+
+
+@register("key_relation", order=174)
+@dataclass
+class KeyRelation(RelationTermConfig):
+    """KL divergence of softmax(K K' / sqrt(D)), by default of the last layer (MiniLMv2)."""
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return MatrixTerm(self, student, teacher, relation_kl, factors=("k", "k"))
 
 
 class MatrixTerm(LayerTerm):
@@ -275,13 +317,14 @@ class MatrixTerm(LayerTerm):
         student: ModelShape,
         teacher: ModelShape,
         loss: MatrixLoss,
-        factors: tuple[str, str] = QUERIES_AND_KEYS,
+        factors: tuple[str, str] = ("q", "k"),
         averaged: bool = False,
         denominator: str = ATTENDED,
     ) -> None:
         """`factors` are the two fields of `model.QKV` whose product is the matrix."""
         super().__init__(config, student, teacher)
         self.student, self.teacher = student, teacher
+        self.heads = config.relation_heads if isinstance(config, RelationTermConfig) else None
         self.loss, self.factors, self.averaged, self.denominator = (
             loss,
             factors,
@@ -307,5 +350,10 @@ class MatrixTerm(LayerTerm):
         return max(windows) if all(windows) else 0
 
     def _matrix(self, qkv: QKV) -> Matrix:
-        first, second = self.factors
-        return getattr(qkv, first), getattr(qkv, second)
+        first, second = (getattr(qkv, name) for name in self.factors)
+        return self._in_heads(first), self._in_heads(second)
+
+    def _in_heads(self, x: Tensor) -> Tensor:
+        if self.heads is None:
+            return x
+        return x.transpose(1, 2).flatten(2).unflatten(2, (self.heads, -1)).transpose(1, 2)
