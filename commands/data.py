@@ -93,10 +93,9 @@ def data_build(
     TEXT is files, folders, globs, or - for standard input. Repeating the command resumes an
     interrupted build.
     """
-    from rich.console import Console
-
+    from configs.progress import work
     from data_pipeline import BuildOptions, build
-    from data_pipeline.building.reporting import progress_bar, summary
+    from data_pipeline.building.reporting import show_on, summary
     from data_pipeline.text.formats import ReadOptions
 
     if task is not None:
@@ -108,8 +107,8 @@ def data_build(
         skip_problems=not strict,
         **settings,
     )
-    with progress_bar(Console(stderr=True)) as show:
-        tree = build(options, out, workers, show)
+    with work("building", "MB") as told:
+        tree = build(options, out, workers, show_on(told))
     place = f"The corpus is in {out}"
     if task is not None:
         place = f"Slice {task} is built; when all are, run `tandem data merge {out}`"
@@ -351,11 +350,5 @@ def _augmented(task: str, words: tuple[str, ...], how: Method, out: str) -> None
     from trainer.augmentation.augmenting import augment
     from trainer.device import own_device
 
-    rows, examples = augment(task_job(task, words), how, Path(out), own_device(), _show_progress)
+    rows, examples = augment(task_job(task, words), how, Path(out), own_device())
     click.echo(f"{rows:,} examples, made of {examples:,}, are in {out}")
-
-
-def _show_progress(done: int, total: int) -> None:
-    """One line of a terminal, which counts."""
-    if sys.stderr.isatty():
-        click.echo(f"\r{done:,} of {total:,} examples", err=True, nl=done == total)

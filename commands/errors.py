@@ -34,8 +34,11 @@ class OneLineErrors(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
+        from configs.progress import shown
+
         try:
-            return super().invoke(context)
+            with shown():
+                return super().invoke(context)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         except EOFError as error:  # click would take it for the end of terminal input

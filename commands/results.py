@@ -139,6 +139,7 @@ def export(
     int8: bool,
 ) -> None:
     """Write a learner of RUN in Hugging Face format."""
+    from configs.progress import work
     from model import require_free
 
     folder = Path(out)
@@ -153,7 +154,8 @@ def export(
 
         config = saved.config(saved.resolve(learner)).architecture
         require_onnx(config, folder / "model.onnx", int8=int8)
-    export_learner(saved, learner, folder, head=head)
+    with work(f"exporting {learner}", ticks=True):
+        export_learner(saved, learner, folder, head=head)
     if onnx or int8:
         _write_onnx(folder, int8)
     at = saved.checkpoint_of(saved.resolve(learner)).step
@@ -162,14 +164,16 @@ def export(
 
 def _write_onnx(folder: Path, int8: bool) -> None:
     """Write the exported model as ONNX, and print the sizes and times of its files."""
+    from configs.progress import work
     from model import from_pretrained
     from model.onnx_export import export_onnx, quantize_onnx, seconds_per_text
 
     model = from_pretrained(folder)
     files = [folder / "model.onnx", *([folder / "model_int8.onnx"] if int8 else [])]
-    export_onnx(model, files[0])
-    if int8:
-        quantize_onnx(*files)
+    with work("exporting to ONNX", ticks=True):
+        export_onnx(model, files[0])
+        if int8:
+            quantize_onnx(*files)
     tokens = min(TIMED_TOKENS, model.config.longest_sequence or TIMED_TOKENS)
     for file in files:
         size = sum(part.stat().st_size for part in folder.glob(f"{file.name}*"))

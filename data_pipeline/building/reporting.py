@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
+from configs.durations import counted
+from configs.progress import Work
 from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
 from data_pipeline.reading.corpus import remedy
 
 BAR_WIDTH = 40
 
 
-@contextmanager
-def progress_bar(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar for `build(on_progress=...)`; prints nothing unless on a terminal."""
-    columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TextColumn("{task.fields[documents]:,} documents, {task.fields[rate]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("build", total=None, documents=0, rate=0.0)
-        first: list[int] = []  # the token count at the start; not 0 in a resumed build
+def show_on(told: Work) -> Callable[[Progress], None]:
+    """The `on_progress` of a build that tells how many MB are read, and how fast."""
+    first: list[tuple[float, int]] = []  # when it started, and with how many tokens if resumed
 
-        def show(progress: Progress) -> None:
-            first[:] = first or [progress.tokens]
-            elapsed = bar.tasks[0].elapsed or 1e-9
-            bar.update(
-                task,
-                total=progress.bytes_total or None,
-                completed=progress.bytes_done,
-                documents=progress.documents,
-                rate=(progress.tokens - first[0]) / elapsed,
-            )
+    def show(progress: Progress) -> None:
+        first[:] = first or [(time.monotonic(), progress.tokens)]
+        seconds = time.monotonic() - first[0][0]
+        rate = (progress.tokens - first[0][1]) / max(seconds, 1e-9)
+        note = f"{counted(progress.documents, 'document')}, {rate:,.0f} tokens/s"
+        told.reach(progress.bytes_done / 1e6, (progress.bytes_total or 0) / 1e6, note)
 
-        yield show
+    return show
 
 
 def summary(tree: dict) -> str:

@@ -17,6 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
+from configs.progress import Work, work
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import LineDraw, array_keys, scalar_key
 from data_pipeline.shards.writing import disk_errors, refuse_existing
@@ -144,15 +145,34 @@ def train(
     read = _reader(inputs, reading, unusable := Unusable())
     lowercase = kind == "wordpiece" if cased is None else not cased
     rule = Rule(lowercase, strip_accents)
-    with as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"):
-        tokenizer, roles, sample = TRAINERS[kind](read, vocab_size, rule)
+    with (
+        as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"),
+        work("tokenizer", "characters", ticks=True) as told,
+    ):
+        tokenizer, roles, sample = TRAINERS[kind](_told(read, told), vocab_size, rule)
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
         raise DataError(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
     _save(tokenizer, roles, Path(out))
-    return LeftOut(unusable, sample, skipped, _loss(tokenizer, read()))
+    with work("tokenizer", "characters") as told:
+        return LeftOut(unusable, sample, skipped, _loss(tokenizer, _told(read, told)()))
+
+
+def _told(read: Read, told: Work) -> Read:
+    """Reads as `read` does, and tells how much it has read; then a library is at work."""
+
+    def documents() -> Iterator[str]:
+        told.begin("tokenizer: reading the text")
+        characters = 0
+        for document in read():
+            yield document
+            characters += len(document)
+            told.advance(len(document))
+        told.begin(f"tokenizer: learning the vocabulary of {characters:,} characters")
+
+    return documents
 
 
 def _loss(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> NormalizationLoss:

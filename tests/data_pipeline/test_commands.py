@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
@@ -15,14 +14,13 @@ from pathlib import Path
 import click.testing
 import numpy as np
 import pytest
-from rich.console import Console
-from rich.text import Text
 
 import configs
+from configs import progress
 from data_pipeline import BatchStream, Corpus, DataConfig
 from data_pipeline.building.build import Progress
 from data_pipeline.building.checking import check
-from data_pipeline.building.reporting import progress_bar, summary
+from data_pipeline.building.reporting import show_on, summary
 from tandem import main
 from tests.data_pipeline.conftest import make_documents
 from trainer.config import JobConfig
@@ -162,16 +160,17 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     in_process("data", "dump", "roberta", "--steps", "five", "--out", "x", code=2)
 
 
-def test_the_progress_bar_shows_rate_and_time_left() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    with progress_bar(console) as show:
+def test_the_progress_of_a_build_shows_rate_and_time_left(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.1)
+    with progress.shown(), progress.work("building", "MB") as told:
+        show = show_on(told)
         for done in (10, 40):
             show(Progress(done * 10**6, 80 * 10**6, done, done * 1000))
-            time.sleep(0.15)  # a few of its refreshes
-    shown = Text.from_ansi(console.file.getvalue()).plain  # type: ignore[attr-defined]
-    assert "40.0/80.0 MB 40 documents" in shown
-    assert re.search(r"[1-9][\d,]* tokens/s", shown)
-    assert re.search(r"\d:\d\d:\d\d", shown)
+            time.sleep(0.15)
+        show(Progress(40 * 10**6, 80 * 10**6, 40, 40_000))
+    shown = capsys.readouterr().err
+    assert "building: 40 of 80 MB · 40 documents, " in shown
+    assert re.search(r"[1-9][\d,]* tokens/s · 0s · 0s left", shown)
 
 
 def test_summary_has_counts_and_a_histogram(make_corpus: Callable[..., Corpus]) -> None:

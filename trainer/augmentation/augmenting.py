@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from configs.progress import tracked
 from data_pipeline import DataError
 from data_pipeline.task_files.dropped import Dropped
 from trainer.augmentation.table_file import TableFile
@@ -17,6 +18,7 @@ from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL
 
 PART = 64  # examples that are written at a time
+PARTS = f"parts of {PART:,} examples"
 Row = Mapping[str, str]
 
 
@@ -46,7 +48,6 @@ def augment(
     method: Method,
     out: Path,
     device: torch.device,
-    on_progress: Callable[[int, int], None] = lambda done, all_of: None,
 ) -> tuple[int, int]:
     """Write the training examples of a task with their copies to `out`; how many, and of how many.
 
@@ -79,9 +80,8 @@ def augment(
         copies = method.over(rows, task.texts, device)
         require_unchanged()
         parts = range(0, len(rows), PART)
-        for part, first in enumerate(parts):
+        for part, first in enumerate(tracked(parts, "augmenting", PARTS, len(parts))):
             if not table.has(part):
                 some = rows[first : first + PART]
                 table.write(part, copies.of_examples(some, first))
-            on_progress(min(first + PART, len(rows)), len(rows))
         return table.finish(len(parts)), len(rows)

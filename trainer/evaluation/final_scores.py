@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.progress import Work, work
 from data_pipeline import MASKED, Corpus
 from model import Model, describe
 from trainer.batches import MicroBatch, to_device
@@ -49,7 +50,18 @@ def evaluate_run(
     such learner.
     """
     names = saved.names if only is None else [saved.resolve(only)]
-    measurement = _Measurement(saved, heartbeat)
+    with work("scoring", "batches") as told:
+        return _evaluate(saved, names, told, heartbeat)
+
+
+def _evaluate(
+    saved: SavedLearners, names: Sequence[str], told: Work, heartbeat: SendHeartbeat
+) -> dict[str, Any]:
+    def next_batch() -> None:
+        heartbeat()
+        told.advance()
+
+    measurement = _Measurement(saved, told, next_batch)
     return {
         "step": saved.checkpoint.step,
         "seconds": saved.state.seconds,
@@ -91,8 +103,8 @@ class _TestFile:
 class _Measurement:
     """Measures each learner, and compares it with the teacher."""
 
-    def __init__(self, saved: SavedLearners, heartbeat: SendHeartbeat) -> None:
-        self.saved = saved
+    def __init__(self, saved: SavedLearners, told: Work, heartbeat: SendHeartbeat) -> None:
+        self.saved, self.told = saved, told
         self.validation = ValidationSet(saved.job, saved.corpora, heartbeat)
         self.test = _TestFile.open(saved.job, heartbeat)
         self.device = own_device()
@@ -170,6 +182,7 @@ class _Measurement:
         metrics: Metrics,
         breakdown: Breakdown | None = None,
     ) -> Scores:
+        self.told.begin(f"scoring {name.removeprefix('students/')}")
         micro_batch, view = self.saved.job.batch.micro_batch, self.saved.config(name).view
         return score_examples(model, examples, metrics, view, micro_batch, breakdown)
 
@@ -202,18 +215,20 @@ class _Measurement:
         views = self.saved.config(name).view, self.saved.config(TEACHER).view
         if not aligns(job, *views):
             return None
+        self.told.begin(f"comparing {name.removeprefix('students/')} with the teacher")
         both, micro_batch = (model, self.teacher), job.batch.micro_batch
         found = agreement(*both, self.validation, micro_batch, self.device, views)
         return None if found is None else dataclasses.asdict(found)
 
     def _speed(self, name: str, model: Model) -> dict[str, float]:
         sample = self.validation.sample().view(self.saved.config(name).view)
+        self.told.begin(f"measuring the speed of {name.removeprefix('students/')}")
         many, one = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
-        seconds = _encoding_seconds(model, many)
+        seconds = _encoding_seconds(model, many, self.told)
         return {
             "tokens_per_second": int(many.attention_mask.sum()) / seconds,
             "sequences_per_second": len(many.input_ids) / seconds,
-            "seconds_per_sequence": _encoding_seconds(model, one),
+            "seconds_per_sequence": _encoding_seconds(model, one, self.told),
         }
 
 
@@ -222,7 +237,7 @@ def _on_test(column: Column) -> Column:
     return dataclasses.replace(column, name=f"{ON_TEST}{column.name}", heading=heading)
 
 
-def _encoding_seconds(model: Model, batch: MicroBatch) -> float:
+def _encoding_seconds(model: Model, batch: MicroBatch, told: Work) -> float:
     """The median time of encoding `batch` once, without the vocabulary projection."""
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:
@@ -231,6 +246,7 @@ def _encoding_seconds(model: Model, batch: MicroBatch) -> float:
         if batch.input_ids.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
+        told.tick()
     return float(np.median(seconds[1:]))
 
 

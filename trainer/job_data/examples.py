@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.progress import tracked
 from configs.typed import nearest_of_all
 from data_pipeline import (
     DEFAULT_VIEW,
@@ -310,7 +311,9 @@ def _encoded(
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         examples = {
-            split: one.task.encode_part(file, encoder, part)
+            split: tracked(
+                one.task.encode_part(file, encoder, part), f"encoding {file.path}", "examples"
+            )
             for split, (file, part) in _parts(one, files).items()
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.progress import work
 from configs.strict_json import strict_json
 from data_pipeline import Corpus
 from trainer.checkpoint import published
@@ -70,5 +71,6 @@ def _export(
         heartbeat()
         out = saved.folder.export(name)
         (out / EXPORTED[-1]).unlink(missing_ok=True)  # an export without this file is incomplete
-        note = export_learner(saved, name, out, results)
+        with work(f"exporting {name.removeprefix('students/')}", ticks=True):
+            note = export_learner(saved, name, out, results)
         results["learners"][name] |= {"export": str(out), "export_format": note or TRANSFORMERS}

@@ -1,0 +1,94 @@
+"""Progress on standard error: a line every few seconds, and none for short work."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from configs import progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def timed(clock: Clock, seconds: int) -> None:
+    """Work on a hundredth of the total each second."""
+    made = progress.Work("encoding train.csv", "examples", 20_000, clock)
+    for _ in range(seconds):
+        clock.now += 1
+        made.advance(200)
+    made.end()
+
+
+def test_a_log_gets_a_line_every_ten_seconds(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    with progress.shown():
+        timed(clock, 25)
+    assert log.getvalue().splitlines() == [
+        "encoding train.csv: 2,000 of 20,000 examples · 10s · 1m 30s left",
+        "encoding train.csv: 4,000 of 20,000 examples · 20s · 1m 20s left",
+    ]
+
+
+def test_a_terminal_has_one_line_that_goes(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with progress.shown():
+        timed(clock, 4)
+    text = terminal.getvalue()
+    assert "\n" not in text
+    assert text.split("\r")[1].startswith("encoding train.csv: 400 of 20,000 examples · 2s")
+    assert text.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_short_work_is_silent(clock, monkeypatch, stream):
+    monkeypatch.setattr(sys, "stderr", where := stream())
+    with progress.shown():
+        timed(clock, 1)
+    assert not where.getvalue()
+
+
+def test_a_call_from_python_is_silent(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    timed(clock, 25)
+    assert not log.getvalue()
+
+
+def test_a_library_that_says_nothing_is_timed(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.3)
+    monkeypatch.setattr(progress, "REDRAW_SECONDS", 0.05)
+    with progress.shown(), progress.work("exporting the teacher", ticks=True):
+        time.sleep(1.0)
+    lines = log.getvalue().splitlines()
+    assert 2 <= len(lines) <= 4
+    assert set(lines) <= {"exporting the teacher · 0s", "exporting the teacher · 1s"}
+
+
+def test_a_closed_stream_ends_no_work(clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", closed := io.StringIO())
+    made = progress.Work("work", "items", 0, clock)
+    closed.close()
+    with progress.shown():
+        clock.now = 11.0
+        made.advance()
