@@ -53,6 +53,7 @@ class RunStatus:
     step: int = 0
     steps: int | None = 0
     losses: dict[str, float] = field(default_factory=dict)  # learner -> newest loss
+    masked_losses: dict[str, float] = field(default_factory=dict)  # its part that can be compared
     tokens_per_second: float | None = None
     seconds_left: float | None = None
     checkpoint: int | None = None  # the newest one's step
@@ -163,7 +164,8 @@ def read_run(
         reason=reason,
         step=rows[-1]["step"] if rows else 0,
         steps=steps,
-        losses=_losses(rows),
+        losses=_losses(rows, "loss"),
+        masked_losses=_losses(rows, "mlm"),
         tokens_per_second=_newest(rows, "tokens_per_second") if state == "running" else None,
         seconds_left=_seconds_left(rows, steps, hours) if state == "running" else None,
         checkpoint=checkpoint,
@@ -282,14 +284,14 @@ def _newest(rows: Sequence[Row], key: str) -> float | None:
     return next((float(row[key]) for row in reversed(rows) if key in row), None)
 
 
-def _losses(rows: Sequence[Row]) -> dict[str, float]:
-    """Each learner's newest training loss, the teacher first."""
-    found: dict[str, float] = {}
+def _losses(rows: Sequence[Row], of: str) -> dict[str, float]:
+    """Each learner's newest training loss, or one term of it, the teacher first."""
+    newest: dict[str, float] = {}
     for row in rows:
         for key, loss in row.items():
-            if key.endswith("/loss") and not key.startswith("val/"):
-                found[key.removesuffix("/loss").removeprefix("students/")] = float(loss)
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "teacher", item[0])))
+            if key.endswith(f"/{of}") and not key.startswith("val/"):
+                newest[key.removesuffix(f"/{of}").removeprefix("students/")] = float(loss)
+    return dict(sorted(newest.items(), key=lambda item: (item[0] != "teacher", item[0])))
 
 
 def _seconds_left(rows: Sequence[Row], steps: int | None, hours: float | None) -> float | None:

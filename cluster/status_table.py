@@ -38,13 +38,22 @@ def table(runs: Sequence[RunStatus]) -> RenderableType:
             Text(run.name),
             Text(run.state, style=COLOURS.get(run.state, "")),
             f"{run.step:,} of {'?' if run.steps is None else f'{run.steps:,}'}",
-            Text("\n".join(f"{learner} {loss:.3f}" for learner, loss in run.losses.items())),
+            Text("\n".join(_loss(run, learner) for learner in run.losses)),
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             "" if run.seconds_left is None else duration(run.seconds_left),
             _checkpoint(run),
             str(run.attempts),
         )
     return Group(grid, *(Text(line) for run in runs for line in _remarks(run)))
+
+
+def _loss(run: RunStatus, learner: str) -> str:
+    """The loss of a learner that compares with others': of masked words, where it learns them."""
+    loss, masked = run.losses[learner], run.masked_losses.get(learner)
+    if masked is None:
+        others = run.masked_losses.keys() - {learner}
+        return f"{learner} {loss:.3f}{' (no mlm)' if others else ''}"
+    return f"{learner} {masked:.3f}{' (mlm)' if masked != loss else ''}"
 
 
 def _checkpoint(run: RunStatus) -> str:
@@ -56,7 +65,8 @@ def _checkpoint(run: RunStatus) -> str:
 def _remarks(run: RunStatus) -> list[str]:
     remarks = []
     if run.reason:
-        remarks.append(f"{run.name} is {run.state}: {run.reason}")
+        verb = run.state if run.state in ("failed", "finished") else f"is {run.state}"
+        remarks.append(f"{run.name} {verb}: {run.reason}")
     if run.restarts:
         remarks.append(f"{run.name} was restarted: {_counted(run.restarts)}")
     remarks += [f"{run.name}: {line}" for line in (*run.slow_ranks, *run.setbacks, *run.damaged)]

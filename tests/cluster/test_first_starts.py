@@ -40,7 +40,7 @@ def test_a_start_that_was_refused_says_why(run):
     for words in (["status", "demo"], ["status"]):
         code, out = said(*words)
         assert code == 0
-        assert f"demo is failed: {reason}" in out
+        assert f"demo failed: {reason}" in out
         assert "0 of ?" in out
         assert "demo logs to runs/demo/logs/rank-000.log" in out
     code, out = said("stop", "demo")

@@ -259,6 +259,20 @@ def test_an_array_without_a_list_of_its_seeds_is_named(run, tmp_path, capsys, se
     assert "demo" in capsys.readouterr().out
 
 
+def test_a_student_shows_the_loss_that_compares_with_the_teachers(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    rows = {"teacher/loss": 4.0, "teacher/mlm": 4.0, "students/soft/loss": 2.5}
+    rows |= {"students/half/loss": 7.5, "students/half/mlm": 5.0, "students/half/soft_kl": 2.5}
+    (run.path / "metrics.jsonl").write_text(json.dumps({"step": 10, "seconds": 1.0, **rows}) + "\n")
+    status = read_run(run.path, [])
+    assert status.losses == {"teacher": 4.0, "half": 7.5, "soft": 2.5}
+    assert status.masked_losses == {"teacher": 4.0, "half": 5.0}
+    commands.status("demo", False, run.path.parent)
+    shown = capsys.readouterr().out
+    for line in ("teacher 4.000 ", "half 5.000 (mlm)", "soft 2.500 (no mlm)"):
+        assert line in shown
+
+
 def test_a_damaged_file_that_hides_how_a_run_went_is_said(run, capsys):
     assert read_run(run.path, []).damaged == []
     (run.path / "evaluation.json").write_text("[" * 20_000)
@@ -331,7 +345,7 @@ def test_table(run, capsys, monkeypatch):
     commands.status("demo", False, run.path.parent)
     out = capsys.readouterr().out
     assert out.count("20 of 100") == 2
-    assert "demo is failed: it ended without saving" in out
+    assert "demo failed: it ended without saving" in out
 
 
 def test_numbers_stay_whole_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -126,22 +128,35 @@ def test_a_table_holds_each_example_and_copies_of_either_text(folder, tmp_path) 
     assert {path.name for path in tmp_path.iterdir()} == {"more.tsv", "more.tsv.json"}
 
 
+@contextmanager
+def after_each_part(call: Callable[[int], None]) -> Iterator[None]:
+    """Call this with the number of each part of a table that has been written."""
+    write = table_file.TableFile.write
+
+    def write_and_call(table: table_file.TableFile, part: int, *rows: object) -> None:
+        write(table, part, *rows)
+        call(part)
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(table_file.TableFile, "write", write_and_call)
+        yield
+
+
 def test_an_interrupted_table_is_resumed_alike(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(augmenting, "PART", 2)
     whole, again = tmp_path / "whole.tsv", tmp_path / "again.tsv"
     augment(job(folder), settings(folder), whole, CPU)
 
-    def stop(done: int, total: int) -> None:
-        if done == 4:
+    def stop(part: int) -> None:
+        if part == 1:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        augment(job(folder), settings(folder), again, CPU, stop)
+    with after_each_part(stop), pytest.raises(KeyboardInterrupt):
+        augment(job(folder), settings(folder), again, CPU)
     assert not again.exists()
     with pytest.raises(DataError, match="was begun of other examples or settings"):
         augment(job(folder), settings(folder, seed=2), again, CPU)
-    done = []
-    augment(job(folder), settings(folder), again, CPU, lambda *one: done.append(one))
+    augment(job(folder), settings(folder), again, CPU)
     assert again.read_bytes() == whole.read_bytes()
 
 
@@ -186,11 +201,11 @@ def test_damaged_parts_are_made_again(folder, tmp_path, monkeypatch) -> None:
     whole, out = tmp_path / "whole.tsv", tmp_path / "more.tsv"
     augment(job(folder), settings(folder), whole, CPU)
 
-    def stop(done: int, total: int) -> None:
+    def stop(part: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        augment(job(folder), settings(folder), out, CPU, stop)
+    with after_each_part(stop), pytest.raises(KeyboardInterrupt):
+        augment(job(folder), settings(folder), out, CPU)
     part = tmp_path / ".more.tsv.part" / "000000.tsv"
     interrupted, kept = part.read_bytes(), tmp_path / "kept"
     part.parent.rename(kept)
@@ -210,12 +225,13 @@ def test_damaged_parts_are_made_again(folder, tmp_path, monkeypatch) -> None:
 def test_two_at_once_do_not_write_one_table(folder, tmp_path) -> None:
     out, refusals = tmp_path / "more.tsv", []
 
-    def begin_another(done: int, total: int) -> None:
+    def begin_another(part: int) -> None:
         with pytest.raises(DataError, match=r"more\.tsv: another process is writing it") as refusal:
             augment(job(folder), settings(folder), out, CPU)
         refusals.append(refusal)
 
-    rows, _ = augment(job(folder), settings(folder), out, CPU, begin_another)
+    with after_each_part(begin_another):
+        rows, _ = augment(job(folder), settings(folder), out, CPU)
     assert refusals
     assert len(out.read_text().splitlines()) == rows + 1
 

@@ -43,9 +43,9 @@ def test_off_a_terminal_there_is_a_line_every_ten_seconds_and_a_last_one(clock):
     lines = out.file.getvalue().splitlines()
     assert len(lines) == 11
     assert lines[0] == (
-        "demo: step 1/100 · 1,000 tokens/s · 1m 39s left · teacher 4.990, half waiting"
+        "demo: step 1/100 · 1,000 tokens/s · 1m 39s left · teacher: loss 4.990; half: waiting"
     )
-    assert lines[-1] == "demo: step 100/100 · 1,000 tokens/s · teacher 4.000, half waiting"
+    assert lines[-1] == "demo: step 100/100 · 1,000 tokens/s · teacher: loss 4.000; half: waiting"
     assert "\x1b" not in out.file.getvalue()
 
 
@@ -66,18 +66,19 @@ def test_a_student_whose_head_is_not_trained_has_no_accuracy_but_words(clock):
             clock.now += 10
             display.update(step, row(1.0, **students), untrained=untrained)
     lines = out.file.getvalue().splitlines()
-    told = [line.endswith("half 6.000 (head not trained)") for line in lines]
+    told = [line.endswith("half: loss 6.000, head not trained") for line in lines]
     assert told == [True, True, False]
 
 
 def test_the_masked_words_of_a_learner_with_other_terms_are_shown_too(clock):
     """The losses of learners with different terms cannot be compared; `mlm` can."""
+    shown = "teacher: loss 4.000, accuracy 25.0%; half: loss 7.500, mlm 5.000, accuracy 20.0%\n"
     out = console(terminal=False)
     both = {"students/half/loss": 7.5, "students/half/mlm": 5.0, "students/half/soft_kl": 2.5}
     with Display("demo", 1, console=out, clock=clock) as display:
         display.update(1, row(4.0, **{"teacher/mlm": 4.0}, **both))
         display.update(1, {"val/all/teacher/accuracy": 0.25, "val/all/students/half/accuracy": 0.2})
-    assert out.file.getvalue().endswith("teacher 4.000 (25.0%), half 7.500 (mlm 5.000, 20.0%)\n")
+    assert out.file.getvalue().endswith(shown)
 
 
 def test_a_waiting_student_gets_its_loss_once_it_has_one(clock):
@@ -88,9 +89,9 @@ def test_a_waiting_student_gets_its_loss_once_it_has_one(clock):
             waiting = [] if more else ["students/half"]
             display.update(step, row(1.0, **more), waiting if step == 1 else [])
     first, second, third = out.file.getvalue().splitlines()
-    assert first.endswith("half waiting")
-    assert second.endswith("half 6.000")
-    assert third.endswith("half 6.000")
+    assert first.endswith("half: waiting")
+    assert second.endswith("half: loss 6.000")
+    assert third.endswith("half: loss 6.000")
 
 
 def test_held_out_accuracy_is_shown_beside_the_loss(clock):
@@ -100,7 +101,7 @@ def test_held_out_accuracy_is_shown_beside_the_loss(clock):
         clock.now += 10
         held_out = {"val/prose/teacher/loss": 9.9, "val/prose/teacher/accuracy": 0.234}
         display.update(1, {"step": 1, **held_out})
-    assert out.file.getvalue().splitlines()[-1].endswith("teacher 2.500 (23.4%)")
+    assert out.file.getvalue().splitlines()[-1].endswith("teacher: loss 2.500, accuracy 23.4%")
 
 
 def test_the_primary_metric_is_the_one_beside_the_loss(clock):
@@ -109,7 +110,7 @@ def test_the_primary_metric_is_the_one_beside_the_loss(clock):
     with Display("demo", 10, primary=primary, console=out, clock=clock) as display:
         scores = {f"{held_out}accuracy": 0.234, f"{held_out}matthews": 0.51}
         display.update(1, row(2.5, **scores))
-    assert out.file.getvalue().splitlines()[-1].endswith("teacher 2.500 (0.510)")
+    assert out.file.getvalue().splitlines()[-1].endswith("teacher: loss 2.500, MCC 0.510")
 
 
 def test_time_left_follows_the_speed_of_the_last_minute_also_after_a_resume(clock):
@@ -138,7 +139,7 @@ def test_on_a_terminal_the_last_state_stays_and_messages_go_above(clock, width):
     assert "a [bold]message[/bold]" in text
     assert "10/10" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
-    assert "tiny 2.000" in text
+    assert "tiny: loss 2.000" in text
 
 
 # A shell lets what it starts in the background ignore SIGINT.

@@ -1,11 +1,12 @@
 """The display of a run in progress: a progress bar, or lines where there is no terminal.
 
     demo ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━ 1,200/3,000 · 41,200 tokens/s · 2:31 left
-      teacher 4.213 (18.3%)   half waiting   tiny 6.020 (mlm 5.120, 12.0%)
+      teacher: loss 4.213, accuracy 18.3%   tiny: loss 6.020, mlm 5.120, accuracy 12.0%
 
-The primary metric on held-out text is in brackets, unless its head is untrained. Before it comes
-`mlm` of a learner that has other terms too: the losses of learners with different terms cannot be
-compared. Nothing runs in the background: the display changes only when the trainer updates it.
+The accuracy, or another primary metric, is that on held-out text, unless its head is untrained.
+`mlm` is shown of a learner that has other terms too: the losses of learners with different terms
+cannot be compared. Nothing runs in the background: the display changes only when the trainer
+updates it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rich.text import Text
 
 from configs.durations import duration, seconds_left
 from trainer.run_folder.metrics import split_held_out
-from trainer.scoring.column import ACCURACY, Column
+from trainer.scoring.column import ACCURACY, LOSS, Column
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0
@@ -131,7 +132,7 @@ class Display:
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
         else:
-            self.say(f"{self._name}: step {self._facts()} · {self._learners(', ')}")
+            self.say(f"{self._name}: step {self._facts()} · {self._learners('; ')}")
 
     def _picture(self) -> Group:
         line = Table.grid(padding=(0, 1), expand=True)
@@ -158,13 +159,16 @@ class Display:
         loss, masked, score = (of.get(name) for of in (self._losses, self._masked, self._scores))
         short = name.removeprefix("students/")
         if loss is None:
-            return f"{short} waiting"
-        details = [] if masked in (None, loss) else [f"mlm {masked:.3f}"]
+            return f"{short}: waiting"
+        facts = [f"loss {loss:.3f}"]
+        if masked not in (None, loss):
+            facts.append(f"mlm {masked:.3f}")
         if name in self._untrained:
-            details.append("head not trained")
+            facts.append("head not trained")
         elif score is not None:
-            details.append(self._primary.written(score))
-        return f"{short} {loss:.3f}" + (f" ({', '.join(details)})" if details else "")
+            held_out = "held-out " if self._primary.name == LOSS.name else ""
+            facts.append(f"{held_out}{self._primary.heading} {self._primary.written(score)}")
+        return f"{short}: {', '.join(facts)}"
 
     def _seconds_left(self) -> float | None:
         """At the speed of the last minute; None before the first step, 0 at the end."""
