@@ -17,8 +17,8 @@ check_nodes() { # sets $bad to the nodes at fault, and $shared where the fault i
   all=$(hosts "$SLURM_JOB_NODELIST")
   if words=$(grep -m 1 '^wrong ' "$out"); then
     bad=$(join <<<"$all") shared=yes wrong=yes why=${words#wrong *: }
-  elif [ -z "$(answered 'ok|bad|cut')" ] && was_preempted; then
-    preempted=yes # SLURM ended the check itself, and nobody was left to answer
+  elif [ "$(answered ok)" != "$all" ] && was_preempted; then
+    preempted=yes # SLURM ended the check itself, and one node before the other
   else
     blame
   fi

@@ -25,7 +25,15 @@ def once(answer: str, question: str) -> str:
 PREEMPTED = {"REASON": "None PreemptTime=2026-01-01T00:00:00"}
 
 
-@pytest.mark.parametrize("answers", ["exit 143", "echo 'srun: Job step aborted'; exit 143"])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        "exit 143",
+        "echo 'srun: Job step aborted'; exit 143",
+        "echo ok n1; exit 143",
+        "echo 'cut n1: all-reduce failed'; exit 143",
+    ],
+)
 def test_a_preemption_during_the_check_of_the_nodes_is_one(tmp_path, answers):
     run = Run(tmp_path, preflight=True, max_requeues_without_progress=0)
     ended = run.end("touch started", PREFLIGHT=answers, **PREEMPTED)
@@ -185,10 +193,3 @@ def test_the_ranks_meet_where_nothing_listens(tmp_path):
         listener.listen()
         run.end('echo "$TANDEM_PORT" >port; finish')
     assert (tmp_path / "run/port").read_text() == f"{16000 + 7 * 101 + 17}\n"
-
-
-def test_most_of_the_script_is_what_this_job_is(tmp_path):
-    run = Run(tmp_path)
-    run.end("finish")
-    lines = (tmp_path / "job.sbatch").read_text().splitlines()
-    assert len(lines) < 75

@@ -53,6 +53,9 @@ def test_shipped_configs_build(name):
     text = build(job(), configs.load(name, ClusterConfig, "cluster"))
     assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=60).returncode == 0
     assert ("#SBATCH --mem=0\n" in text) == (name != "cpu")
+    alone = build(job(seeds=()), configs.load(name, ClusterConfig, "cluster"))
+    comments = re.findall(r"^(?:#[ !].*|)$", alone, re.MULTILINE)
+    assert len(alone.splitlines()) - len(comments) <= 55, "it can be read at a glance"
 
 
 def test_what_the_guide_binds_can_be_submitted(tmp_path):
@@ -257,6 +260,7 @@ def test_gres_that_are_no_gpus():
     [
         *(("variables", name) for name in ("RANK", "WORLD_SIZE", "SLURM_NNODES", "UID")),
         *(("srun", name) for name in ("ntasks", "nodes", "gpus-per-task", "multi-prog")),
+        *(("srun", name) for name in ("export", "export-file")),
     ],
 )
 def test_what_the_launcher_sets_is_left_to_it(section, name):

@@ -12,6 +12,8 @@ import configs
 import tandem
 from cluster import LaunchError, commands, slurm
 from cluster.config import ClusterConfig
+from cluster.script import PARTS
+from cluster.slurm import SOURCE
 from commands.job_configs import changes_since_run
 from tests.cluster.conftest import install
 from trainer.config import JobConfig
@@ -36,6 +38,13 @@ def test_submission_folder(tmp_path, capsys):
     assert (folder / "config.yaml").read_text() == "steps: 3\n"
     assert (folder / "jobs").read_text() == "41\n"
     assert (folder / "code/cluster/ranks.py").is_file()
+    assert (
+        "supervisor=$submission/code/cluster/supervisor.sh\n" in (folder / "job.sbatch").read_text()
+    )
+    parts = [folder / "code/cluster" / part.name for part in PARTS]
+    assert not any(
+        part.is_symlink() or part.samefile(SOURCE / "cluster" / part.name) for part in parts
+    )
     assert (folder / "code/configs/cluster/gpu.yaml").is_file()
     assert not list(folder.rglob("__pycache__"))
     said = capsys.readouterr().out
