@@ -137,9 +137,10 @@ def slow_check(slurm: RealSlurm, seconds: int) -> None:
     )
 
 
-def test_preempted_while_the_nodes_are_checked(slurm: RealSlurm, source: Path) -> None:
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_preempted_while_the_nodes_are_checked(slurm: RealSlurm, source: Path, nodes: str) -> None:
     slow_check(slurm, 60)
-    job = Submitted(slurm, source, steps=3, cluster=CHECK)
+    job = Submitted(slurm, source, steps=3, cluster={**CHECK, "nodes": nodes})
     until((slurm.root / "checking").exists, "the check")
     urgent = ("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap=true")
     slurm.wait_job(slurm.run(*urgent).strip(), "COMPLETED")
@@ -148,6 +149,7 @@ def test_preempted_while_the_nodes_are_checked(slurm: RealSlurm, source: Path) -
     job.end(timeout=150)
     assert job.steps == [1, 2, 3]
     assert job.events[1] == ("requeue", "preempted")
+    assert slurm.job(job.id)["ExcNodeList"] == "(null)"
 
 
 @pytest.mark.slow
