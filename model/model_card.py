@@ -107,7 +107,7 @@ def model_card(
 
 def _numbers(head: TaskHeadConfig) -> list[str]:
     """What a head reads beside the text."""
-    if not head.numbers:
+    if not head.means:  # none, or of a model that has not been trained
         return []
     columns = zip(head.numbers, head.means, head.deviations, strict=True)
     lines = [f"| {name} | {mean:g} | {deviation:g} |" for name, mean, deviation in columns]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +18,17 @@ from click.testing import CliRunner
 import configs
 import tandem
 from configs import ConfigError
-from data_pipeline import DataError
+from data_pipeline import Corpus, DataError, ExampleSplit
 from model import Capture, from_pretrained
 from model.onnx_export import export_onnx
 from tests.distributed import run_distributed
 from tests.trainer import jobs
+from trainer.augmentation.augmenting import Row, augment
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job_data.examples import with_examples
+from trainer.learner_config import InitConfig
+from trainer.learners.first_weights import from_folder
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
@@ -324,7 +330,68 @@ def test_the_card_says_what_the_head_reads(export) -> None:
     assert "`transformers` has no class for it" in card
     assert "| price | " in card
     assert "float32 [batch, 2]" in card
-    assert "A sentence of your own.\\t" in card
+    (command,) = re.findall(r"```bash\n(printf .*)\n```", card)
+    given = command.partition("'")[2].partition("'")[0].encode().decode("unicode_escape")
+    (answer,) = predicted(export, "-", given=given)
+    assert answer["label"] in ("cheap", "dear")
+
+
+def test_pairs_in_a_file_without_a_header_have_numbers_too(job, tmp_path) -> None:
+    lines = [f"of,{row['text']},{row['price']},{row['weight']}" for row in rows(40, 1)]
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    task = "{single_sentence: null, sentence_pair: {numbers: [price], target: number}}"
+    columns = "data.columns={text_a: 1, text_b: 2, price: 3, label: 4}"
+    file = tmp_path / "pairs.csv"
+    words = [
+        "students=null",
+        f"teacher.objective={task}",
+        columns,
+        f"data.train={file}",
+        f"data.validation={file}",
+    ]
+    found = load(job, *words)
+    examples = ExampleSplit(Corpus.open(found.data.path), "train")
+    assert examples.columns.tolist() == [[row["price"]] for row in rows(40, 1)]
+    assert examples.layout.segments == (2,)
+
+
+def test_copies_of_an_example_keep_its_numbers(job, tmp_path) -> None:
+    out = tmp_path / "more.tsv"
+    augment(load(job, "students=null"), Twice(), out, torch.device("cpu"))
+    header, *lines = out.read_text().splitlines()
+    assert header.split("\t") == ["text", "label", "price", "weight"]
+    known = {(str(row["price"]), str(row["weight"])) for row in rows(160, 1)}
+    assert len(lines) == 320
+    assert {tuple(line.split("\t")[2:]) for line in lines} == known
+
+
+class Twice:
+    """A way to make copies, and the copies."""
+
+    files: tuple[Path, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def over(self, rows: object, texts: object, device: object) -> Twice:
+        return self
+
+    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
+        for row in rows:
+            yield from (row, {**row, "text": "of"})
+
+
+def test_a_model_goes_on_with_its_head_where_it_reads_the_same_numbers(
+    job, export, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    init, name = InitConfig(pretrained=str(export)), "task_heads.single_sentence.linear.weight"
+    same, other = (load(job, *words).students["small"].architecture
+                   for words in ([], of_all("numbers=[price]")))  # fmt: skip
+    given = from_pretrained(export).state_dict()[name]
+    assert torch.equal(from_folder("teacher", init, same)[name], given)
+    assert name not in from_folder("teacher", init, other)
+    assert "cheap, dear beside the numbers price, weight) does not fit" in caplog.text
 
 
 def test_the_record_of_a_run_has_the_terms_of_students(run) -> None:

@@ -23,6 +23,7 @@ from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import TaskOfJob, tasks_of
 from trainer.learner_config import LearnerConfig
+from trainer.objectives.task import STATISTICS
 from trainer.objectives.term import TermConfig
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
@@ -194,7 +195,8 @@ def _teacher(job: JobConfig) -> str:
 def _settings(section: TermConfig) -> str:
     """The weight of a term, and its other settings that differ from the defaults."""
     changed = section.changed(*(field.name for field in dataclasses.fields(section)))
-    shown = dict.fromkeys(["weight", *(name for name in changed if name != "labels")])
+    in_head = ("labels", *STATISTICS)
+    shown = dict.fromkeys(["weight", *(name for name in changed if name not in in_head)])
     return ", ".join(f"{name} {getattr(section, name)}" for name in shown)
 
 

@@ -98,8 +98,9 @@ def _say_new_head(folder: str, theirs: TaskHeadConfig, config: ModelConfig) -> N
 
 
 def _described(head: TaskHeadConfig) -> str:
-    """The kind of a head and its first labels."""
-    return f"{head.kind} of {_shown(head.labels)}" if head.labels else head.kind
+    """The kind of a head, its first labels, and the numbers that it reads."""
+    beside = f" beside the numbers {_shown(head.numbers)}" if head.numbers else ""
+    return (f"{head.kind} of {_shown(head.labels)}" if head.labels else head.kind) + beside
 
 
 def _shown(labels: Sequence[str]) -> str:
