@@ -183,6 +183,24 @@ def test_an_analysis_on_a_task(classifier: Path, files: Path, tmp_path: Path) ->
     assert "href=" not in page
 
 
+def test_labels_are_in_the_order_of_the_model(tokenizer: Path, files: Path, tmp_path: Path) -> None:
+    """A model whose labels were not sorted was refused."""
+    head = TaskHeadConfig(CLASSIFICATION, ["good", "bad"])
+    config = tiny.encoder(
+        vocab_size=load(tokenizer)[1].vocab_size,
+        max_positions=64,
+        mlm_head=False,
+        initializer_range=0.4,
+    )
+    model = build(with_task_head(config, "mood", head), seed=5)
+    save_pretrained(model, tmp_path / "turned", tokenizer=tokenizer)
+    moods = files / "moods.tsv"
+    keys = [f"data.train={moods}", f"data.validation={moods}", f"output_dir={tmp_path}"]
+    more = ["--out", tmp_path / "out", "--examples", 2, "--json"]
+    found = json.loads(run(tmp_path / "turned", "single_sentence", *keys, *more))
+    assert found["scores"]["mood_accuracy"] == by_transformers(tmp_path / "turned")
+
+
 def test_a_task_is_read_at_the_length_of_the_model(
     classifier: Path, files: Path, tmp_path: Path
 ) -> None:
@@ -341,7 +359,7 @@ def test_what_cannot_be_analysed(
     (tmp_path / "others.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     others = [*task, f"data.train={tmp_path / 'others.tsv'}"]
     others += [f"data.validation={tmp_path / 'others.tsv'}"]
-    assert "its head tells bad, good, but the examples are of x, y" in refused(
+    assert "others.tsv:2: label: 'x' is not one of the labels: bad, good" in refused(
         classifier, *others, *out
     )
     assert "data.train" in refused(classifier, "single_sentence", *out)

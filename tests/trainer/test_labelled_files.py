@@ -34,6 +34,7 @@ from trainer.task_facts import TaskFacts, write_facts
 TEXTS = ["The system runs a small command.", "no", "A file is read, and then it is written.",
          "Who has seen it?", "It was on the list", "small files", "to the other"]  # fmt: skip
 LABELS = ["bad", "good", "so so"]
+HEADER = "text\tlabel"
 TAGS = ["B-PER", "I-PER", "O"]
 
 
@@ -165,22 +166,43 @@ def test_the_threshold_for_no_answer_is_that_of_training(model: Make, tmp_path: 
         assert (scores["span_exact_match"] == 0.5) == none, "half have no answer"
 
 
-def test_labels_without_names_are_numbers_unless_they_are_named(
-    model: Make, tmp_path: Path
+def test_labels_without_names_are_those_of_the_file_in_their_order(
+    model: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = [f"LABEL_{number}" for number in range(3)]
     folder = model({"classification": TaskHeadConfig(CLASSIFICATION, labels)})
     numbers = [number % 3 for number in range(len(TEXTS))]
-    by_number = table(tmp_path / "a.tsv", "text\tlabel", [*map(str, numbers)])
-    by_name = table(tmp_path / "b.tsv", "text\tlabel", [LABELS[number] for number in numbers])
-    found = evaluated(folder, f"data.validation={by_number}")
-    ended = invoke("evaluate", folder, f"data.validation={by_name}")
-    assert ended.exit_code == 1
-    assert "'bad' is not one of the labels: 0, 1, 2" in ended.stderr
-    named = "teacher.objective.single_sentence.labels=[bad, good, so so]"
-    again = evaluated(folder, f"data.validation={by_name}", named)
-    assert again["scores"] == found["scores"]
-    assert again["breakdown"]["labels"] == LABELS
+
+    def key(names: Sequence[str]) -> str:
+        path = tmp_path / f"{'-'.join(names)}.tsv"
+        return f"data.validation={table(path, HEADER, [names[n] for n in numbers])}"
+
+    found = evaluated(folder, key("012"))
+    assert evaluated(folder, key(LABELS))["scores"] == found["scores"]
+    assert "LABEL_0, LABEL_1, LABEL_2 are bad, good, so so; teacher.init.labels" in caplog.text
+    turned = key(LABELS[::-1])
+    assert evaluated(folder, turned)["scores"] != found["scores"], "they are sorted"
+    for named in ("init.labels", "objective.single_sentence.labels"):
+        again = evaluated(folder, turned, f"teacher.{named}=[so so, good, bad]")
+        assert again["scores"] == found["scores"]
+        assert again["breakdown"]["labels"] == LABELS[::-1]
+    caplog.clear()
+    evaluated(folder, key("001"))
+    assert "LABEL_0, LABEL_1, LABEL_2 are 0, 1, 2" in caplog.text, "a file has not all labels"
+    assert "'a' is not one of the labels: 0, 1, 2" in invoke("evaluate", folder, key("aab")).stderr
+
+
+def test_a_file_may_call_the_labels_otherwise(model: Make, tmp_path: Path) -> None:
+    folder = model({"mood": TaskHeadConfig(CLASSIFICATION, LABELS[::-1])})
+    names = [LABELS[number % 3] for number in range(len(TEXTS))]
+    key = f"data.validation={table(tmp_path / 'a.tsv', HEADER, names)}"
+    found = evaluated(folder, key)["scores"]
+    numbers = [str(LABELS.index(name)) for name in names]
+    key = f"data.validation={table(tmp_path / 'b.tsv', HEADER, numbers)}"
+    assert evaluated(folder, key, "teacher.init.labels=[2, 1, 0]")["scores"] == found
+    assert "teacher.init.labels: lists 2 for the 3 labels of the head" in refused(
+        folder, key, "teacher.init.labels=[2, 1]"
+    )
 
 
 def test_what_cannot_be_scored_is_one_line(model: Make, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import configs
 from configs import ConfigError, assignment
 from configs.typed import convert
-from data_pipeline import DEFAULT_VIEW, MASKED, Corpus, DataConfig
+from data_pipeline import DEFAULT_VIEW, MASKED, Corpus, DataConfig, DataError
 from data_pipeline.task_files.tables import column_names
 from model import (
     CHOICE,
@@ -35,7 +35,7 @@ from model import (
 from trainer.config import JobConfig
 from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.held_out import ValidationSet
-from trainer.job_data.examples import tasks_of, with_validation
+from trainer.job_data.examples import TaskOfJob, tasks_of, with_validation
 from trainer.job_data.fit import require_fit
 from trainer.objectives.task import STATISTICS, TaskConfig
 from trainer.objectives.term import registered_terms
@@ -53,7 +53,9 @@ _log = logging.getLogger(__name__)
 
 FILE = "data.validation"
 # The job keys that decide how a file is read and scored; the others are about training.
-_READ = re.compile(r"(data|teacher\.objective|batch\.micro_batch|plugins)(\.|$)")
+_READ = re.compile(
+    r"(data|teacher\.objective|teacher\.init\.labels|batch\.micro_batch|plugins)(\.|$)"
+)
 _NOT_READ = ("train", "test", "validation_fraction", "max_trained")  # of data
 _TASKS = {
     **dict.fromkeys((CLASSIFICATION, MULTI_LABEL, REGRESSION), SingleSentence.name),
@@ -73,10 +75,11 @@ class LabelledExamples:
     def __init__(self, model: Model, folder: Path, job: JobConfig) -> None:
         """`model` is the one in `folder`.
 
-        Raises ModelError for a model whose head is not the task's, DataError and TrainingError for
-        examples that cannot be read.
+        The task's labels are the model's, in its order, or what the teacher's ``init.labels`` calls
+        them. Raises ModelError for a model whose head is not the task's, DataError and
+        TrainingError for examples that cannot be read.
         """
-        self.job = with_validation(job)
+        self.job = with_validation(_with_labels(model, folder, job))
         self.head = tasks_of(self.job)[0].task.head
         _require_head(model, folder, self.job, self.head)
         metrics = self.job.metrics_of(self.job.teacher)
@@ -232,7 +235,7 @@ def _section_of(task: str) -> type[TaskConfig] | None:
 def _settings(
     folder: Path, task: str, head_name: str, head: TaskHeadConfig | None, facts: TaskFacts
 ) -> dict[str, Any]:
-    """The task's section: as the model was trained with it, with the name and labels of its head.
+    """The task's section: as the model was trained with it, with the name of its head.
 
     Raises ModelError where ``task.json`` has another section.
     """
@@ -242,19 +245,52 @@ def _settings(
     settings = dataclasses.asdict(facts.section(section)) if facts.settings else {}
     if head is None:
         return settings
-    labels = head.labels
-    if head.is_unnamed:
-        labels = [str(number) for number in range(len(labels))]
-        _log.warning(
-            "%s: its labels have no names, and are 0 to %d in the file; others can be named by "
-            "teacher.objective.%s.labels",
-            *(folder, len(labels) - 1, task),
-        )
-    of_head = {"labels": labels, "target": _TARGETS.get(head.kind)}
+    settings.pop("labels", None)  # the model's, see `LabelledExamples`
+    of_head = {"target": _TARGETS.get(head.kind)}
     of_head |= {key: getattr(head, key) for key in ("numbers", *STATISTICS)}
     keys = {field.name for field in dataclasses.fields(section)}
     settings |= {key: value for key, value in of_head.items() if key in keys and value}
     return {**settings, "head_name": None if head_name == task else head_name}
+
+
+def _with_labels(model: Model, folder: Path, job: JobConfig) -> JobConfig:
+    """The job whose task has the labels of the model's head, in its order, unless it names them.
+
+    Raises ModelError for labels that the task cannot have, or as many as the head does not have.
+    """
+    one, given = tasks_of(job)[0], job.teacher.init.labels
+    head = model.config.task_heads.get(one.task.head)
+    if head is None or not head.labels or getattr(one.task, "labels", None) != []:
+        return job
+    if given and len(given) != len(head.labels):
+        counts = f"lists {len(given)} for the {len(head.labels)} labels of the head in {folder}"
+        raise ModelError(f"teacher.init.labels: {counts}")
+    labels = given or (_in_order(one, folder, head) if head.is_unnamed else head.labels)
+    changes: dict[str, Any] = {"labels": labels}  # not every task has them
+    task = dataclasses.replace(one.task, **changes)
+    for key, why in task.conflicts():
+        raise ModelError(f"teacher.objective.{one.name}.{key}: {why}")
+    objective = job.teacher.objective.with_task(one.name, task)
+    return dataclasses.replace(job, teacher=dataclasses.replace(job.teacher, objective=objective))
+
+
+def _in_order(one: TaskOfJob, folder: Path, head: TaskHeadConfig) -> list[str]:
+    """The examples' names for the labels of a head that has none: sorted, or numbers from 0.
+
+    They are numbers where the examples have another count of labels, as a file with some of them.
+    """
+    labels = [str(number) for number in range(len(head.labels))]
+    try:
+        theirs: list[str] = getattr(one.task.with_labels_of(one.file("train")), "labels", [])
+    except DataError:  # such as a file with one label; others are raised where it is read
+        theirs = []
+    if len(theirs) == len(labels):
+        labels = theirs
+    _log.warning(
+        "%s: the labels of its head have no names: %s are %s; teacher.init.labels names others",
+        *(folder, ", ".join(head.labels), ", ".join(labels)),
+    )
+    return labels
 
 
 def _require_head(model: Model, folder: Path, job: JobConfig, name: str) -> None:
@@ -264,7 +300,8 @@ def _require_head(model: Model, folder: Path, job: JobConfig, name: str) -> None
     expected, head = job.teacher.architecture.task_heads[name], model.config.task_heads.get(name)
     if head is None:
         raise ModelError(f"{folder}: has no head for {name}; fine-tune it with `tandem finetune`")
-    fits = head.labels == expected.labels or (head.is_unnamed and head.tells_labels_of(expected))
+    labels = job.teacher.init.labels or head.labels
+    fits = expected.labels == labels or (head.is_unnamed and head.tells_labels_of(expected))
     if head.kind != expected.kind or not fits:
         ours, theirs = (", ".join(one.labels) or one.kind for one in (head, expected))
         raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")
