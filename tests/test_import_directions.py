@@ -96,7 +96,10 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
     "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
-    "trainer/tracking": "wandb_follower tracking",
+    "trainer/tracking": "metric_rows wandb_follower trackers tracking kinds",
+    "trainer/tracking/kinds": " ".join(
+        sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
+    ),
     "trainer/measure": "parts timing profiling startup machine",
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",

@@ -39,7 +39,8 @@ from trainer.scoring.scores import Metrics, columns_of
 from trainer.scoring.task_mean import TASK_MEAN, mean_column
 from trainer.tasks import load_plugins
 from trainer.teacher_heads import with_named_heads
-from trainer.tracking import tracking
+from trainer.tracking import kinds as _trackers  # noqa: F401 - registers those shipped
+from trainer.tracking import trackers, tracking
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
 LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
@@ -178,6 +179,15 @@ class LogConfig(Section):
         default_factory=list
     )
     notes: Annotated[str, Doc("A description of the run there.")] = ""
+    trackers: Annotated[
+        list[str],
+        Doc("Trackers beside Weights & Biases: tensorboard, or those that `plugins` register."),
+    ] = field(default_factory=list)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        for number, name in enumerate(self.trackers):
+            if why := trackers.why_not(name):
+                yield f"trackers[{number}]", why
 
     @property
     def wandb_run(self) -> dict[str, Any]:
@@ -239,8 +249,8 @@ class JobConfig(Section):
         list[str],
         PATH,
         Doc(
-            "Your own Python files that define tasks, terms of objectives, optimizers, schedules "
-            "or kinds of models."
+            "Your own Python files that define tasks, terms of objectives, optimizers, schedules, "
+            "trackers or kinds of models."
         ),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0

@@ -18,8 +18,9 @@ from trainer.checkpoint.attempts import Attempt
 from trainer.config import LogConfig
 from trainer.run_folder.metrics_log import MetricsLog, resume
 from trainer.tracking import tracking
+from trainer.tracking.metric_rows import Tail
 from trainer.tracking.tracking import current_id, first_id
-from trainer.tracking.wandb_follower import Alerts, Tail, by_step, is_prefix
+from trainer.tracking.wandb_follower import Alerts, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

@@ -66,13 +66,17 @@ class Recorder:
         self._folder = folder
         self._named: set[tuple[str, str]] = set()  # learner and kind of each setback
         self._stack.callback(self._report.close)
-        self._tracking = tracking.start(
-            folder.path,
-            mode=config.log.wandb,
-            about=config.log.wandb_run,
-            run_id=tracking.current_id(folder.path, state.wandb_id),
-            models=models_table(config),
-        )
+        followers = [
+            tracking.start(
+                folder.path,
+                mode=config.log.wandb,
+                about=config.log.wandb_run,
+                run_id=tracking.current_id(folder.path, state.wandb_id),
+                models=models_table(config),
+            ),
+            *(tracking.start_tracker(folder.path, name) for name in config.log.trackers),
+        ]
+        self._followers = [follower for follower in followers if follower is not None]
         if told := str(resumed):
             self.warn(told)
 
@@ -154,7 +158,7 @@ class Recorder:
         return self._log.rows_for_checkpoint() if self._speaks else None
 
     def finish(self, *, completed: bool) -> None:
-        """Wait for Weights & Biases to catch up; `completed`: whether the job reached its end."""
+        """Wait for the trackers to catch up; `completed`: whether the job reached its end."""
         if not self._speaks:
             return
         if not completed:
@@ -162,8 +166,8 @@ class Recorder:
                 write_report(self._folder.path)
             except OSError as error:  # a full disk: the checkpoint matters more
                 _log.warning("the report was not written: %s", error)
-        if self._tracking is not None:
-            self._tracking.finish(completed=completed)
+        for follower in self._followers:
+            follower.finish(completed=completed)
 
     def __enter__(self) -> Recorder:
         return self

@@ -1,12 +1,13 @@
-"""Weights & Biases tracking, isolated from training: a separate process follows ``metrics.jsonl``.
+"""Trackers, isolated from training: a separate process for each follows ``metrics.jsonl``.
 
-Rank 0 starts the follower (`trainer/tracking/wandb_follower.py`), and does not contact it again
-until the end. The training process has no call per step, no network and no W&B thread. So an
-unreachable server, a full disk in W&B's folder or a crash of the client cannot slow or stop it.
+Rank 0 starts the follower of Weights & Biases (`trainer/tracking/wandb_follower.py`), and those of
+other trackers (`trainer.tracking.trackers`), and does not contact them again until the end. The
+training process has no call per step, no network and no thread for them. So an unreachable server,
+a full disk in W&B's folder or a crash of a client cannot slow or stop it.
 
-The follower reads the file from its first row, so a resumed run has no gap. It skips the steps that
-W&B has already, so no step is logged twice. When the trainer is killed, its end of the pipe closes,
-and the follower sends the rest of the file.
+A follower reads the file from its first row, so a resumed run has no gap. That of W&B skips the
+steps that W&B has already, so no step is logged twice. When the trainer is killed, its end of the
+pipe closes, and the follower sends the rest of the file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from configs.strict_json import parse_json
 from trainer.seeds import derive
+from trainer.tracking import trackers
 
 MODES = ("auto", "offline", "disabled")
 LATER = ("ended", "finished")  # what an attempt adds to its record when it is over
@@ -30,20 +32,26 @@ LATER = ("ended", "finished")  # what an attempt adds to its record when it is o
 _log = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).parents[2])
 _FOLLOWER = Path(__file__).with_name("wandb_follower.py")
-# Run by path, so that it does not import torch and DeepSpeed through this package. Its own imports
-# are looked for in this checkout before the user's folder.
-_PROGRAM = """
+# Their imports are looked for in this checkout before the user's folder.
+_BY_PATH = """
 import runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
+_OF_TRACKER = """
+import json, sys
+sys.path.insert(0, sys.argv.pop(1))
+from trainer.tracking.trackers import main
+main(**json.loads(sys.argv[1]))
+"""
+TITLES = {"wandb": "Weights & Biases"}
 
 
 class Tracking:
     """A running follower; see `start`."""
 
-    def __init__(self, follower: subprocess.Popen[bytes]) -> None:
-        self._follower = follower
+    def __init__(self, follower: subprocess.Popen[bytes], name: str) -> None:
+        self._follower, self._name = follower, name
 
     def finish(self, *, completed: bool, seconds: float = 30.0) -> bool:
         """Wait until the follower has sent the rest and ended; False if that takes too long.
@@ -55,7 +63,8 @@ class Tracking:
             self._follower.communicate(b"completed\n" if completed else b"stopped\n", seconds)
         except subprocess.TimeoutExpired:
             self._follower.terminate()
-            _log.warning("Weights & Biases did not answer in time; metrics.jsonl has every row")
+            title = TITLES.get(self._name, self._name)
+            _log.warning("%s did not answer in time; metrics.jsonl has every row", title)
             return False
         except OSError:  # it ended before; its log says why
             return False
@@ -113,17 +122,29 @@ def start(
         "models": list(models),
         "verify": verify,
     }
+    return _start(run_folder, "wandb", [_BY_PATH, str(_FOLLOWER), json.dumps(options)])
+
+
+def start_tracker(run_folder: Path, name: str) -> Tracking | None:
+    """Start a follower that feeds another tracker, registered as `name`. Never raises."""
+    told = {"name": name, "file": trackers.file_of(name), "folder": str(run_folder.resolve())}
+    return _start(run_folder, name, [_OF_TRACKER, json.dumps(told)])
+
+
+def _start(run_folder: Path, name: str, words: Sequence[str]) -> Tracking | None:
+    """Start a process of this program and its arguments, whose output goes to ``logs/``."""
+    program, *arguments = words
     try:
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
-        with (run_folder / "logs" / "wandb.log").open("ab") as log:
+        with (run_folder / "logs" / f"{name}.log").open("ab") as log:
             follower = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, _ROOT, str(_FOLLOWER), json.dumps(options)],
+                [sys.executable, "-c", program, _ROOT, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for the trainer
             )
     except OSError as error:
-        _log.warning("Weights & Biases was not started: %s", error)
+        _log.warning("%s was not started: %s", TITLES.get(name, name), error)
         return None
-    return Tracking(follower)
+    return Tracking(follower, name)

@@ -32,12 +32,11 @@ import configs
 from configs.runs import USUAL_ROWS, revision_in, seconds_since, stall_timeout
 from configs.strict_json import parse_json
 from trainer.durable import atomic_write
+from trainer.tracking.metric_rows import LastWord, Row, Tail
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
 CRASH_LOOP = 3  # attempts in a row without a new step
-
-Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -50,36 +49,6 @@ class Options:
     id: str
     models: list[dict[str, Any]] = field(default_factory=list)
     verify: bool = False
-
-
-class Tail:
-    """Reads a growing ``metrics.jsonl``: each row once, when its line is complete.
-
-    A file that was replaced, when a resumed run truncated it, is read again from the beginning.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._inode = 0
-
-    def rows(self) -> Iterator[Row]:
-        """The rows since the last call."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            inode = os.fstat(file.fileno()).st_ino
-            if inode != self._inode:
-                self._inode, self._offset = inode, 0
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                row = parse_json(line)
-                yield {key: float(v) if isinstance(v, str) else v for key, v in row.items()}
 
 
 class Alerts:
@@ -291,13 +260,7 @@ def _number(value: Any) -> float | None:
 def main(options: Options) -> None:
     """Follow the run until its trainer ends."""
     os.nice(10)  # training comes first
-    ended, last_words = threading.Event(), []
-
-    def listen() -> None:
-        last_words.append(sys.stdin.readline().strip())
-        ended.set()
-
-    threading.Thread(target=listen, daemon=True).start()
+    last_word = LastWord()
     folder = Path(options.folder)
     run = open_run(options)
     define_axes(run)
@@ -307,12 +270,12 @@ def main(options: Options) -> None:
     alerts = Alerts(run, folder, rollbacks)
     if not options.verify:
         alerts.check_crash_loop(max((row["step"] for row in known), default=0.0))
-    step = follow(run, tail.rows, ended, alerts, models_table(options.models))
-    if last_words == ["completed"]:
+    step = follow(run, tail.rows, last_word.ended, alerts, models_table(options.models))
+    if last_word.text == "completed":
         log_results(run, folder, step)
         run.finish(exit_code=0)
         return
-    if last_words == ["stopped"]:
+    if last_word.text == "stopped":
         run.mark_preempting()
     run.finish(exit_code=1)
 

@@ -1,0 +1,12 @@
+"""Trackers: each is a class here or in a Python file of the user's, named by a job's ``plugins``.
+
+Importing this package registers those in it (`trainer.tracking.trackers.register_tracker`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

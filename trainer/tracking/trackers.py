@@ -1,0 +1,94 @@
+"""Trackers besides Weights & Biases, each fed from ``metrics.jsonl`` by a process of its own.
+
+`trainer.tracking.tracking` starts the process, which runs `main`. It ends as W&B's does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import runpy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import configs
+from configs.typed import nearest
+from trainer.tracking.metric_rows import LastWord, Row, Tail
+
+POLL_SECONDS = 1.0
+_TRACKERS: dict[str, type[Tracker]] = {}
+_Class = TypeVar("_Class", bound="type[Tracker]")
+
+
+class Tracker(ABC):
+    """Takes a run's metrics: in each attempt all of them, from the first row of the run on.
+
+    So a tracker either writes its copy anew or leaves out what it has.
+    """
+
+    package: ClassVar[str] = ""  # which it imports, if any
+    extra: ClassVar[str] = ""  # the extra of Tandem that installs it
+
+    @abstractmethod
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Open the tracker's copy of the run in `folder`; `config` is the job's, as plain data."""
+
+    @abstractmethod
+    def log(self, row: Row) -> None:
+        """Add a row: numbers by name, ``step`` among them. A step may have several rows."""
+
+    @abstractmethod
+    def close(self, completed: bool) -> None:
+        """The attempt has ended; `completed`: at the last step of the run."""
+
+
+def register_tracker(name: str) -> Callable[[_Class], _Class]:
+    """A decorator: ``log.trackers`` may name this `Tracker`."""
+
+    def register(tracker: _Class) -> _Class:
+        _TRACKERS[name] = tracker
+        return tracker
+
+    return register
+
+
+def names() -> list[str]:
+    """The names of all trackers that are registered."""
+    return sorted(_TRACKERS)
+
+
+def why_not(name: str) -> str:
+    """Why no run can be tracked by the tracker of this name here; empty if it can."""
+    if name not in _TRACKERS:
+        return f"no tracker has the name {name}{nearest(name, names())}"
+    tracker = _TRACKERS[name]
+    if not tracker.package or importlib.util.find_spec(tracker.package):
+        return ""
+    remedy = f"'tandem-distill[{tracker.extra}]'" if tracker.extra else tracker.package
+    return f"{name} needs {tracker.package}: pip install {remedy}"
+
+
+def file_of(name: str) -> str:
+    """The file that registers the tracker of this name."""
+    return inspect.getfile(_TRACKERS[name])
+
+
+def follow(tracker: Tracker, folder: Path) -> None:
+    """Give a tracker the rows of the run in `folder` until its trainer ends."""
+    last_word, tail, last_look = LastWord(), Tail(folder / "metrics.jsonl"), False
+    while not last_look:
+        last_look = last_word.ended.wait(POLL_SECONDS)
+        for row in tail.rows():
+            tracker.log(row)
+    tracker.close(last_word.text == "completed")
+
+
+def main(name: str, file: str, folder: str) -> None:
+    """Follow a run by the tracker that `file` registers as `name`."""
+    os.nice(10)  # training comes first
+    runpy.run_path(file)
+    run = Path(folder)
+    follow(_TRACKERS[name](run, configs.plain((run / "config.yaml").read_text(), "config")), run)
