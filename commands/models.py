@@ -62,16 +62,14 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(min=1),
-    default=Machine.gpus_per_node,
-    show_default=True,
-    help="GPUs of each node.",
+    help="GPUs of each node.  [those of a usual one: 8; 1 of a consumer's card]",
 )
 @click.option(
     "--device",
     type=PATH,
     default="h100",
     show_default=True,
-    help="The GPU: a name or file of configs/device.",
+    help="The GPU, or cpu: a name of `tandem list devices`, or a file.",
 )
 @click.option(
     "--mfu",
@@ -124,7 +122,12 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan_job(
-    config: str, overrides: tuple[str, ...], device: str, as_json: bool, **machine: Any
+    config: str,
+    overrides: tuple[str, ...],
+    device: str,
+    gpus_per_node: int | None,
+    as_json: bool,
+    **machine: Any,
 ) -> None:
     """Estimate memory, time, cost and failures of the job CONFIG."""
     import configs
@@ -133,7 +136,11 @@ def plan_job(
     from configs.devices import DeviceConfig
     from trainer.footprint.demands import demands, demands_apart
 
-    on = Machine(configs.load(device, DeviceConfig, "device"), **machine)
+    accelerator = configs.load(device, DeviceConfig, "device")
+    if accelerator.is_cpu and gpus_per_node not in (None, 1):
+        raise click.UsageError(f"--gpus-per-node: --device {device} has none; leave it out")
+    ranks = gpus_per_node or accelerator.per_node
+    on = Machine(accelerator, gpus_per_node=ranks, **machine)
     job = prepare(load_job(config, overrides))
     warn_about(job)
     facts = demands(job)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from configs.loading import SHIPPED, load
-from configs.rules import Doc, OneOf, Unit, positive
+from configs.rules import COUNT, Doc, OneOf, Unit, positive
 from configs.section import Refusal, Section
 
 KIND = "device"
@@ -36,13 +36,24 @@ class DeviceConfig(Section):
     network_bandwidth: Annotated[
         float, positive(1e9), Unit("GB/s"), Doc("Bandwidth to another node, per GPU.")
     ]
-    names: Annotated[list[str], Doc("Substrings of `torch.cuda.get_device_name`.")] = field(
+    names: Annotated[list[str], Doc("Ends of `torch.cuda.get_device_name`.")] = field(
         default_factory=list
     )
+    per_node: Annotated[
+        int, COUNT, Doc("Accelerators of a usual node: `tandem plan` assumes as many.")
+    ] = 8
+    is_cpu: Annotated[
+        bool, Doc("A CPU, whose memory is that of the node; a rank has all of its cores.")
+    ] = False
 
     def conflicts(self) -> Iterator[Refusal]:
         if "fp32" not in self.tflops:
             yield "tflops", "must have a number for fp32"
+
+    @property
+    def unit(self) -> str:
+        """What it is called."""
+        return "CPU" if self.is_cpu else "GPU"
 
     def flops(self, precision: str) -> float:
         """Peak FLOP/s of matrix products at a precision; that of fp32 if it is missing."""
@@ -53,6 +64,6 @@ def device_named(name: str) -> DeviceConfig | None:
     """The shipped device with this ``torch.cuda.get_device_name``; None if it is unknown."""
     for path in sorted((SHIPPED / KIND).glob("*.yaml")):
         device = load(path.stem, DeviceConfig, KIND)
-        if any(part in name for part in device.names):
+        if name.endswith(tuple(device.names)):
             return device
     return None

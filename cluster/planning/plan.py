@@ -76,8 +76,9 @@ def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = (
     Raises LaunchError where the batch does not divide over ranks, or a start has no time to train.
     """
     if job.rows % machine.ranks:
+        unit = machine.device.unit
         raise LaunchError(
-            f"batch.size: {job.rows} sequences do not divide over {machine.ranks} GPUs; "
+            f"batch.size: {job.rows} sequences do not divide over {machine.ranks} {unit}s; "
             f"choose a multiple of {machine.ranks}, or change --nodes and --gpus-per-node"
         )
     memory, time = job_memory(job, machine), step_time(job, machine)

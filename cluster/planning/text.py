@@ -15,9 +15,13 @@ from cluster.planning.machine import NODE_MTBF_HOURS, Machine
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import Plan
 from cluster.planning.recipes import JOINT, SEPARATE, SHARED
+from configs.durations import counted, duration
 from configs.plan_facts import CacheFacts, JobFacts
 
 WIDTH = 100
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
+_SCALES = (("B", 1e9), ("M", 1e6), ("K", 1e3))
+FROM_GPU = "from a GPU to its host"
 
 
 def describe(plan: Plan) -> str:
@@ -43,22 +47,31 @@ def _head(plan: Plan) -> str:
     passes = -(-rows // job.micro_batch)
     return (
         f"{job.name}: {job.steps:,} steps of {job.rows:,} sequences of {job.length:g}, "
-        f"{job.rows * job.length * job.steps / 1e9:,.1f}B tokens, on {machine.nodes} x "
-        f"{machine.gpus_per_node} GPUs\n"
-        f"Each GPU takes {rows} sequences per step, in {passes} micro-batch{'es' * (passes > 1)} "
-        f"of {min(rows, job.micro_batch)}."
+        f"{_many(job.rows * job.length * job.steps)} tokens, on {_place(machine)}\n"
+        f"Each {machine.device.unit} takes {counted(rows, 'sequence')} per step, in "
+        f"{counted(passes, 'micro-batch', 'micro-batches')} of {min(rows, job.micro_batch)}."
     )
 
 
+def _place(machine: Machine) -> str:
+    unit = machine.device.unit
+    if machine.gpus_per_node == 1:
+        return counted(machine.nodes, unit)
+    return f"{machine.nodes} x {machine.gpus_per_node} {unit}s"
+
+
 def _memory(plan: Plan) -> str:
+    device = plan.machine.device
+    size = max(max(_parts(one)) for several in plan.by_stage.values() for one in several)
+    unit, divisor = _unit(size)
     rows = [
-        _memory_row(name if not stage else "", memory, stage == stages[name])
+        _memory_row(name if not stage else "", memory, stage == stages[name], divisor)
         for stages in [{one.name: one.zero_stage for one in plan.job.learners}]
         for name, memories in plan.by_stage.items()
         for stage, memory in enumerate(memories)
     ]
     headings = (
-        "GB on a GPU",
+        f"{unit} on a {device.unit}",
         "ZeRO",
         "parameters",
         "gradients",
@@ -66,28 +79,34 @@ def _memory(plan: Plan) -> str:
         "buckets",
         "activations",
     )
-    room = plan.machine.device.memory_gb
     verdict = "it fits" if plan.fits else "it does NOT fit"
     return (
         f"{_table(headings, rows)}\n"
         f"* the config's stage. The tensors captured for students take "
-        f"{_gb(plan.memory.captured)} GB.\n"
-        f"Peak: {_gb(plan.memory.peak)} GB of tensors; with allocator and library overhead "
-        f"{_gb(plan.memory.needed)} of {room:g} GB: {verdict}.\n"
-        f"Host memory of each node: {_gb(plan.host_bytes)} GB; sbatch: "
-        f"--mem={math.ceil(plan.host_bytes / 2**30)}G."
-    )
+        f"{_size(plan.memory.captured)}.\n"
+        f"Peak: {_size(plan.memory.peak)} of tensors; with allocator and library overhead "
+        f"{_size(plan.memory.needed)} of {device.memory_gb:g} GB: {verdict}."
+    ) + ("" if device.is_cpu else _host(plan.host_bytes))
 
 
-def _memory_row(name: str, memory: LearnerMemory, chosen: bool) -> list[str]:
-    numbers = (
+def _host(size: float) -> str:
+    mem = math.ceil(size / 2**30)
+    return f"\nHost memory of each node: {_size(size)}; sbatch: --mem={mem}G."
+
+
+def _memory_row(name: str, memory: LearnerMemory, chosen: bool, divisor: float) -> list[str]:
+    numbers = (_fraction(part / divisor) for part in _parts(memory))
+    return [name, f"{memory.stage}{'*' if chosen else ' '}", *numbers]
+
+
+def _parts(memory: LearnerMemory) -> tuple[float, ...]:
+    return (
         memory.parameters,
         memory.gradients,
         memory.optimizer,
         memory.buckets,
         memory.activations,
     )
-    return [name, f"{memory.stage}{'*' if chosen else ' '}", *map(_gb, numbers)]
 
 
 def _recommendation(plan: Plan) -> str:
@@ -97,7 +116,7 @@ def _recommendation(plan: Plan) -> str:
     students = f", students: {best.student_stage}" if len(plan.job.learners) > 1 else ""
     return (
         f"Recommended: zero_stage {best.teacher_stage} for the teacher{students}, "
-        f"batch.micro_batch={best.micro_batch}: {_gb(plan.recommended.memory.needed)} GB, "
+        f"batch.micro_batch={best.micro_batch}: {_size(plan.recommended.memory.needed)}, "
         f"{plan.recommended.time.seconds:.3g} s per step."
     )
 
@@ -118,13 +137,14 @@ def _time(plan: Plan) -> str:
         "overlapped",
         "total",
     )
-    cost = "" if plan.cost is None else f", costing {plan.cost:,.0f}"
+    cost = "" if plan.cost is None else f", costing {_amount(plan.cost)}"
+    hours = f"{_amount(plan.gpu_hours)} {plan.machine.device.unit}-hours"
     return (
         f"{_table(headings, rows)}\n"
         f"A step takes {plan.time.seconds:.3g} s, {_share(_waiting(plan.time))} of it waiting for "
         f"other ranks; {plan.time.tokens_per_second:,.0f} tokens/s.\n"
         f"Without failures the run takes {_duration(plan.days)}: "
-        f"{plan.gpu_hours:,.0f} GPU-hours{cost}."
+        f"{hours}{cost}."
     )
 
 
@@ -136,9 +156,10 @@ def _stored(plan: Plan) -> str:
     return (
         f"The teacher does not run: a masked position has {stored.top_k:,} of its logits in "
         f"{stored.precision}, {stored.position_bytes:,} bytes with their tokens, and the job "
-        f"{stored.bytes / 1e9:,.3g} GB.\n"
-        f"`tandem store` writes them once, in {plan.storing_gpu_hours:,.3g} GPU-hours of the "
-        "teacher's forward pass, which each job that reads them saves."
+        f"{_size(stored.bytes)}.\n"
+        f"`tandem store` writes them once, in {plan.storing_gpu_hours:,.3g} "
+        f"{plan.machine.device.unit}-hours of the teacher's forward pass, which each job that "
+        "reads them saves."
     )
 
 
@@ -157,17 +178,18 @@ def _recipes(plan: Plan) -> str:
         [
             RECIPES[one.recipe],
             f"{one.flops:.3g}",
-            f"{one.gpu_hours:,.0f}" if one.gpu_hours >= 100 else f"{one.gpu_hours:.3g}",
-            "" if one.cost is None else f"{one.cost:,.0f}",
+            _amount(one.gpu_hours),
+            "" if one.cost is None else _amount(one.cost),
             f"{one.ratio:.3f}",
             "" if one.teacher_steps is None else f"{one.teacher_steps:,}",
         ]
         for one in plan.recipes
     ]
-    headings = ("recipe", "FLOPs", "GPU-hours", "cost", "ratio", "teacher steps")
+    hours = f"{plan.machine.device.unit}-hours"
+    headings = ("recipe", "FLOPs", hours, "cost", "ratio", "teacher steps")
     return (
         f"{_table(headings, rows)}\n"
-        "Every learner trains for as many steps in each recipe. Ratio: of this job's GPU-hours to "
+        f"Every learner trains for as many steps in each recipe. Ratio: of this job's {hours} to "
         "the recipe's.\nTeacher steps: as many as this job's teacher could make at the recipe's "
         "cost, its students as many as now."
     )
@@ -178,7 +200,7 @@ def _failures(plan: Plan) -> str:
     minutes = every * plan.time.seconds / 60
     hours = now.mtbf / 3600
     often = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
-    count = f"{now.failures:,.1f} in the run" if now.effective else "so that the run never ends"
+    count = f"{_amount(now.failures)} in the run" if now.effective else "so that the run never ends"
     return (
         f"Expect a failure every {often} hours, {count}. A checkpoint stalls training for "
         f"{now.stall:.2g} s and is on storage after {now.write:.2g} s.\n"
@@ -194,15 +216,15 @@ def _starts(plan: Plan) -> str:
         return ""
     starts, saving = plan.starts, plan.reliability.stall + plan.reliability.write
     lines = [
-        f"Time limit of {plan.machine.time_limit / 3600:.3g} hours: {starts.count:,} "
-        f"start{'s' * (starts.count > 1)} of {starts.training / 3600:.3g} hours of training; each "
+        f"Time limit of {plan.machine.time_limit / 3600:.3g} hours: "
+        f"{counted(starts.count, 'start')} of {starts.training / 3600:.3g} hours of training; each "
         f"spends {starts.overhead / 60:.3g} minutes on starting and saving, all of them "
         f"{starts.overhead * starts.count / 3600:.3g} hours, besides their waits in the queue."
     ]
     most = ClusterConfig.max_requeues
     if most is not None and starts.count - 1 + plan.reliability.failures > most:
         lines.append(
-            f"With {plan.reliability.failures:,.1f} failures, that is more than max_requeues "
+            f"With {_amount(plan.reliability.failures)} failures, that is more than max_requeues "
             f"allows ({most} by default); set it higher."
         )
     if saving > plan.machine.warning_seconds:
@@ -219,14 +241,15 @@ def _scaling(plan: Plan) -> str:
             f"{one.nodes}",
             f"{one.gpus:,}",
             f"{one.seconds_per_step:.3g}",
-            f"{one.days:.2f}",
-            f"{one.gpu_hours:,.0f}",
+            _fraction(one.days),
+            _amount(one.gpu_hours),
             _share(one.waiting),
             _share(one.effective),
         ]
         for one in plan.scaling
     ]
-    headings = ("nodes", "GPUs", "s per step", "days", "GPU-hours", "waiting", "training")
+    unit = plan.machine.device.unit
+    headings = ("nodes", f"{unit}s", "s per step", "days", f"{unit}-hours", "waiting", "training")
     return f"{_table(headings, rows)}\nIncluding failures, with checkpoints at the best interval."
 
 
@@ -240,27 +263,30 @@ def _assumed_of_machine(machine: Machine) -> Iterator[str]:
     device = machine.device
     rates = ", ".join(f"{name} {rate:g}" for name, rate in device.tflops.items())
     yield (
-        f"GPU: {device.memory_gb:g} GB, {rates} TFLOP/s dense; MFU {machine.mfu:.0%} in forward "
-        f"and backward, but at least {machine.launch * 1e6:g} us per kernel"
+        f"{device.unit}: {device.memory_gb:g} GB, {rates} TFLOP/s dense; MFU {machine.mfu:.0%} in "
+        f"forward and backward, but at least {machine.launch * 1e6:g} us per kernel"
     )
-    yield (
-        f"network: {device.link_bandwidth:g} GB/s within a node, {device.network_bandwidth:g} GB/s "
-        f"per GPU between nodes, {machine.busy_bandwidth:.0%} reached, "
-        f"{machine.latency * 1e6:.0f} us per hop"
-    )
+    if machine.ranks > 1:
+        yield (
+            f"network: {device.link_bandwidth:g} GB/s within a node, "
+            f"{device.network_bandwidth:g} GB/s per {device.unit} between nodes, "
+            f"{machine.busy_bandwidth:.0%} reached, {machine.latency * 1e6:.0f} us per hop"
+        )
     yield (
         f"memory: {machine.reserved_gb:g} GB for the context and libraries, "
         f"{machine.fragmented:.0%} lost in the allocator; all sequences at the maximum length"
     )
-    yield f"host: {machine.host_gb:g} GB for each rank, besides a copy of its part of a checkpoint"
+    if not device.is_cpu:
+        held = "a copy of its part of a checkpoint"
+        yield f"host: {machine.host_gb:g} GB for each rank, besides {held}"
     source = " (Llama 3's rate)" if machine.node_mtbf_hours == NODE_MTBF_HOURS else ""
     yield (
         f"failures: random, one per node every {machine.node_mtbf_hours:,.0f} hours{source}, "
         f"{machine.restart_seconds / 60:.0f} minutes to restart, a spare node available"
     )
     yield (
-        f"checkpoints: {machine.copy_gbs:g} GB/s from a GPU to its host while training stalls, "
-        f"{machine.store_gbs:g} GB/s to storage in the background"
+        f"checkpoints: {machine.copy_gbs:g} GB/s {'in memory' if device.is_cpu else FROM_GPU} "
+        f"while training stalls, {machine.store_gbs:g} GB/s to storage in the background"
     )
 
 
@@ -302,8 +328,33 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def _gb(number: float) -> str:
-    return f"{number / 1e9:.2f}" if number < 1e11 else f"{number / 1e9:,.0f}"
+def _unit(size: float) -> tuple[str, float]:
+    """The unit in which this many bytes are written, and its bytes."""
+    return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])
+
+
+def _size(size: float) -> str:
+    unit, divisor = _unit(size)
+    return f"{_fraction(size / divisor)} {unit}"
+
+
+def _many(count: float) -> str:
+    """A count in billions, millions or thousands."""
+    unit, divisor = next((unit for unit in _SCALES if count >= unit[1]), ("", 1.0))
+    return f"{count / divisor:,.1f}{unit}" if unit else f"{count:,.0f}"
+
+
+def _fraction(number: float) -> str:
+    """A number of a table with two decimals, unless it is large or so small that none is seen."""
+    if 0 < number < 0.005:
+        return "<0.01"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2f}"
+
+
+def _amount(number: float) -> str:
+    if 0 < number < 0.001:
+        return "<0.001"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _share(part: float) -> str:
@@ -311,4 +362,6 @@ def _share(part: float) -> str:
 
 
 def _duration(days: float) -> str:
-    return f"{days:.1f} days" if days >= 1 else f"{24 * days:.1f} hours"
+    if days >= 1:
+        return f"{days:.1f} days"
+    return f"{24 * days:.1f} hours" if days >= 1 / 24 else duration(86400 * days)

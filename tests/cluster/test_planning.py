@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -221,6 +222,8 @@ def test_a_plan_scales_to_thousands_of_gpus():
 
 def test_a_device_is_known_by_the_name_torch_gives_it():
     assert device_named("NVIDIA H100 80GB HBM3") == H100
+    assert device_named("NVIDIA GeForce RTX 4090").memory_gb == 24
+    assert device_named("NVIDIA GeForce RTX 4090 Laptop GPU") is None  # another chip
     assert device_named("AMD EPYC") is None
 
 
@@ -243,6 +246,23 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
     wrong = tandem("plan", "demo", "--device", "h101")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "rtx4090", "rtx3090", "rtx4070_laptop"])
+def test_a_plan_for_a_machine_at_home(device):
+    done = tandem("plan", "demo", "--device", device)
+    assert done.returncode == 0, done.stderr
+    unit = "CPU" if device == "cpu" else "GPU"
+    assert f"1.0M tokens, on 1 {unit}\n" in done.stdout
+    assert ("GPU" in done.stdout) == (device != "cpu")
+    assert not re.search(r"\b0\.00? GB|\b0\.0B|\b0\.0 hours|\b0 [CG]PU-hours", done.stdout)
+    assert "it fits" in done.stdout
+
+
+def test_a_cpu_has_no_gpus():
+    refused = tandem("plan", "demo", "--device", "cpu", "--gpus-per-node", 2)
+    assert refused.returncode == 2
+    assert "--gpus-per-node: --device cpu has none" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -300,7 +320,7 @@ def test_a_time_limit_makes_starts():
 def test_what_a_time_limit_makes_impossible_is_said():
     slow = Machine(H100, mfu=1e-6, time_limit=701, restart_seconds=400, store_gbs=1e-5)
     text = describe(make_plan(JOB, slow))
-    assert "With 0.0 failures, that is more than max_requeues allows (100 by default)" in text
+    assert " failures, that is more than max_requeues allows (100 by default)" in text
     failing = dataclasses.replace(slow, time_limit=10**6, node_mtbf_hours=0.5, store_gbs=2.0)
     plan = make_plan(JOB, failing)
     assert plan.starts is not None
