@@ -48,6 +48,8 @@ def find(name: str, kind: str) -> Path:
         given = SHIPPED.joinpath(*given.parts[1:])
     if given.is_dir():
         raise ConfigError(f"{name}: is a folder; name a YAML file in it")
+    if given.is_fifo():
+        raise ConfigError(f"{name}: is a pipe; write its content to a file")
     if not _is_file(given):
         names = sorted(path.name for path in given.parent.glob("*.yaml"))
         raise ConfigError(f"{name}: no such file{nearest(given.name, names)}")

@@ -25,6 +25,7 @@ from data_pipeline.text.text_files import (
     files_in,
     open_text,
     packing_of,
+    refuse_pipe,
     suffix_of,
 )
 
@@ -127,6 +128,7 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
             if is_folder:
                 _add_folder(result, part, paths, reading)
             elif not paths:
+                refuse_pipe(part)
                 raise DataError(f"{part}: no such file or folder")
             else:
                 result.spans += [FileSpan.of(path, format_of(path, reading)) for path in paths]

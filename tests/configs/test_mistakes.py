@@ -118,6 +118,9 @@ def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
         "configs/job/dmo.yaml: no such file; did you mean demo.yaml?"
     )
     assert message("nowhere/dmo.yaml") == "nowhere/dmo.yaml: no such file"
+    os.mkfifo(tmp_path / "job.yaml")
+    told = "job.yaml: is a pipe; write its content to a file"
+    assert message(str(tmp_path / "job.yaml")) == str(tmp_path / told)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")

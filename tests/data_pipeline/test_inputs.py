@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
 from pathlib import Path
 
@@ -83,6 +84,10 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(read_documents(["-"])) == DOCUMENTS
     with pytest.raises(DataError, match="no such file or folder"):
         find_files([str(tmp_path / "*.nothing")])
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match=r"pipe.txt: is a pipe; write its content to a file, or"):
+        find_files([str(tmp_path / "pipe.txt")])
+    (tmp_path / "pipe.txt").unlink()
     (tmp_path / "hollow").mkdir()
     with pytest.raises(DataError, match="holds no text files"):
         find_files([str(tmp_path / "hollow")])
