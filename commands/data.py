@@ -347,8 +347,9 @@ def data_perturb(
 
 
 def _augmented(task: str, words: tuple[str, ...], how: Method, out: str) -> None:
+    from configs.durations import counted
     from trainer.augmentation.augmenting import augment
     from trainer.device import own_device
 
     rows, examples = augment(task_job(task, words), how, Path(out), own_device())
-    click.echo(f"{rows:,} examples, made of {examples:,}, are in {out}")
+    click.echo(f"{counted(rows, 'example')}, made of {examples:,}, are in {out}")

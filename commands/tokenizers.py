@@ -52,6 +52,7 @@ def tokenizer_train(
 
     TEXT is read as `data build` reads it: files, folders, globs, or - for standard input.
     """
+    from configs.durations import counted
     from data_pipeline.building.reporting import problem_lines, skipped_lines
     from data_pipeline.text.documents import PROBLEMS_SHOWN
     from data_pipeline.text.formats import ReadOptions
@@ -64,7 +65,7 @@ def tokenizer_train(
     )
     unusable, sample = left_out.unusable, left_out.sample
     if unusable.count:
-        click.echo(f"{unusable.count:,} unusable documents")
+        click.echo(counted(unusable.count, "unusable document"))
         click.echo("\n".join(problem_lines(unusable.count, unusable.first)))
     for line in skipped_lines(len(left_out.skipped), left_out.skipped[:PROBLEMS_SHOWN]):
         click.echo(line)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import configs
+from configs.durations import counted
 from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
 from data_pipeline.masking.torch_masker import TorchMasker
 from data_pipeline.shards.locking import exclusive
@@ -301,6 +302,6 @@ def _summary(manifest: Manifest, k: int, folder: Path) -> str:
     size = sum(shard.bytes for shard in manifest.shards)
     once = ", of each example once," if manifest.by_example else ""
     return (
-        f"The {k:,} largest logits of {manifest.steps:,} batches{once} are in {folder}: "
-        f"{len(manifest.shards):,} shards, {size / 1e9:,.3g} GB"
+        f"The {k:,} largest logits of {counted(manifest.steps, 'batch', 'batches')}{once} are in "
+        f"{folder}: {counted(len(manifest.shards), 'shard')}, {size / 1e9:,.3g} GB"
     )

@@ -31,12 +31,14 @@ def summary(tree: dict) -> str:
     """A `corpus.json` as text: counts, dropped documents and a histogram of lengths."""
     lines = []
     for name, split in tree["splits"].items():
-        lines.append(
-            f"{name:>5}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
-            f"{split['tokens']:,} tokens, {split['bytes']:,} bytes in {split['shards']} shards"
-        )
+        nouns = ("document", "sentence", "token", "byte")
+        counts = (counted(split[f"{noun}s"], noun) for noun in nouns)
+        lines.append(f"{name:>5}: {', '.join(counts)} in {counted(split['shards'], 'shard')}")
     tally = Tally(**tree["tally"])
-    lines.append(f"{tally.duplicates:,} duplicates dropped, {tally.problems:,} unusable documents")
+    lines.append(
+        f"{counted(tally.duplicates, 'duplicate')} dropped, "
+        f"{counted(tally.problems, 'unusable document')}"
+    )
     lines += problem_lines(tally.problems, tally.first_problems)
     lines += skipped_lines(tally.skipped_files, tally.first_skipped)
     lines += tally.loss.lines()
@@ -46,7 +48,7 @@ def summary(tree: dict) -> str:
 
 def skipped_lines(count: int, first: Sequence[str]) -> list[str]:
     """The files of folders that are not read, with the reason for the `first` of them."""
-    return [f"{count:,} files skipped", *problem_lines(count, first)] if count else []
+    return [f"{counted(count, 'file')} skipped", *problem_lines(count, first)] if count else []
 
 
 def _warnings(tree: dict) -> list[str]:

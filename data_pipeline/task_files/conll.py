@@ -13,6 +13,7 @@ from functools import cache
 from itertools import chain, dropwhile, islice, pairwise
 from typing import Any
 
+from configs.durations import counted
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines, source_name
 from data_pipeline.task_files.json_records import texts_in, value_in
@@ -199,7 +200,8 @@ class _Columns:
         rows = [_cells(line, place(path, number), self.needed) for number, line in lines]
         for (number, _), row in zip(lines, rows, strict=True):
             if len(row) != len(rows[0]):
-                why = f"has {len(row)} columns, where its sentence begins with {len(rows[0])}"
+                columns = counted(len(row), "column")
+                why = f"has {columns}, where its sentence begins with {len(rows[0])}"
                 raise DataError(f"{place(path, number)}: {why}; separate columns by tabs")
         words = tuple(row[self.word - 1] for row in rows)
         column = self.tag if self.tag is None or self.tag == LAST else self.tag - 1
@@ -280,7 +282,8 @@ def _parsed(line: str, where: str, words: int) -> ParsedWord:
     cells = line.split("\t")
     if len(cells) != CONLL_U_COLUMNS:
         raise DataError(
-            f"{where}: has {len(cells)} columns; CoNLL-U has {CONLL_U_COLUMNS}, with tabs"
+            f"{where}: has {counted(len(cells), 'column')}; CoNLL-U has {CONLL_U_COLUMNS}, "
+            "with tabs"
         )
     form, tag, features, head, relation = (cells[column].strip() for column in (1, 3, 5, 6, 7))
     if not head.isdecimal() or len(head) > 9 or int(head) > words:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
+from configs.durations import counted
 from data_pipeline.task_files.contents import source_name
 
 _log = logging.getLogger(__name__)
@@ -37,18 +38,21 @@ class Dropped:
         self._reasons: dict[str, list[object]] = {}
 
     def add(self, kind: str, reason: object) -> None:
-        """Count a record: of which kind, and where it stands or what is wrong with it."""
+        """Count a record: of which kind, and where it stands or what is wrong with it.
+
+        `kind` is a singular, such as "blank row" or "row with an ignored label".
+        """
         self._reasons.setdefault(kind, []).append(reason)
 
     def malformed(self, error: Exception) -> None:
         """Count a malformed row; for `read_table`."""
-        self.add("malformed rows", error)
+        self.add("malformed row", error)
 
     def present(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yield the records that are not blank, and count the others."""
         for record in records:
             if record.is_blank:
-                self.add("blank rows", record.where)
+                self.add("blank row", record.where)
             else:
                 yield record
 
@@ -57,7 +61,9 @@ class Dropped:
         for kind, reasons in self._reasons.items():
             first = "; ".join(map(str, reasons[:SHOWN]))
             name = source_name(str(path))
-            _log.warning("%s: leaves out %s %s; %s", name, len(reasons), kind, first)
+            noun, *rest = kind.partition(" with ")
+            rows = counted(len(reasons), kind, "".join([f"{noun}s", *rest]))
+            _log.warning("%s: leaves out %s; %s", name, rows, first)
 
 
 def present(records: Iterable[Record]) -> Iterator[Record]:

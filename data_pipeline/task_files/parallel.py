@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from configs.durations import counted
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines
 from data_pipeline.task_files.tables import TABLES, Columns, is_table, read_table
@@ -72,7 +73,7 @@ def read_pairs(
     for number, (one, other) in enumerate(zip_longest(*texts), 1):
         if one is None or other is None:
             short, long = files if one is None else files[::-1]
-            why = f"ends after {number - 1} lines, and {long} does not"
+            why = f"ends after {counted(number - 1, 'line')}, and {long} does not"
             raise DataError(f"{short}: {why}; line N of one must translate line N of the other")
         yield TextPair(place(path, number), one[1].strip(), other[1].strip())
     if not number:

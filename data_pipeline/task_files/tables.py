@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from configs.durations import counted
 from configs.typed import nearest_of_all
 from data_pipeline.errors import BadNumber, DataError
 from data_pipeline.task_files.contents import (
@@ -224,7 +225,7 @@ def _wrong_width(cells: list[str], header: list[str] | None, places: Mapping[str
     if len(cells) >= needed and not (header and len(cells) > needed):
         return ""
     asked = "the header names" if header else "columns go up to"
-    return f"has {len(cells)} columns, where {asked} {needed}"
+    return f"has {counted(len(cells), 'column')}, where {asked} {needed}"
 
 
 def _tab_separated(path: str, encoding: str) -> Iterator[tuple[str, list[str]]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from configs.durations import counted
 from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.crf import ConditionalRandomField
@@ -95,7 +96,7 @@ class BiLSTMConfig(ModelConfig):
         """The sizes in words."""
         form = "a siamese" if self.siamese else "a"
         return (
-            f"{form} bidirectional LSTM of {self.layers} layer{'s' * (self.layers > 1)}, "
+            f"{form} bidirectional LSTM of {counted(self.layers, 'layer')}, "
             f"hidden size {self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
         )
 

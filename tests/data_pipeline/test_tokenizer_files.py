@@ -92,7 +92,7 @@ def test_a_unigram_vocabulary_is_of_the_whole_text(tmp_path: Path, monkeypatch) 
     for out in ("one", "two"):
         done = CliRunner().invoke(main, [*command, str(tmp_path / out)])
         assert done.exit_code == 0, done.output
-    told = ["1 unusable documents", f"  {tmp_path}/f.txt:1: not valid UTF-8"]
+    told = ["1 unusable document", f"  {tmp_path}/f.txt:1: not valid UTF-8"]
     sampled = "60 of 500 lines are used, drawn evenly from the whole text"
     assert done.output.splitlines()[:3] == [*told, sampled]
     one, two = ((tmp_path / out / "tokenizer.json").read_bytes() for out in ("one", "two"))

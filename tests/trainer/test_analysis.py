@@ -310,7 +310,7 @@ def by_loops(folder: Path) -> dict[str, list[np.ndarray]]:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("a b\n", "a.conllu:1: has 1 columns; CoNLL-U has 10"),
+        ("a b\n", "a.conllu:1: has 1 column; CoNLL-U has 10"),
         ("1\tit\tit\tPRON\t_\t_\t_\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '_' is no word of"),
         ("1\tit\tit\tPRON\t_\t_\t7\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '7' is no word of"),
         ("\n", "a.conllu: holds no words"),

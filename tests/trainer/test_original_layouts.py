@@ -133,7 +133,7 @@ def test_rows_with_an_ignored_label_are_counted(corpus: Path, tmp_path: Path, ca
     encoded("mnli", tmp_path / file, corpus)
     (said,) = caplog.messages
     assert said == (
-        f"{tmp_path / file}: leaves out 1 rows with an ignored label; {tmp_path / file}:2: -"
+        f"{tmp_path / file}: leaves out 1 row with an ignored label; {tmp_path / file}:2: -"
     )
 
 

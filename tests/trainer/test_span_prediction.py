@@ -189,6 +189,6 @@ def test_a_misplaced_answer_is_scored_and_not_trained_on(folder, tmp_path, caplo
 
     assert asked_in(True) - asked_in(False) == {0}
     assert (
-        f"{path}: leaves out 1 misplaced answers; {path}: id {asked['id']}: the answer"
+        f"{path}: leaves out 1 misplaced answer; {path}: id {asked['id']}: the answer"
         in caplog.text
     )

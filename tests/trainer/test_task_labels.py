@@ -103,7 +103,7 @@ def test_blank_queries_and_documents_are_counted(tmp_path: Path, caplog) -> None
     read = Collection.read(str(path), str(path), numbered_by_order=True)
     assert [one.id for one in read.documents] == ["a", "b"]
     assert [one.id for one in read.queries] == ["1", "2"]
-    assert caplog.text.count(f"{path}: leaves out 1 blank rows; {path}:2") == 2
+    assert caplog.text.count(f"{path}: leaves out 1 blank row; {path}:2") == 2
 
 
 WORDS = ["the", "of", "and", "to", "in", "that", "was"]

@@ -228,8 +228,8 @@ LANGUAGES = Languages("xx", "yy")
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.xx": "the\nof\n", "a.yy": "is\n"}, "a.yy: ends after 1 lines, and .*a.xx does not"),
-        ({"a.xx": "the\n", "a.yy": "is\nit\n"}, "a.xx: ends after 1 lines, and .*a.yy does not"),
+        ({"a.xx": "the\nof\n", "a.yy": "is\n"}, "a.yy: ends after 1 line, and .*a.xx does not"),
+        ({"a.xx": "the\n", "a.yy": "is\nit\n"}, "a.xx: ends after 1 line, and .*a.yy does not"),
         ({"a.xx": "", "a.yy": ""}, "a.xx: holds no lines"),
         ({"a.xx": "the\n"}, "a.yy: "),
         ({"a.zz": "the\n"}, "a.zz: is no table .* and its name does not have .source_language"),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.durations import counted
 from configs.progress import tracked
 from configs.typed import nearest_of_all
 from data_pipeline import (
@@ -326,7 +327,9 @@ def _encoded(
         if encoder.cut:
             where = f"{one.key}.sequence_length: {one.data.sequence_length}"
             _log.warning(
-                "%s cuts %s texts; their ends are neither read nor scored", where, len(encoder.cut)
+                "%s cuts %s: the part that is cut is neither read nor scored",
+                where,
+                counted(len(encoder.cut), "text"),
             )
     elif not _holds(folder, identity):
         raise DataError(

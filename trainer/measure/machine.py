@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from configs.durations import counted
+
 CPU_FACTS = Path("/proc/cpuinfo")
 NOISE = re.compile(r"\((?:R|TM)\)| CPU| Processor| @ .*")  # in the names of processors
 
@@ -20,7 +22,7 @@ def describe() -> str:
     """
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {cores} core{'s' * (cores > 1)}, {memory:.0f} GiB"
+    return f"{_processor()}, {counted(cores, 'core')}, {memory:.0f} GiB"
 
 
 def _processor() -> str:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from configs.durations import duration, seconds_left
+from configs.durations import counted, duration, seconds_left
 from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
 from trainer.report.breakdowns import breakdowns_section
@@ -16,7 +16,7 @@ from trainer.report.curves import curves_section
 from trainer.report.document import document
 from trainer.report.results import results_section, setbacks_section
 from trainer.report.savings import savings_section
-from trainer.report.words import count, short
+from trainer.report.words import short
 from trainer.run_folder.run_files import RunFiles
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def _head(run: RunFiles, live: bool) -> str:
 
 def _summary(run: RunFiles) -> str:
     """A sentence about what was trained, and from what."""
-    students = count(sum(not is_teacher(name) for name in run.learners), "student")
+    students = counted(sum(not is_teacher(name) for name in run.learners), "student")
     tasks = len(_files_of_examples(run))
     on_tasks = f" on {'a task' if tasks == 1 else f'{tasks} tasks'}" if tasks else ""
     if run.config["teacher"].get("stored"):

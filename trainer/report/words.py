@@ -60,11 +60,6 @@ def plain_name(learner: str) -> str:
     return learner.removeprefix("students/")
 
 
-def count(number: int, singular: str) -> str:
-    """1 student, 2 students."""
-    return f"{number:,} {singular}{'' if number == 1 else 's'}"
-
-
 def _digits(number: float) -> str:
     decimals = max(0, 2 - math.floor(math.log10(abs(number))))
     if decimals > 6:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
+from configs.durations import counted
 from configs.rules import Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice
@@ -60,7 +61,8 @@ class MultipleChoice(TaskConfig):
         for one in file.first(questions):
             choices = choices or len(one.choices)
             if len(one.choices) != choices:
-                why = f"has {len(one.choices)} choices where the first question has {choices}"
+                given = counted(len(one.choices), "choice")
+                why = f"has {given} where the first question has {choices}"
                 raise DataError(f"{one.where}: {why}; every question must have the same number")
             assert one.answer is not None
             sequences = [

@@ -225,7 +225,7 @@ class SentenceTask(TaskConfig):
     def rows(self, file: TaskFile, *fields: str, dropped: Dropped) -> Iterator[Row]:
         for row in super().rows(file, *fields, dropped=dropped):
             if (label := row.values.get(LABEL)) in self.ignored_labels:
-                dropped.add("rows with an ignored label", f"{row.where}: {label}")
+                dropped.add("row with an ignored label", f"{row.where}: {label}")
             else:
                 yield row
 

@@ -115,7 +115,7 @@ class Span(ScoredByReferences):
                 why = "has no answer; set unanswerable: true for SQuAD 2.0"
                 raise DataError(f"{question.where}: {why}")
             if question.misplaced and not part.is_held_out:
-                dropped.add("misplaced answers", question.misplaced)
+                dropped.add("misplaced answer", question.misplaced)
                 continue
             yield from self._windows(number, question, encoder)
         dropped.tell(file.path)
