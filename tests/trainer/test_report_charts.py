@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.durations import counted
 from trainer.report.chart import Series
 from trainer.report.labels import around, beside, heights, rows_of_names
 from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
-from trainer.report.words import count, short
+from trainer.report.words import short
 
 
 @given(
@@ -118,4 +119,4 @@ def test_short_numbers(number, text):
 
 
 def test_counts():
-    assert (count(1, "student"), count(2, "student")) == ("1 student", "2 students")
+    assert (counted(1, "student"), counted(2, "student")) == ("1 student", "2 students")
