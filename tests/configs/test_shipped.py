@@ -57,6 +57,13 @@ def test_a_shipped_file_loads_by_its_name_and_survives_a_round_trip(path, tmp_pa
     assert configs.load(str(written), SCHEMAS[kind], kind) == config
 
 
+@pytest.mark.parametrize("name", [path.stem for path in FILES if path.parent.name == "task"])
+def test_a_run_of_a_task_is_scored_ten_times(name):
+    """A run of 319 steps had no score before its end."""
+    job = configs.load(name, JobConfig, "task", gaps("task", name))
+    assert job.evaluation.every_in(319) == 31
+
+
 @pytest.mark.parametrize(("page", "text"), EXAMPLES)
 def test_an_example_job_in_the_documentation_loads(page, text, tmp_path):
     path = tmp_path / "job.yaml"
