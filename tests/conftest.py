@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -28,6 +30,19 @@ def pytest_collection_finish() -> None:
     """From here on collect garbage, but never look at what is imported: a sixth of the time."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_rank_is_a_fork_of_a_worker() -> Iterator[None]:
+    """A worker has threads, whose locks a fork may find held for ever; `tandem` is without any."""
+
+    def refuse(rank: Callable[[], int]) -> NoReturn:
+        os.write(2, b"a test started ranks in its own process: use tests.conftest.tandem\n")
+        os._exit(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("commands.training._leave_as_fork", refuse)
+        yield
 
 
 def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
