@@ -3,6 +3,7 @@
 #   make test      lint and the quick tests (with SLURM's where it may be installed)
 #   make test-all  the slow tests too
 #   make lint      ruff, mypy and shellcheck;  make format;  make bench;  make setup
+#   make docs      the pages as a site, in build/site
 #   make roofline  shipped jobs on fake CUDA tensors: faults, kernels, the MFU that they allow
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ DEMO := runs/demo
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-all quick-tests all-tests lint format bench roofline slurm chromium
+.PHONY: setup demo test test-all quick-tests all-tests lint format docs bench roofline slurm chromium
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -105,6 +106,15 @@ lint: $(READY)
 format: $(READY)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# A copy, because the site holds what the pages link to and nothing else of the repository.
+PAGES := build/pages
+docs: $(READY)
+	@rm -rf $(PAGES) build/site && mkdir -p $(PAGES)
+	@cp --parents -r *.md LICENSE docs benchmarks/RESULTS.md configs/*/*.yaml \
+	    trainer/run_folder/metrics.py $(PAGES)
+	@$(BIN)/zensical build --strict
+	@echo "The site is build/site/index.html"
 
 # Takes about an hour. The studies take longer, and go by name: benchmarks/study.py.
 bench: $(DEMO)-data/corpus.json $(DEMO)-halves/corpus.json

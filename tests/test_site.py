@@ -1,0 +1,81 @@
+"""The pages hang together: links, anchors, the site's list of pages, the site itself."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PAGES = [
+    *REPOSITORY.glob("*.md"),
+    *(REPOSITORY / "docs").rglob("*.md"),
+    REPOSITORY / "benchmarks/RESULTS.md",
+]
+LINK = re.compile(r"\]\((?!\w+://|mailto:)([^)#\s]*)#?([^)\s]*)\)")
+TITLE = re.compile(r"^#+ +(.+?) *$", re.M)
+CODE = re.compile(r"^```.*?^```", re.M | re.S)
+
+
+def anchor(title: str) -> str:
+    """The anchor that GitHub and the site give to a title."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    return {anchor(title) for title in TITLE.findall(CODE.sub("", page.read_text()))}
+
+
+def is_broken(page: Path, target: str, fragment: str) -> bool:
+    path = page.parent / target if target else page
+    if not path.is_file():  # the site has no listing of a folder
+        return True
+    return bool(fragment) and (path.suffix != ".md" or fragment not in anchors(path.resolve()))
+
+
+def test_every_link_leads_to_a_file_and_every_anchor_to_a_title():
+    links = [
+        (page, *link) for page in PAGES for link in LINK.findall(CODE.sub("", page.read_text()))
+    ]
+    assert len(links) > 200
+    assert len([fragment for _, _, fragment in links if fragment]) > 20
+    assert [
+        f"{page.relative_to(REPOSITORY)}: {target}#{fragment}"
+        for page, target, fragment in links
+        if is_broken(page, target, fragment)
+    ] == []
+
+
+def test_the_site_lists_every_page():
+    listed = re.findall(
+        r"^ *- (?:[\w ]+: )?(\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.M
+    )
+    assert sorted(listed) == sorted(str(page.relative_to(REPOSITORY)) for page in PAGES)
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("zensical")
+    for name in ("Makefile", "mkdocs.yml", "LICENSE", "docs", "configs", "benchmarks", "trainer"):
+        path = REPOSITORY / name
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / name)
+    for path in REPOSITORY.glob("*.md"):
+        shutil.copy(path, tmp_path)
+    make = ["make", "docs", "READY=", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "build/site"
+    built = {path.relative_to(site).with_suffix(".md").as_posix() for path in site.rglob("*.html")}
+    missing = {str(page.relative_to(REPOSITORY)) for page in PAGES} - built
+    assert missing <= {"README.md", "docs/README.md"}  # these are index.html
+    page = (site / "docs/studies.html").read_text()
+    assert "<table>" in page
+    assert (site / "docs/studies/results/cotraining.svg").exists()
