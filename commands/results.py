@@ -89,7 +89,7 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
     from configs.strict_json import strict_json
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners
-    from trainer.report import student_table
+    from trainer.report.table import student_table
     from trainer.run_folder.folder import RunFolder
 
     results = evaluate_run(SavedLearners(RunFolder.existing(run)), learner)

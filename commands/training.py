@@ -158,7 +158,7 @@ def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None
 
 
 def _announce(folder: Any, results: dict[str, Any]) -> None:
-    from trainer.report import student_table
+    from trainer.report.table import student_table
 
     click.echo(student_table(results))
     click.echo(f"\nReport: {folder.report}")

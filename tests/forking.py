@@ -65,7 +65,7 @@ def _spare_what_no_test_reads() -> None:
     Jobs that tests start as programs do both.
     """
     from trainer.evaluation import final_scores
-    from trainer.report.refreshing import LiveReport
+    from trainer.report.page import LiveReport
 
     final_scores.SPEED_SECONDS = 0.0
     LiveReport.refresh = lambda self: None  # type: ignore[method-assign]

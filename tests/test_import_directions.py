@@ -104,10 +104,7 @@ ROOMS = {
     "trainer/run_folder": "folder metrics metrics_log run_files",
     "trainer/control": "requests requested asking heartbeat run_context",
     "trainer/job_data": "digests task_heads examples batch_plan fit prefetch staging counting feed",
-    "trainer/report": (
-        "document words labels scale colours chart curves results breakdowns savings table page "
-        "refreshing"
-    ),
+    "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
         "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
         "exact_search ranking_metric translating branch_metric"

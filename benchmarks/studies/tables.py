@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.studies.jobs import digest
 from benchmarks.studies.results import SPEED, Result
 from configs.studies import StudyConfig
-from trainer.report.words import short
+from trainer.report.elements import short
 
 COUNTED = ("parameters", SPEED)
 

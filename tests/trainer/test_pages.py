@@ -19,8 +19,8 @@ from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.page import render as render_analysis
 from trainer.analysis.patterns import KEY_SETS, PATTERNS
 from trainer.evaluation.mistakes import LARGEST
+from trainer.report.layout import around_points
 from trainer.report.page import render
-from trainer.report.scale import around_points
 from trainer.run_folder.metrics_log import MetricsLog
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.column import ACCURACY

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from tests.waiting import read, until
-from trainer.report import student_table, write_report
 from trainer.report.chart import curve
 from trainer.report.curves import is_term
-from trainer.report.page import render
-from trainer.report.refreshing import LiveReport
+from trainer.report.page import LiveReport, render, write_report
+from trainer.report.table import student_table
 from trainer.run_folder.metrics_log import MetricsLog
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.column import ACCURACY, LOSS, NUMBER, Column
@@ -419,7 +418,7 @@ def test_a_run_that_ends_does_not_wait_for_its_live_report(make):
 
 KILLED = """
 import os, pathlib, signal, sys
-from trainer.report.refreshing import LiveReport
+from trainer.report.page import LiveReport
 report = LiveReport(pathlib.Path(sys.argv[1]))
 report.refresh()
 print(report._writer.pid, flush=True)

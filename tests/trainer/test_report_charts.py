@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from configs.durations import counted
 from trainer.report.chart import Series
-from trainer.report.labels import around, beside, heights, rows_of_names
-from trainer.report.scale import MOST_POINTS, log_ticks, nice_ticks, padded, thin
-from trainer.report.words import short
+from trainer.report.elements import short
+from trainer.report.layout import (
+    MOST_POINTS,
+    around,
+    beside,
+    free_heights,
+    log_ticks,
+    nice_ticks,
+    padded,
+    rows_of_names,
+    thin,
+)
 
 
 @given(
@@ -66,7 +75,7 @@ shares = st.floats(0, 1)
 def test_labels_of_dots_overlap_nothing(places):
     """There is always room for five names beside their dots."""
     named = [(x, y, "student 25.0%") for x, y in places]
-    found = heights(named)
+    found = free_heights(named)
     names = [beside(x, height, words) for (x, _, words), height in zip(named, found, strict=True)]
     for number, name in enumerate(names):
         assert 0 <= name.top < name.bottom <= 1
@@ -75,7 +84,7 @@ def test_labels_of_dots_overlap_nothing(places):
 
 
 def test_a_name_with_room_stands_beside_its_dot():
-    assert heights([(0.2, 0.3, "a"), (0.5, 0.3, "b"), (0.9, 0.7, "c")]) == [0.3, 0.3, 0.7]
+    assert free_heights([(0.2, 0.3, "a"), (0.5, 0.3, "b"), (0.9, 0.7, "c")]) == [0.3, 0.3, 0.7]
 
 
 @given(st.lists(shares, max_size=12))

@@ -21,7 +21,8 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
-from trainer.report import student_table, write_report
+from trainer.report.page import write_report
+from trainer.report.table import student_table
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.task_metrics import NumberMetric

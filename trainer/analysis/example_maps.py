@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.patterns import PATTERNS
-from trainer.report.labels import shortened
+from trainer.report.layout import shortened
 
 LEVELS = 20  # of a colour
 CELL, LETTER, FONT = 18, 8, 11  # pixels: of a cell's side, a letter's width and height

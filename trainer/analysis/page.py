@@ -21,8 +21,7 @@ from trainer.analysis.words import (
     layer_name,
     written,
 )
-from trainer.report.document import document
-from trainer.report.words import percent
+from trainer.report.elements import document, percent
 from trainer.scoring.column import SHARE
 
 STYLE = Path(__file__).with_name("style.css")

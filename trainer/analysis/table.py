@@ -15,8 +15,8 @@ from trainer.analysis.words import (
     head_name,
     written,
 )
+from trainer.report.elements import percent
 from trainer.report.table import as_text, plain_table
-from trainer.report.words import percent
 
 STRONGEST = 3  # heads that are named of each kind of attention
 

@@ -15,7 +15,7 @@ from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import test_contents
-from trainer.report import write_report
+from trainer.report.page import write_report
 from trainer.run_folder.folder import EXPORTED, RunFolder
 from trainer.run_folder.run_files import read_evaluation
 from trainer.watch.rank_zero import SendHeartbeat

@@ -23,8 +23,7 @@ from trainer.learners.learner import Learner
 from trainer.learners.state import JobState
 from trainer.record.display import Display
 from trainer.record.gauges import Gauges
-from trainer.report import write_report
-from trainer.report.refreshing import LiveReport
+from trainer.report.page import LiveReport, write_report
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics_log import MetricsLog, resume

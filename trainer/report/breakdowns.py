@@ -7,8 +7,7 @@ from html import escape
 from typing import Any
 
 from trainer.report.chart import cloud
-from trainer.report.colours import colour
-from trainer.report.words import percent, plain_name
+from trainer.report.elements import colour, html_row, html_table, percent, plain_name
 from trainer.run_folder.run_files import RunFiles
 
 MOST_CLASSES = 30  # in a matrix
@@ -29,7 +28,7 @@ NOTHING: Breakdown = {
 
 
 def breakdowns_section(run: RunFiles) -> str:
-    """What each task's head gets right and wrong on the validation examples; empty without any."""
+    """The right and wrong predictions of tasks' heads on the validation examples, if any."""
     learners = run.evaluation["learners"] if run.evaluation else {}
     heads: dict[str, dict[str, Breakdown]] = {}
     for name, facts in learners.items():
@@ -41,15 +40,15 @@ def breakdowns_section(run: RunFiles) -> str:
 def _head(run: RunFiles, head: str, learners: Mapping[str, Breakdown]) -> str:
     """The tables in which the learners stand side by side, then the mistakes of each."""
     plots = "".join(
-        cloud(plain_name(name), CLOUD, one["points"], colour(run, name))
-        for name, one in learners.items()
-        if one["points"]
+        cloud(plain_name(name), CLOUD, breakdown["points"], colour(run, name))
+        for name, breakdown in learners.items()
+        if breakdown["points"]
     )
     details = "".join(
         f"<details><summary>{escape(plain_name(name))}: what it gets wrong</summary>"
-        f"{_confusion(one, colour(run, name))}{_wrong(one)}</details>"
-        for name, one in learners.items()
-        if one["wrong"] or one["confusion"]
+        f"{_confusion(breakdown, colour(run, name))}{_wrong(breakdown)}</details>"
+        for name, breakdown in learners.items()
+        if breakdown["wrong"] or breakdown["confusion"]
     )
     tables = (
         _side_by_side(learners, "by_class", "class", BY_CLASS, _scores)
@@ -73,20 +72,18 @@ def _side_by_side(
         rows = {**learner[key], **rows}
     if not rows:
         return ""
-    counts = {name: f"{one['count']:,}" for name, one in rows.items() if "count" in one}
-    those = [name for name, learner in learners.items() if learner[key]]
+    counts = {name: f"{facts['count']:,}" for name, facts in rows.items() if "count" in facts}
+    shown = {name: learner[key] for name, learner in learners.items() if learner[key]}
     cells = (
         [
             name,
             *([counts[name]] if counts else []),
-            *(written(one) if (one := learners[of][key].get(name)) else "" for of in those),
+            *(written(by_row[name]) if by_row.get(name) else "" for by_row in shown.values()),
         ]
         for name in rows
     )
-    headings = [heading, *(["examples"] if counts else []), *map(plain_name, those)]
-    return f"<p>{note}</p>" + _table(
-        headings, ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in cells)
-    )
+    headings = [heading, *(["examples"] if counts else []), *map(plain_name, shown)]
+    return f"<p>{note}</p>{html_table(headings, map(html_row, cells))}"
 
 
 def _scores(scores: Mapping[str, float]) -> str:
@@ -103,10 +100,10 @@ def _confusion(breakdown: Breakdown, colour: int) -> str:
     if not 0 < len(labels) <= MOST_CLASSES:
         return ""
     rows = (
-        f"<td>{escape(label)}</td>{''.join(_cell(count, sum(row), colour) for count in row)}"
+        f"<tr><td>{escape(label)}</td>{''.join(_cell(n, sum(row), colour) for n in row)}</tr>"
         for label, row in zip(labels, counts, strict=True)
     )
-    return _table(["right \\ predicted", *labels], rows, "heads")
+    return html_table(["right \\ predicted", *labels], rows, "heads")
 
 
 def _cell(count: int, total: int, colour: int) -> str:
@@ -121,18 +118,7 @@ def _wrong(breakdown: Breakdown) -> str:
         return ""
     some = f"{len(wrong)} of {count:,}, {breakdown['order'] or 'drawn at random'}"
     shown = f"all {count:,}" if count == len(wrong) else some
-    rows = (
-        "".join(f"<td>{escape(one[key])}</td>" for key in ("text", "label", "predicted"))
-        for one in wrong
-    )
-    table = _table(["example", "right", "predicted"], rows, "wrong")
+    keys = ("text", "label", "predicted")
+    rows = (html_row(example[key] for key in keys) for example in wrong)
+    table = html_table(["example", "right", "predicted"], rows, "wrong")
     return f"<p>Examples: {shown}.</p>{table}"
-
-
-def _table(headings: Any, rows: Any, kind: str = "") -> str:
-    head = "".join(f"<th>{escape(one)}</th>" for one in headings)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )

@@ -16,17 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from trainer.report import labels
-from trainer.report.scale import (
+from trainer.report.elements import percent, short
+from trainer.report.layout import (
+    GAP,
+    LINE,
+    LONGEST_OF_DOT,
+    Box,
     Floats,
     Scale,
     around_points,
+    free_heights,
+    is_before,
     log_ticks,
     nice_ticks,
     padded,
+    rows_of_names,
+    shortened,
     thin,
 )
-from trainer.report.words import percent, short
 
 SIZE = 1000  # width and height in the SVG's own coordinates
 
@@ -43,7 +50,7 @@ class Series:
     values: Floats
 
     def thinned(self) -> Series:
-        """The same curve with no more points than a screen can show."""
+        """This curve with no more points than a screen can show."""
         return Series(self.name, self.colour, *thin(self.steps, self.values))
 
 
@@ -89,7 +96,7 @@ class LineChart:
     @property
     def has_lines(self) -> bool:
         """Whether any curve has two points; one dot is no picture of anything."""
-        return any(len(one.steps) > 1 for one in self.series)
+        return any(len(line.steps) > 1 for line in self.series)
 
 
 @dataclass(frozen=True)
@@ -104,13 +111,13 @@ class Point:
 
 def line_chart(chart: LineChart, axes: Sequence[Axis]) -> str:
     """`chart`, drawn once for each of `axes`; the page shows the one that the reader chooses."""
-    series = [one.thinned() for one in chart.series]
+    series = [line.thinned() for line in chart.series]
     levels = np.array([level.value for level in chart.levels])
-    values = np.concatenate([*(one.values for one in series), levels])
+    values = np.concatenate([*(line.values for line in series), levels])
     low, high = padded(values, from_zero=chart.from_zero)
     y = Scale(high, low)
     plots = "".join(_plot(chart, series, axis, y) for axis in axes)
-    entries = [_legend_entry(one, chart.form) for one in series]
+    entries = [_legend_entry(line, chart.form) for line in series]
     entries += [_legend_level(level, chart.form) for level in chart.levels]
     legend = "".join(entries)
     hover = json.dumps(_hover(chart, series, axes, y), separators=(",", ":"))
@@ -138,15 +145,15 @@ def scatter(
     y = Scale(high, low)
     ticks = nice_ticks(low, high)
     places = [(x(math.log10(point.x)), y(point.y)) for point in points]
-    named_at = _heights_of_names(points, places, [y(one.value) for one in levels])
+    named_at = _heights_of_names(points, places, [y(line.value) for line in levels])
     rules = [_rule(y(tick), "grid") for tick in ticks]
-    rules += [_rule(y(one.value), "level") for one in levels]
+    rules += [_rule(y(line.value), "level") for line in levels]
     inside = [
         _svg([*rules, *map(_leader, points, places, named_at)]),
         *(_y_label(_tick(tick, shares=True), y(tick)) for tick in ticks),
         *(_x_label(form(tick), x(math.log10(tick))) for tick in log_ticks(left, right)),
-        *(_level_label(one.name, y(one.value)) for one in levels),
-        *(_dot(*one, form) for one in zip(points, places, named_at, strict=True)),
+        *(_level_label(line.name, y(line.value)) for line in levels),
+        *(_dot(*dot, form) for dot in zip(points, places, named_at, strict=True)),
     ]
     plot = _frame(title, "", inside, unit)
     return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
@@ -176,9 +183,9 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
     x = Scale(0.0, _right_end(series, axis))
     ticks = nice_ticks(y.end, y.start)
     curves = [
-        f'<path style="--c:var(--c{one.colour})" '
-        f'd="{curve(x.many(axis.of_steps(one.steps)), y.many(one.values))}"/>'
-        for one in series
+        f'<path style="--c:var(--c{line.colour})" '
+        f'd="{curve(x.many(axis.of_steps(line.steps)), y.many(line.values))}"/>'
+        for line in series
     ]
     rules = [_rule(y(tick), "grid") for tick in ticks]
     levels = [_rule(y(level.value), "level") for level in chart.levels]
@@ -188,8 +195,8 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
         *(_x_label(axis.form(tick), x(tick)) for tick in nice_ticks(0, x.end, 5)),
     ]
     named = [(mark, x(_place(axis, mark.step))) for mark in chart.marks if mark.name]
-    rows = labels.rows_of_names([(place, mark.name) for mark, place in named])
-    inside += [_mark(*one, row) for one, row in zip(named, rows, strict=True)]
+    rows = rows_of_names([(place, mark.name) for mark, place in named])
+    inside += [_mark(mark, place, row) for (mark, place), row in zip(named, rows, strict=True)]
     inside += [_stroke(x(_place(axis, mark.step))) for mark in chart.marks if not mark.name]
     above = 1 + max((row for row in rows if row is not None), default=-1)
     return _frame(chart.title, axis.key, inside, axis.unit, above)
@@ -198,19 +205,20 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
 def _hover(
     chart: LineChart, series: Sequence[Series], axes: Sequence[Axis], y: Scale
 ) -> dict[str, Any]:
-    """What the page's script needs to show the values under the pointer."""
+    """The data with which the page's script shows the values under the pointer."""
     return {
         "top": y.start,
         "bottom": y.end,
         "shares": chart.shares,
         "curves": [
-            {"name": one.name, "colour": one.colour, "y": _rounded(one.values)} for one in series
+            {"name": line.name, "colour": line.colour, "y": _rounded(line.values)}
+            for line in series
         ],
         "axes": {
             axis.key: {
                 "unit": axis.unit,
                 "end": _right_end(series, axis),
-                "x": [_rounded(axis.of_steps(one.steps)) for one in series],
+                "x": [_rounded(axis.of_steps(line.steps)) for line in series],
             }
             for axis in axes
         },
@@ -218,7 +226,7 @@ def _hover(
 
 
 def _right_end(series: Sequence[Series], axis: Axis) -> float:
-    ends = [_place(axis, one.steps[-1]) for one in series if len(one.steps)]
+    ends = [_place(axis, line.steps[-1]) for line in series if len(line.steps)]
     return max(ends, default=1.0) or 1.0
 
 
@@ -304,9 +312,9 @@ def _mark(mark: Mark, x: float, row: int | None) -> str:
     """A line at `x`, with its name in a `row` above the plot if there is room for it."""
     if row is None:
         return f'<span class="mark" style="left:{x:.2%};--row:-1"></span>'
-    side = "before" if labels.is_before(x) else "after"
+    side = "before" if is_before(x) else "after"
     place = f"left:{x:.2%};--row:{row}"
-    words = f'<em title="{escape(mark.name)}">{escape(labels.shortened(mark.name))}</em>'
+    words = f'<em title="{escape(mark.name)}">{escape(shortened(mark.name))}</em>'
     return f'<span class="mark {side}" style="{place}">{words}</span>'
 
 
@@ -321,19 +329,19 @@ def _heights_of_names(
         (*place, f"{_name(point)} {percent(point.y)}")
         for point, place in zip(points, places, strict=True)
     ]
-    return labels.heights(named, [labels.Box(0.7, 1.0, y - labels.LINE, y) for y in levels])
+    return free_heights(named, [Box(0.7, 1.0, y - LINE, y) for y in levels])
 
 
 def _name(point: Point) -> str:
-    return labels.shortened(point.name, labels.LONGEST_OF_DOT)
+    return shortened(point.name, LONGEST_OF_DOT)
 
 
 def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
     """A line from a dot to its name, if the name was moved."""
     x, y = place
-    if abs(words_at - y) < labels.LINE:
+    if abs(words_at - y) < LINE:
         return ""
-    end = x + labels.GAP * (-0.5 if labels.is_before(x) else 0.5)
+    end = x + GAP * (-0.5 if is_before(x) else 0.5)
     ends = zip(("x1", "y1", "x2", "y2"), (x, y, end, words_at), strict=True)
     drawn = " ".join(f'{name}="{SIZE * value:.1f}"' for name, value in ends)
     return f'<line class="leader" style="--c:var(--c{point.colour})" {drawn}/>'
@@ -341,7 +349,7 @@ def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
 
 def _dot(point: Point, place: tuple[float, float], words_at: float, form: Formatter) -> str:
     x, y = place
-    side = "before" if labels.is_before(x) else "after"
+    side = "before" if is_before(x) else "after"
     words = f"<b>{escape(_name(point))}</b> {percent(point.y)}"
     style = f"--c:var(--c{point.colour});left:{x:.2%};top:"
     return (

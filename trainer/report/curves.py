@@ -8,9 +8,8 @@ import numpy as np
 
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
-from trainer.report.colours import colour
-from trainer.report.scale import Floats
-from trainer.report.words import percent, plain_name, short
+from trainer.report.elements import colour, percent, plain_name, short
+from trainer.report.layout import Floats
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.column import SHARE
 
@@ -176,14 +175,14 @@ def is_term(column: str) -> bool:
 
 
 def _time(run: RunFiles) -> LineChart:
-    """Each learner's time in a step: its forward and backward passes and its update."""
+    """A chart of the time that a learner's step takes: both passes and the update."""
     curves = {}
     for name in run.learners:
         parts = [run.curve(f"{name}/seconds_{part}") for part in (FORWARD, BACKWARD, STEP)]
-        found = [(steps, seconds) for steps, seconds in parts if len(steps)]
-        if found and len({len(steps) for steps, _ in found}) == 1:
-            total = 1e3 * np.sum([seconds for _, seconds in found], axis=0)
-            curves[name] = (found[0][0], total)
+        timed = [(steps, seconds) for steps, seconds in parts if len(steps)]
+        if timed and len({len(steps) for steps, _ in timed}) == 1:
+            total = 1e3 * np.sum([seconds for _, seconds in timed], axis=0)
+            curves[name] = (timed[0][0], total)
     title, note = "Time of each learner", "Milliseconds per step on rank 0, with communication"
     return LineChart(title, note, _named(run, curves), short, from_zero=True)
 

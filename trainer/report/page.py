@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import time
 from html import escape
 from pathlib import Path
@@ -13,10 +16,9 @@ from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
 from trainer.report.breakdowns import breakdowns_section
 from trainer.report.curves import curves_section
-from trainer.report.document import document
+from trainer.report.elements import document, short
 from trainer.report.results import results_section, setbacks_section
 from trainer.report.savings import savings_section
-from trainer.report.words import short
 from trainer.run_folder.run_files import RunFiles
 
 HERE = Path(__file__).parent
@@ -127,9 +129,10 @@ def _data(run: RunFiles) -> str:
 def _text(run: RunFiles) -> dict[str, str]:
     data = run.config["data"]
     mixture = data.get("mixture") or {}
-    weights = sum(one["weight"] for one in mixture.values())
+    weights = sum(source["weight"] for source in mixture.values())
     sources = [
-        f"{name}: {one['path']}, {one['weight'] / weights:.0%}" for name, one in mixture.items()
+        f"{name}: {source['path']}, {source['weight'] / weights:.0%}"
+        for name, source in mixture.items()
     ]
     return {
         "corpus": "; ".join(sources) or data.get("path", ""),
@@ -163,7 +166,7 @@ def _files_of_examples(run: RunFiles) -> list[str]:
     data = run.config["data"]
     tasks = data.get("tasks") or {}
     if tasks:
-        return [f"{name}: {one['train']}" for name, one in tasks.items()]
+        return [f"{name}: {task['train']}" for name, task in tasks.items()]
     return [data["train"]] if data.get("train") else []
 
 
@@ -179,3 +182,54 @@ def _config(run: RunFiles) -> str:
         "<section><details><summary>Configuration</summary>"
         f"<pre>{escape(run.config_text)}</pre></details></section>"
     )
+
+
+EVERY_SECONDS = 60.0
+# The process ends with its rank, even if that is killed (prctl(2): PR_SET_PDEATHSIG).
+_PROGRAM = """
+import ctypes, os, pathlib, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[3]):
+    sys.exit()
+os.nice(19)
+sys.path.insert(0, sys.argv[2])
+from trainer.report.page import write_report
+write_report(pathlib.Path(sys.argv[1]), live=True)
+"""
+
+
+class LiveReport:
+    """The ``report.html`` of a run in progress."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder
+        self._writer: subprocess.Popen[bytes] | None = None
+        self._since = float("-inf")
+
+    def refresh(self) -> None:
+        """Rewrite it, unless that was done a moment ago or is still in progress."""
+        now = time.monotonic()
+        busy = self._writer is not None and self._writer.poll() is None
+        if busy or now - self._since < EVERY_SECONDS:
+            return
+        self._since = now
+        code = str(Path(__file__).parents[2])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with contextlib.suppress(OSError):  # no memory or process for it: try again next time
+            self._writer = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(self._folder), code, str(os.getpid())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # an error must not spoil the display
+            )
+
+    def close(self) -> None:
+        """End the writer, so that it does not overwrite the final report.
+
+        On a busy machine its low priority may keep it from finishing for minutes, and the run has
+        to save and end before its time limit.
+        """
+        if self._writer is not None:
+            self._writer.kill()
+            self._writer.wait()

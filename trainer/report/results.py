@@ -7,9 +7,10 @@ from html import escape
 from typing import Any
 
 from trainer.report.chart import Level, Point, scatter
-from trainer.report.colours import colour
-from trainer.report.words import (
+from trainer.report.elements import (
     NO_RETENTION,
+    colour,
+    html_table,
     percent,
     plain_name,
     retention_of,
@@ -71,12 +72,10 @@ def results_section(run: RunFiles) -> str:
 
 def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     columns, learners = columns_of(evaluation), evaluation["learners"]
-    names = ["parameters", *(column.heading for column in columns), *SIZES_AND_SPEED]
-    headings = "".join(f"<th>{escape(name)}</th>" for name in names)
-    rows = "".join(
-        _row(name, facts, columns, colour(run, name)) for name, facts in learners.items()
-    )
-    baseline = "".join(f"<td>{score_of(evaluation['unigram'], one)}</td>" for one in columns)
+    scores = [column.heading for column in columns]
+    headings = ["learner", "parameters", *scores, *SIZES_AND_SPEED]
+    rows = [_row(name, facts, columns, colour(run, name)) for name, facts in learners.items()]
+    baseline = "".join(f"<td>{score_of(evaluation['unigram'], column)}</td>" for column in columns)
     exports = "".join(
         f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code>"
         f"{escape(', ' + facts['export_format']) if 'export_format' in facts else ''}</li>"
@@ -84,12 +83,11 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
         if "export" in facts
     )
     nothing = "<td></td>" * len(SIZES_AND_SPEED)
-    unigram = f'<tr class="unigram"><td>unigram</td><td></td>{baseline}{nothing}</tr>'
+    if evaluation["unigram"]:
+        rows.append(f'<tr class="unigram"><td>unigram</td><td></td>{baseline}{nothing}</tr>')
     legend = (OF_TEXT if evaluation["unigram"] else OF_A_TASK) + OF_ALL
     return (
-        f'<div class="scroll"><table><thead><tr><th>learner</th>{headings}</tr></thead><tbody>'
-        f"{rows}{unigram if evaluation['unigram'] else ''}</tbody></table>"
-        f"</div><div><p>{legend}</p>{'<p>Exports:</p>' if exports else ''}"
+        f"{html_table(headings, rows)}<div><p>{legend}</p>{'<p>Exports:</p>' if exports else ''}"
         f"<ul>{exports}</ul></div>"
     )
 

@@ -1,4 +1,4 @@
-"""What one joint job saves: the cost of each learner here, and in separate jobs.
+"""The savings of a joint job: the cost of each learner here, and in separate jobs.
 
 In the usual recipe the teacher is pre-trained alone. Each student then has a job of its own, which
 also pays for the forward passes of the finished teacher. Nothing else that students share, such as
@@ -18,7 +18,7 @@ import numpy as np
 from configs.durations import duration
 from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.measure.parts import BACKWARD, FORWARD, STEP
-from trainer.report.words import percent, plain_name, short
+from trainer.report.elements import html_table, percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 
 TIMED = (
@@ -30,7 +30,7 @@ COUNTED = "No step of this run was timed: these are the FLOPs of the models' mat
 
 @dataclass(frozen=True)
 class Cost:
-    """What a learner costs in this job and separately, in seconds or in FLOPs."""
+    """The cost of a learner in this job and separately, in seconds or in FLOPs."""
 
     learner: str
     here: float
@@ -42,27 +42,25 @@ class StepCosts:
     """The cost of one step in seconds, or in FLOPs where nothing was timed."""
 
     timed: bool
-    own: dict[str, float]  # by learner, while it is trained: forward, backward and update
+    trained: dict[str, float]  # by learner, while it is trained: forward, backward and update
     teaching: dict[str, float]  # by teacher: a forward pass of one that is not trained
     reading: dict[str, dict[str, float]]  # by student: the forward of each teacher that it reads
 
 
 def savings_section(run: RunFiles) -> str:
     """The costs side by side; empty until there are results, and where nothing is saved."""
-    found = step_costs(run)
-    if found is None:
+    step = step_costs(run)
+    if step is None:
         return ""
-    learners = costs(run, found)
-    if all(one.here >= one.separately for one in learners):
+    learners = costs(run, step)
+    if all(cost.here >= cost.separately for cost in learners):
         return ""
-    total = Cost("", sum(one.here for one in learners), sum(one.separately for one in learners))
-    rows = "".join(_row(plain_name(one.learner), one, found.timed) for one in learners)
-    return (
-        '<section class="savings"><h2>Cost</h2><div class="scroll"><table><thead><tr>'
-        "<th>learner</th><th>in this job</th><th>separately</th><th>saved</th></tr></thead>"
-        f"<tbody>{rows}{_row('together', total, found.timed)}</tbody></table></div>"
-        f"<p>{_separately(run)} {TIMED if found.timed else COUNTED}</p></section>"
-    )
+    total = Cost("", sum(cost.here for cost in learners), sum(cost.separately for cost in learners))
+    rows = [_row(plain_name(cost.learner), cost, step.timed) for cost in learners]
+    rows.append(_row("together", total, step.timed))
+    table = html_table(("learner", "in this job", "separately", "saved"), rows)
+    note = f"<p>{_separately(run)} {TIMED if step.timed else COUNTED}</p>"
+    return f'<section class="savings"><h2>Cost</h2>{table}{note}</section>'
 
 
 def step_costs(run: RunFiles) -> StepCosts | None:
@@ -84,9 +82,11 @@ def step_costs(run: RunFiles) -> StepCosts | None:
         for student, read in _read(learners, students, teachers).items()
     }
     if all(beside.values()):
-        trained = {name: _rows(run, name, BACKWARD) for name in names}
-        own = {name: _median(rows, name, FORWARD, BACKWARD, STEP) for name, rows in trained.items()}
-        return StepCosts(True, own, {name: _teaching(run, name) for name in teachers}, reading)
+        rows_of = {name: _rows(run, name, BACKWARD) for name in names}
+        trained = {
+            name: _median(rows, name, FORWARD, BACKWARD, STEP) for name, rows in rows_of.items()
+        }
+        return StepCosts(True, trained, {name: _teaching(run, name) for name in teachers}, reading)
     tokens = run.last["tokens"] / max(1, run.last["step"])
     flops = {name: tokens * learners[name].get("flops_per_token", 0.0) for name in names}
     if not all(flops.values()):
@@ -114,14 +114,14 @@ def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
     those that read it share the cost of that pass equally.
     """
     assert run.evaluation is not None
-    steps = {name: _steps(name, run.evaluation) for name in step.own}
+    steps = {name: _steps(name, run.evaluation) for name in step.trained}
     shares = dict.fromkeys(step.reading, 0.0)
-    found = []
-    for name in filter(is_teacher, step.own):
+    by_learner = []
+    for name in filter(is_teacher, step.trained):
         is_trained = name == TEACHER and not _is_frozen(run)
         last = steps[name].stop if is_trained else 0
         if is_trained:
-            found.append(Cost(name, last * step.own[name], last * step.own[name]))
+            by_learner.append(Cost(name, last * step.trained[name], last * step.trained[name]))
         readers = [student for student, teachers in step.reading.items() if name in teachers]
         count = np.zeros(run.evaluation["step"])
         for student in readers:
@@ -130,10 +130,11 @@ def costs(run: RunFiles, step: StepCosts) -> list[Cost]:
             sharing = count[slice(max(last, steps[student].start), steps[student].stop)]
             shares[student] += step.teaching[name] * float((1 / sharing).sum())
     for name, reading in step.reading.items():
-        own, trained = step.own[name], steps[name].stop - steps[name].start
-        separately = trained * (own + sum(reading.values()))
-        found.append(Cost(name, trained * own + shares[name], separately))
-    return found
+        count_of_steps = steps[name].stop - steps[name].start
+        training = count_of_steps * step.trained[name]
+        teaching = count_of_steps * sum(reading.values())
+        by_learner.append(Cost(name, training + shares[name], training + teaching))
+    return by_learner
 
 
 def _is_frozen(run: RunFiles) -> bool:
@@ -152,7 +153,7 @@ def _is_stored(run: RunFiles) -> bool:
 
 
 def _separately(run: RunFiles) -> str:
-    """What is compared with this job."""
+    """A sentence about the separate jobs with which this one is compared."""
     first = "" if _is_frozen(run) else "the teacher trained alone, then "
     shared = (
         "Here a finished teacher runs once a step; the students that read it share that cost."

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainer.report.words import (
+from trainer.report.elements import (
     NO_RETENTION,
     percent,
     plain_name,
@@ -58,9 +58,9 @@ def model_table(results: dict[str, Any]) -> str:
     parts = [as_text(table)]
     if by_name := (results["breakdown"] or {}).get("by_class"):
         by_class = plain_table("class", "examples", "precision", "recall", "F1")
-        for name, one in by_name.items():
-            shares = (percent(one[key]) for key in ("precision", "recall", "f1"))
-            by_class.add_row(name, f"{one['count']:,}", *shares)
+        for name, scores_of_class in by_name.items():
+            shares = (percent(scores_of_class[key]) for key in ("precision", "recall", "f1"))
+            by_class.add_row(name, f"{scores_of_class['count']:,}", *shares)
         parts.append(as_text(by_class))
     return "\n\n".join([*parts, f"scores: of {results['head']}, on {results['file']}"])
 

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from trainer.evaluation.minimal_pairs import CHANCE, PairScores
 from trainer.report.chart import Level, Point, scatter
-from trainer.report.colours import COLOURS
-from trainer.report.document import document
+from trainer.report.elements import COLOURS, document, html_row, html_table, percent, short
 from trainer.report.table import as_text, plain_table
-from trainer.report.words import percent, short
 from trainer.scoring.column import Column
 from trainer.suites.results import ModelResults, TaskScore
 
@@ -36,8 +34,8 @@ def comparison_table(models: Models) -> str:
 def write_comparison(path: Path, title: str, about: str, models: Models) -> None:
     """Write the table as a self-contained page, with one by phenomenon for minimal pairs."""
     folders = "".join(
-        f"<li>{escape(name)}: <code>{escape(one.folder)}</code></li>"
-        for name, one in models.items()
+        f"<li>{escape(name)}: <code>{escape(model.folder)}</code></li>"
+        for name, model in models.items()
     )
     notes = "".join(f"<p>{escape(line)}</p>" for line in _legend(models))
     scores = _all_scores(models)
@@ -53,28 +51,24 @@ def write_comparison(path: Path, title: str, about: str, models: Models) -> None
 def _section(title: str, cells: Sequence[Sequence[str]], below: str = "") -> str:
     """A table of the page, whose first row holds the headings, and the content below it."""
     headings, *rows = cells
-    head = "".join(f"<th>{escape(one)}</th>" for one in headings)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return (
-        f'<section class="results"><h2>{escape(title)}</h2><div class="scroll"><table><thead>'
-        f"<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}</section>"
-    )
+    table = html_table(headings, map(html_row, rows))
+    return f'<section class="results"><h2>{escape(title)}</h2>{table}{below}</section>'
 
 
 def _pictures(models: Models) -> str:
     """Size against the mean score, and against the accuracy on minimal pairs."""
     reference = next(iter(models.values()))
-    means = {name: one.mean for name, one in models.items()}
+    means = {name: model.mean for name, model in models.items()}
     charts = [_picture(models, "Size against quality", "The mean of the tasks' scores", means)]
     for task, score in reference.tasks.items():
         if score.pairs is not None:
-            found = {
-                name: one.tasks[task].mean for name, one in models.items() if task in one.tasks
+            accuracies = {
+                name: model.tasks[task].mean
+                for name, model in models.items()
+                if task in model.tasks
             }
             note = "The accuracy on minimal pairs"
-            charts.append(_picture(models, f"Size against {task}", note, found, CHANCE))
+            charts.append(_picture(models, f"Size against {task}", note, accuracies, CHANCE))
     pictures = "".join(charts)
     return f'<section><div class="grid">{pictures}</div></section>' if pictures else ""
 
@@ -88,9 +82,9 @@ def _picture(
 ) -> str:
     """A dot for each model that has a score; empty with fewer than two."""
     points = [
-        Point(name, number % COLOURS, one.parameters, score)
-        for number, (name, one) in enumerate(models.items())
-        if (score := scores.get(name)) is not None and one.parameters
+        Point(name, number % COLOURS, model.parameters, score)
+        for number, (name, model) in enumerate(models.items())
+        if (score := scores.get(name)) is not None and model.parameters
     ]
     if len(points) < 2:
         return ""
@@ -103,9 +97,13 @@ def _all_scores(models: Models) -> list[list[str]]:
     """The headings, and a row for each score of each task."""
     reference = next(iter(models.values()))
     rows = [
-        [task, one.column.heading, *(_other(each, task, one.column) for each in models.values())]
+        [
+            task,
+            part.column.heading,
+            *(_other(model, task, part.column) for model in models.values()),
+        ]
         for task, score in reference.tasks.items()
-        for one in score.all_scores
+        for part in score.all_scores
     ]
     return [["task", "score", *models], *rows]
 
@@ -121,10 +119,12 @@ def _pairs(models: Models) -> str:
     for task, score in next(iter(models.values())).tasks.items():
         if score.pairs is None:
             continue
-        known = {name: one.tasks[task].pairs for name, one in models.items() if task in one.tasks}
-        found = {name: pairs for name, pairs in known.items() if pairs is not None}
-        sections.append(_section(f"{task} by phenomenon", _phenomenon_cells(found)))
-        sections.append(_section(f"{task} by paradigm", _paradigm_cells(found)))
+        by_model = {
+            name: model.tasks[task].pairs for name, model in models.items() if task in model.tasks
+        }
+        scored = {name: pairs for name, pairs in by_model.items() if pairs is not None}
+        sections.append(_section(f"{task} by phenomenon", _phenomenon_cells(scored)))
+        sections.append(_section(f"{task} by paradigm", _paradigm_cells(scored)))
     return "".join(sections)
 
 
@@ -135,10 +135,14 @@ def _phenomenon_cells(scores: Mapping[str, PairScores]) -> list[list[str]]:
     for part in reference.by_paradigm:
         counts[part.phenomenon] += part.pairs
     rows = [
-        [name, f"{counts[name]:,}", *(percent(one.by_phenomenon[name]) for one in scores.values())]
+        [
+            name,
+            f"{counts[name]:,}",
+            *(percent(pairs.by_phenomenon[name]) for pairs in scores.values()),
+        ]
         for name in reference.by_phenomenon
     ]
-    total = ["all", f"{reference.pairs:,}", *(percent(one.accuracy) for one in scores.values())]
+    total = ["all", f"{reference.pairs:,}", *(percent(pairs.accuracy) for pairs in scores.values())]
     chance = ["chance", "", *(percent(CHANCE) for _ in scores)]
     return [["phenomenon", "pairs", *scores], *rows, total, chance]
 
@@ -151,7 +155,7 @@ def _paradigm_cells(scores: Mapping[str, PairScores]) -> list[list[str]]:
             part.paradigm,
             part.phenomenon,
             f"{part.pairs:,}",
-            *(percent(one.by_paradigm[number].accuracy) for one in scores.values()),
+            *(percent(pairs.by_paradigm[number].accuracy) for pairs in scores.values()),
         ]
         for number, part in enumerate(reference.by_paradigm)
     ]
@@ -162,18 +166,18 @@ def _cells(models: Models) -> list[list[str]]:
     """The headings, and a row for each model."""
     reference = next(iter(models.values()))
     headings = ["model", "parameters", *reference.tasks, "mean", "retention", "examples/s"]
-    return [headings, *(_row(name, one, reference) for name, one in models.items())]
+    return [headings, *(_row(name, model, reference) for name, model in models.items())]
 
 
-def _row(name: str, one: ModelResults, reference: ModelResults) -> list[str]:
-    retention = None if one is reference else one.retention(reference)
+def _row(name: str, model: ModelResults, reference: ModelResults) -> list[str]:
+    retention = None if model is reference else model.retention(reference)
     return [
         name,
-        short(one.parameters),
-        *(_score(one.tasks.get(task)) for task in reference.tasks),
-        "" if one.mean is None else percent(one.mean),
+        short(model.parameters),
+        *(_score(model.tasks.get(task)) for task in reference.tasks),
+        "" if model.mean is None else percent(model.mean),
         "" if retention is None else percent(retention),
-        "" if one.examples_per_second is None else short(one.examples_per_second),
+        "" if model.examples_per_second is None else short(model.examples_per_second),
     ]
 
 
@@ -190,7 +194,7 @@ def _score(score: TaskScore | None) -> str:
 
 def _legend(models: Models) -> list[str]:
     reference_name, reference = next(iter(models.items()))
-    scores = ", ".join(f"{task} {one.column.heading}" for task, one in reference.tasks.items())
+    scores = ", ".join(f"{task} {score.column.heading}" for task, score in reference.tasks.items())
     return [
         f"Scores: {scores}; with several seeds, mean ± standard deviation.",
         f"Retention: the share of {reference_name}'s score, the mean over the tasks. Minimal pairs "

@@ -32,7 +32,7 @@ class TaskScore:
 
     @property
     def all_scores(self) -> list[TaskScore]:
-        """Each score of the task by itself, the primary one among them."""
+        """A score for each column of `others`, the primary one among them."""
         return [TaskScore(column, by_seed) for column, by_seed in self.others.items()]
 
     @property
@@ -64,7 +64,9 @@ class ModelResults:
     @property
     def examples_per_second(self) -> float | None:
         """Throughput over all fine-tuned tasks, each with equally many examples."""
-        speeds = [one.examples_per_second for one in self.tasks.values() if one.examples_per_second]
+        speeds = [
+            score.examples_per_second for score in self.tasks.values() if score.examples_per_second
+        ]
         return statistics.harmonic_mean(speeds) if speeds else None
 
     @property
@@ -75,31 +77,31 @@ class ModelResults:
         models are then over the same tasks.
         """
         tasks = self._fine_tuned.values()
-        return _mean([one.mean for one in tasks if one.column.higher_is_better])
+        return _mean([score.mean for score in tasks if score.column.higher_is_better])
 
     def retention(self, reference: ModelResults) -> float | None:
         """The retention of the reference's score, averaged over the tasks in which it has one."""
-        known = (name for name, one in reference._fine_tuned.items() if one.retention(one))
+        known = (name for name, score in reference._fine_tuned.items() if score.retention(score))
         return _mean([self.tasks[name].retention(reference.tasks[name]) for name in known])
 
     @property
     def _fine_tuned(self) -> dict[str, TaskScore]:
-        return {name: one for name, one in self.tasks.items() if one.pairs is None}
+        return {name: score for name, score in self.tasks.items() if score.pairs is None}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """The mean; None where there is no value, or one is undefined."""
-    known = [one for one in values if one is not None]
+    known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
     """The primary metric of one task's runs, from their ``evaluation.json`` by seed."""
     column = primary_of(next(iter(evaluations.values())))
-    learners = {seed: one["learners"][FINE_TUNED] for seed, one in evaluations.items()}
+    learners = {seed: facts["learners"][FINE_TUNED] for seed, facts in evaluations.items()}
     others = {
-        one: {seed: facts[one.name] for seed, facts in learners.items() if _has(facts, one)}
-        for one in columns_of(next(iter(evaluations.values())))
+        other: {seed: facts[other.name] for seed, facts in learners.items() if _has(facts, other)}
+        for other in columns_of(next(iter(evaluations.values())))
     }
     speeds = [facts["sequences_per_second"] for facts in learners.values()]
     return TaskScore(
@@ -130,21 +132,22 @@ def to_json(models: Mapping[str, ModelResults]) -> dict[str, Any]:
     reference = next(iter(models.values()))
     return {
         name: {
-            "folder": one.folder,
-            "parameters": one.parameters,
-            "mean": one.mean,
-            "retention": one.retention(reference),
-            "examples_per_second": one.examples_per_second,
+            "folder": model.folder,
+            "parameters": model.parameters,
+            "mean": model.mean,
+            "retention": model.retention(reference),
+            "examples_per_second": model.examples_per_second,
             "tasks": {
-                task: _task_json(score, reference.tasks[task]) for task, score in one.tasks.items()
+                task: _task_json(score, reference.tasks[task])
+                for task, score in model.tasks.items()
             },
         }
-        for name, one in models.items()
+        for name, model in models.items()
     }
 
 
 def _task_json(score: TaskScore, reference: TaskScore) -> dict[str, Any]:
-    found = {
+    facts = {
         "metric": score.column.name,
         "mean": score.mean,
         "deviation": score.deviation,
@@ -154,14 +157,14 @@ def _task_json(score: TaskScore, reference: TaskScore) -> dict[str, Any]:
         "steps": {str(seed): dict(counts) for seed, counts in score.steps.items()},
     }
     if score.pairs is not None:
-        return {**found, **dataclasses.asdict(score.pairs), "chance": CHANCE}
+        return {**facts, **dataclasses.asdict(score.pairs), "chance": CHANCE}
     scores = {
-        one.column.name: {
-            "heading": one.column.heading,
-            "mean": one.mean,
-            "deviation": one.deviation,
-            "by_seed": dict(one.by_seed),
+        part.column.name: {
+            "heading": part.column.heading,
+            "mean": part.mean,
+            "deviation": part.deviation,
+            "by_seed": dict(part.by_seed),
         }
-        for one in score.all_scores
+        for part in score.all_scores
     }
-    return {**found, "scores": scores}
+    return {**facts, "scores": scores}

@@ -1,13 +1,22 @@
-"""Numbers and names, formatted for reading."""
+"""The elements of every page and table: numbers and names in words, colours, HTML, the frame."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from trainer.learner_names import TEACHER
+from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.column import Column
+
+STYLE = Path(__file__).with_name("style.css")
+COLOURS = 8  # in the style sheet: --c0 to --c7
+NOT_TRAINED = "not trained"
+MOST_RETENTION = 2.0  # above it the teacher has hardly learnt, and a percentage says nothing
+NO_RETENTION = f"empty above {MOST_RETENTION:.0%}, since such a teacher has hardly learnt"
 
 
 def short(number: float) -> str:
@@ -19,11 +28,6 @@ def short(number: float) -> str:
         if size >= max(0.9995 * unit, 9999.5):
             return f"{_digits(number / unit)}{suffix}"
     return f"{number:,.0f}" if size >= 1000 or number == round(number) else _digits(number)
-
-
-NOT_TRAINED = "not trained"
-MOST_RETENTION = 2.0  # above it the teacher has hardly learnt, and a percentage says nothing
-NO_RETENTION = f"empty above {MOST_RETENTION:.0%}, since such a teacher has hardly learnt"
 
 
 def percent(share: float) -> str:
@@ -66,3 +70,34 @@ def _digits(number: float) -> str:
         return f"{number:.2e}"
     text = f"{number:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def colour(run: RunFiles, learner: str) -> int:
+    """The number of a learner's colour, the same on the whole page."""
+    return run.learners.index(learner) % COLOURS
+
+
+def html_row(cells: Iterable[str]) -> str:
+    """A row of a table, from the text of its cells."""
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def html_table(headings: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
+    """A table that scrolls on a narrow screen; `rows` are its <tr>s, `kind` is its class."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def document(title: str, body: str, *, head: str = "", style: str = "", script: str = "") -> str:
+    """A page: `body` is what stands in its main part; `head`, `style` and `script` are added."""
+    scripts = f"\n<script>\n{script}</script>" if script else ""
+    styles = STYLE.read_text(encoding="utf-8") + style
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{head}<title>{escape(title)}</title><style>\n{styles}</style></head>\n"
+        f"<body><main>{body}</main>{scripts}</body></html>\n"
+    )
