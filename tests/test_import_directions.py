@@ -41,7 +41,7 @@ ROOMS = {
         "tokenizer rules comparison training unigram word_table word_rules word_encoding"
     ),
     "data_pipeline/packing": "kinds sequences pairs",
-    "data_pipeline/order": "epoch block_cursors slots mixing",
+    "data_pipeline/order": "epoch slots",
     "data_pipeline/masking": "config words masker torch_masker",
     "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
     "data_pipeline/examples": (

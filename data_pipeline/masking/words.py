@@ -43,16 +43,16 @@ def choose_words(
     [R, L] all tokens of words. At most `budget` [R] tokens are chosen in a row. N-grams have 1 to
     `longest` words.
     """
-    found = find_words(starts, maskable, margin=longest)
-    order = visiting_order(keys, found)
+    words = find_words(starts, maskable, margin=longest)
+    order = visiting_order(keys, words)
     if longest == 1:
-        taken = _greedy(found.sizes, order, budget)
+        taken = _greedy(words.sizes, order, budget)
     else:
-        taken = _greedy_ngrams(found, order, NgramLengths(keys, found, longest), budget)
+        taken = _greedy_ngrams(words, order, NgramLengths(keys, words, longest), budget)
     chosen = np.flatnonzero(taken)
-    sizes = found.sizes.take(chosen)
+    sizes = words.sizes.take(chosen)
     # A token's column is its word's first column and the number of tokens since.
-    begins = found.columns.take(chosen) - np.cumsum(sizes) + sizes
+    begins = words.columns.take(chosen) - np.cumsum(sizes) + sizes
     rows = np.repeat(chosen // taken.shape[1], sizes)
     return rows, np.repeat(begins, sizes) + np.arange(len(rows))
 
@@ -72,17 +72,17 @@ def find_words(starts: NDArray[np.bool_], maskable: NDArray[np.bool_], margin: i
     is_start = starts.ravel().take(boundaries)
     counts = starts.sum(axis=1)
     width = max(1, int(counts.max(initial=0)))
-    there = np.arange(width + margin) < counts[:, None]
-    table = np.zeros((2, *there.shape), np.int32)
-    table[0][there] = boundaries[is_start]
-    table[0] -= there * np.arange(0, rows * length, length, dtype=np.int32)[:, None]
-    table[1][there] = sizes[is_start]
+    is_word = np.arange(width + margin) < counts[:, None]
+    table = np.zeros((2, *is_word.shape), np.int32)
+    table[0][is_word] = boundaries[is_start]
+    table[0] -= is_word * np.arange(0, rows * length, length, dtype=np.int32)[:, None]
+    table[1][is_word] = sizes[is_start]
     return Words(table[0], table[1], width)
 
 
-def visiting_order(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
+def visiting_order(keys: NDArray[np.uint64], words: Words) -> NDArray[np.int32]:
     """The word numbers of each row in random order, padding last: [R, W]."""
-    width = found.width
+    width = words.width
     numbers = np.arange(width, dtype=np.uint32)
     # The word's number replaces the low bits, so that sorting also yields it and no ties occur.
     bits = np.uint32((1 << (width - 1).bit_length()) - 1)
@@ -90,7 +90,7 @@ def visiting_order(keys: NDArray[np.uint64], found: Words) -> NDArray[np.int32]:
     draw >>= np.uint32(1)
     draw &= ~bits
     draw |= numbers
-    draw[found.sizes[:, :width] == 0] |= np.uint32(1 << 31)
+    draw[words.sizes[:, :width] == 0] |= np.uint32(1 << 31)
     draw.sort(axis=1)
     draw &= bits
     return draw.view(np.int32)
@@ -103,14 +103,14 @@ class NgramLengths:
     for the words that are asked for: most words of a row are never visited.
     """
 
-    def __init__(self, keys: NDArray[np.uint64], found: Words, longest: int) -> None:
-        """`keys` [R] seed the draws; `found` has a margin of `longest`."""
+    def __init__(self, keys: NDArray[np.uint64], words: Words, longest: int) -> None:
+        """`keys` [R] seed the draws; `words` has a margin of `longest`."""
         self.longest = longest
         self._keys = array_keys(MaskDraw.NGRAM, keys.view(np.int64))
-        self._is_word = found.sizes > 0
-        self._follows = np.zeros(found.sizes.shape, bool)  # the word before it, without a gap
-        ends = found.columns[:, :-1] + found.sizes[:, :-1]
-        np.equal(found.columns[:, 1:], ends, out=self._follows[:, 1:])
+        self._is_word = words.sizes > 0
+        self._follows = np.zeros(words.sizes.shape, bool)  # the word before it, without a gap
+        ends = words.columns[:, :-1] + words.sizes[:, :-1]
+        np.equal(words.columns[:, 1:], ends, out=self._follows[:, 1:])
         self._follows &= self._is_word
         shares = np.cumsum(1.0 / np.arange(1, longest + 1))
         # [n - 1, words there are]: an n-gram has more than n words from this draw on.
@@ -162,21 +162,21 @@ def _greedy(
 
 
 def _greedy_ngrams(
-    found: Words,
+    words: Words,
     order: NDArray[np.int32],
     lengths: NgramLengths,
     budget: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """The words [R, S] that are taken when n-grams of `lengths` are visited in `order`."""
-    rows, stride = found.sizes.shape
-    few = min(found.width, int(budget.max(initial=0)) + 8)  # nearly always enough visits
+    rows, stride = words.sizes.shape
+    few = min(words.width, int(budget.max(initial=0)) + 8)  # nearly always enough visits
     first, row = order[:, :few], np.arange(rows)
     n = lengths.at(row, first)
     free = _non_overlapping(first, n, lengths.longest)
     # The budget changes no visit before the first n-gram that exceeds it.
     place = row[:, None] * stride + first
-    ends = found.columns + found.sizes
-    cost = ends.take(place + np.maximum(n, 1) - 1) - found.columns.take(place)
+    ends = words.columns + words.sizes
+    cost = ends.take(place + np.maximum(n, 1) - 1) - words.columns.take(place)
     spent = np.zeros((rows, few + 1), np.int32)
     np.cumsum(cost * free, axis=1, out=spent[:, 1:])
     curbed = spent[:, :-1] + cost > budget[:, None]
@@ -186,7 +186,7 @@ def _greedy_ngrams(
     for more in range(lengths.longest):
         taken.put(place[free & (n > more)] + more, True)
     left = budget - spent[row, made]
-    _VisitState(found, ends, order, n, lengths, taken, made, left).finish()
+    _VisitState(words, ends, order, n, lengths, taken, made, left).finish()
     return taken
 
 
@@ -221,9 +221,9 @@ def _non_overlapping(
         for by, touches in zip(near, touching, strict=True):
             _clear(open_[:, by:], touches & now[:, :-by])
             _clear(open_[:, :-by], touches & now[:, by:])
-    found = np.empty_like(accepted)
-    found.put(place, accepted)
-    return found
+    taken = np.empty_like(accepted)
+    taken.put(place, accepted)
+    return taken
 
 
 def _clear(flags: NDArray[np.bool_], where: NDArray[np.bool_]) -> None:
@@ -235,7 +235,7 @@ def _clear(flags: NDArray[np.bool_], where: NDArray[np.bool_]) -> None:
 class _VisitState:
     """The progress of the visits in R rows; the last three fields are updated in place."""
 
-    found: Words
+    words: Words
     ends: NDArray[np.int32]  # [R, S] the column after each word
     order: NDArray[np.int32]  # [R, W] word of each visit
     drawn: NDArray[np.int32]  # [R, V] lengths at the first visits
@@ -254,12 +254,12 @@ class _VisitState:
             visit += self._idle(rows, visit, left)
             self.made[rows] = visit + 1
             if visit.max() >= width:
-                there = visit < width
-                rows, visit, left = rows[there], visit[there], left[there]
+                remaining = visit < width
+                rows, visit, left = rows[remaining], visit[remaining], left[remaining]
             word = self.order.take(rows * width + visit)[:, None]
             place = (rows * stride)[:, None] + word + numbers
             # The tokens of n-grams of 1, 2, ... words.
-            cost = self.ends.take(place) - self.found.columns.take(place[:, :1])
+            cost = self.ends.take(place) - self.words.columns.take(place[:, :1])
             longest = self._lengths(rows, visit, word)
             n = ((numbers < longest) & (cost <= left[:, None])).sum(axis=1)
             disturbed = self.taken.take(place)
@@ -290,6 +290,6 @@ class _VisitState:
         word = self.order.take((rows * width)[:, None] + np.minimum(visit, width - 1))
         place = (rows * stride)[:, None] + word
         idle = self.taken.take(place)
-        idle |= self.found.sizes.take(place) > left[:, None]
+        idle |= self.words.sizes.take(place) > left[:, None]
         idle &= visit < width
         return np.where(idle.all(axis=1), LOOKAHEAD, idle.argmin(axis=1))

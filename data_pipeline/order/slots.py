@@ -1,4 +1,4 @@
-"""Which sample each row of each step reads: positions in the shuffled order of an epoch.
+"""The sample that each row of each step reads: its position in an epoch's shuffled order.
 
 The rows of all steps are numbered consecutively; such a number is a slot. Epoch e of N samples
 covers the slots from e * N up to (e + 1) * N. So a batch may straddle two epochs.
@@ -14,17 +14,22 @@ is a bijection on range(N).
 When the batch size changes inside an epoch, some positions are not read yet. They are divided in
 the same way among the new number of rows. So every position is still read exactly once. Nothing
 here depends on the world size.
+
+A mixture assigns the rows of the global batch to its corpora once, by their weights. Each
+corpus then has its own lanes, epochs and order, as if the batch had only its rows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from data_pipeline.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class BatchSizes:
 
     @classmethod
     def constant(cls, size: int) -> BatchSizes:
-        """The same size at every step."""
+        """Batch sizes that never change."""
         return cls((0,), (size,))
 
     @classmethod
@@ -99,13 +104,13 @@ class Slots:
                 del self._epochs[next(iter(self._epochs))]
         change = self._changes[bisect_right(self._sizes.starts, step) - 1]
         first = max(change - epoch * self._total, 0)
-        return next(one for one in self._epochs[epoch] if one.first == first)
+        return next(section for section in self._epochs[epoch] if section.first == first)
 
     def _sections(self, epoch: int) -> list[_Section]:
         begin, end = epoch * self._total, (epoch + 1) * self._total
         now = bisect_right(self._changes, begin) - 1
-        whole = np.zeros(1, np.int64), np.array([self._total])
-        sections = [_Section(0, self._sizes.sizes[now], *whole)]
+        entire_epoch = np.zeros(1, np.int64), np.array([self._total])
+        sections = [_Section(0, self._sizes.sizes[now], *entire_epoch)]
         for change, size in zip(
             self._changes[now + 1 :], self._sizes.sizes[now + 1 :], strict=True
         ):
@@ -162,3 +167,25 @@ class _Section:
         """Convert indices into the concatenated intervals to positions in the epoch."""
         interval = np.searchsorted(self.ends, places, side="right")
         return self.starts[interval] + places - (self.ends - self.lengths)[interval]
+
+
+def rows_of_sources(weights: Sequence[float], batch_size: int) -> NDArray[np.int64]:
+    """The number of the source that each row of the global batch reads: [batch_size].
+
+    The rows follow the weights (largest remainder). Each source gets rows spread evenly over the
+    batch, so that every rank reads about the same mixture.
+
+    Raises DataError if a source would get no row.
+    """
+    quotas = np.array(weights) / np.sum(weights) * batch_size
+    rows = np.floor(quotas).astype(np.int64)
+    by_remainder = np.argsort(rows - quotas, kind="stable")
+    rows[by_remainder[: batch_size - int(rows.sum())]] += 1
+    if not rows.all():
+        raise DataError(
+            f"data.mixture: a corpus gets none of {batch_size} rows; "
+            "raise its weight or the global batch size"
+        )
+    # Source s wants its rows at (0.5 + i) / rows[s] of the batch.
+    wanted = np.concatenate([(0.5 + np.arange(count)) / count for count in rows])
+    return np.repeat(np.arange(len(rows)), rows)[np.argsort(wanted, kind="stable")]

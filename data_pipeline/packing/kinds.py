@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Packing:
-    """What the rest of the pipeline must know of a packing."""
+    """The properties of a packing that the rest of the pipeline reads."""
 
     pair_labels: tuple[str, ...] = ()  # what labels 0 and 1 of its pairs mean; empty: no pairs
     needs_boundary: bool = False  # each sequence is split in two at the beginning of a sentence

@@ -154,7 +154,7 @@ def units(cut: Pieces, rules: PackingRules, key: int) -> Units:
 def _until_full(
     cut: Pieces, document_end: NDArray[np.int64], rules: PackingRules, key: int
 ) -> NDArray[np.int64]:
-    """As many pieces as fit, across documents; at least two where a boundary is needed."""
+    """Take as many pieces as fit, across documents; at least two where a boundary is needed."""
     numbers = np.arange(len(cut.starts))
     targets = _targets(len(numbers), rules, key)
     last = np.searchsorted(cut.ends, cut.starts + targets, side="right")
@@ -164,7 +164,7 @@ def _until_full(
 def _within_document(
     cut: Pieces, document_end: NDArray[np.int64], rules: PackingRules, key: int
 ) -> NDArray[np.int64]:
-    """As many pieces of one document as fit."""
+    """Take as many pieces of one document as fit."""
     return np.minimum(_until_full(cut, document_end, rules, key), document_end)
 
 

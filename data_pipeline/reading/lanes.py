@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.order.block_cursors import BlockCursors
-from data_pipeline.order.epoch import BlockSpan
+from data_pipeline.order.epoch import BlockCursors, BlockSpan
 from data_pipeline.order.slots import BatchSizes, Slots
 from data_pipeline.packing import sequences as packing
 from data_pipeline.packing.sequences import PackingRules

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.masking.masker import Masker
-from data_pipeline.order.mixing import rows_of_sources
-from data_pipeline.order.slots import BatchSizes
+from data_pipeline.order.slots import BatchSizes, rows_of_sources
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
