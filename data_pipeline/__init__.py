@@ -17,12 +17,16 @@ from data_pipeline.config import (
     TaskDataConfig,
 )
 from data_pipeline.errors import BadShard, DataError, EmptyText
-from data_pipeline.examples.example import EncodedExample
-from data_pipeline.examples.joint import JointStream, TaskSchedule, open_stream
+from data_pipeline.examples.example import EncodedExample, EveryToken, SomeTokens, View, with_masks
 from data_pipeline.examples.reading import ExampleSplit
-from data_pipeline.examples.stream import ExampleStream, all_batches
+from data_pipeline.examples.stream import (
+    ExampleStream,
+    JointStream,
+    TaskSchedule,
+    all_batches,
+    open_stream,
+)
 from data_pipeline.examples.text_encoder import TextEncoder
-from data_pipeline.examples.views import EveryToken, SomeTokens, View, with_masks
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, StoredLogits, Target

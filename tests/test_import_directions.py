@@ -28,25 +28,22 @@ ROOMS = {
         "sentence_search system_prose"
     ),
     "data_pipeline/task_files": (
-        "contents dropped json_records tables squad conll multiple_choice parallel retrieval "
-        "rankings collection "
+        "contents dropped tables squad conll multiple_choice parallel retrieval "
+        "collection "
         "minimal_pairs prose_tasks"
     ),
     "data_pipeline/shards": (
-        "arrays blocks index append_only manifest cached_counts sources ranges staged writing "
-        "locking"
+        "blocks manifest cached_counts index sources ranges staged writing locking"
     ),
     "data_pipeline/tokenization": (
-        "library_errors folder_settings normalization_loss sentencepiece_models vocabularies "
+        "folder_settings normalization_loss sentencepiece_models vocabularies "
         "tokenizer rules comparison training unigram word_table word_rules word_encoding"
     ),
     "data_pipeline/packing": "kinds sequences pairs",
     "data_pipeline/order": "epoch slots",
     "data_pipeline/masking": "config words masker torch_masker",
-    "data_pipeline/reading": "corpus padding pools lanes batches stream staging dumping",
-    "data_pipeline/examples": (
-        "example text_encoder order storing views reading stream joint dumping showing"
-    ),
+    "data_pipeline/reading": "corpus padding lanes batches stream staging dumping",
+    "data_pipeline/examples": ("example text_encoder order storing reading stream dumping showing"),
     "data_pipeline/augmentation": "sentence replacement word_vectors perturbation tagger",
     "data_pipeline/building": (
         "encoding parallel_encoding journal claims finishing build merging checking reporting"

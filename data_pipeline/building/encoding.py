@@ -13,13 +13,13 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from data_pipeline.errors import as_data_errors
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.text.compiled import interruptible
 from data_pipeline.text.documents import Problem, RawChunk, parse
 from data_pipeline.text.formats import ReadOptions
 from data_pipeline.text.joined_text import offsets
 from data_pipeline.text.sentences import sentence_ends
-from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.normalization_loss import LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import Vocabulary
 from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder

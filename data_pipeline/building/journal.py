@@ -21,9 +21,8 @@ import numpy as np
 
 from data_pipeline.building.encoding import DIGEST_BYTES
 from data_pipeline.errors import DataError
-from data_pipeline.shards.append_only import CommittedPrefix
 from data_pipeline.shards.locking import exclusive
-from data_pipeline.shards.writing import State, disk_errors, fsync
+from data_pipeline.shards.writing import CommittedPrefix, State, disk_errors, fsync
 
 STATE, PART, DIGESTS = "state.npz", "state.part", "digests.bin"
 

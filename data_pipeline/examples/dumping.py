@@ -1,4 +1,4 @@
-"""What a job of tasks trains on, as arrays: ``tandem data dump`` of a task."""
+"""The examples that a job of tasks trains on, as arrays: ``tandem data dump`` of a task."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.config import DataConfig
-from data_pipeline.examples.joint import JointStream, open_stream
+from data_pipeline.examples.example import View
 from data_pipeline.examples.reading import ExampleSplit
-from data_pipeline.examples.views import View
+from data_pipeline.examples.stream import JointStream, open_stream
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import Batch
 from data_pipeline.reading.dumping import (

@@ -59,13 +59,15 @@ class ExampleOrder:
 
     def examples(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The examples [R] at these positions [R] of an epoch, by number."""
-        found = np.empty_like(positions)
+        numbers = np.empty_like(positions)
         ends = np.cumsum(self._sizes_of_pools(epoch))
         pools = np.searchsorted(ends, positions, side="right")
         for pool in np.unique(pools).tolist():
             first = int(ends[pool - 1]) if pool else 0
-            found[pools == pool] = self._pool(epoch, pool, first)[positions[pools == pool] - first]
-        return found
+            numbers[pools == pool] = self._pool(epoch, pool, first)[
+                positions[pools == pool] - first
+            ]
+        return numbers
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
@@ -91,10 +93,10 @@ class ExampleOrder:
         step = self._batches.step_of(slot)
         size, begin = self._batches.at(step), self._batches.before(step)
         head = min(-(slot - begin) % size, len(shuffled))
-        whole = (len(shuffled) - head) // size
+        batches = (len(shuffled) - head) // size
         key = scalar_key(self._seed, epoch, ExampleDraw.BATCHES, number)
-        middle = _by_length(shuffled[head : head + whole * size], lengths, size, key)
-        order = np.concatenate([shuffled[:head], middle, shuffled[head + whole * size :]])
+        middle = _by_length(shuffled[head : head + batches * size], lengths, size, key)
+        order = np.concatenate([shuffled[:head], middle, shuffled[head + batches * size :]])
         return examples[order]
 
 

@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE, Layout
+from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE, Layout, View, with_masks
 from data_pipeline.examples.order import POOL_BLOCKS, ExampleTable
 from data_pipeline.examples.storing import columns_file, ends_file, target_file
-from data_pipeline.examples.views import View, with_masks
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.shards import manifest
-from data_pipeline.shards.arrays import map_array
+from data_pipeline.shards.cached_counts import map_array
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -90,11 +89,11 @@ class ExampleSplit:
         Their arrays are [R, L], or [R, C, L] where an example has C > 1 sequences.
         """
         rows = [self._row(int(number)) for number in numbers]
-        whole = self._batch(rows, self.layout, numbers, epochs)
+        batch = self._batch(rows, self.layout, numbers, epochs)
         views = {
             name: self._view(view, rows, numbers, epochs) for name, view in self._views.items()
         }
-        return replace(whole, views=views)
+        return replace(batch, views=views)
 
     def predicted_tokens(self) -> int:
         """How many tokens of all examples are to be predicted (`EncodedExample.predicted`)."""
@@ -102,8 +101,8 @@ class ExampleSplit:
             return 0
         sizes = self.table.segment_sizes(0, self.total)
         first = sum(self.layout.segments[: self.layout.predicted])
-        own = sizes[:, first : first + self.layout.segments[self.layout.predicted]]
-        return int(own.sum()) + own.size  # and a [SEP] behind each segment
+        predicted = sizes[:, first : first + self.layout.segments[self.layout.predicted]]
+        return int(predicted.sum()) + predicted.size  # and a [SEP] behind each segment
 
     def _view(
         self,
@@ -214,11 +213,11 @@ class _Sheet:
             for count in layout.segments:
                 segments = row.segments[at : at + count]
                 at += count
-                sequence, found = vocabulary.with_special(segments)
-                for column, segment in zip(found, segments, strict=True):
+                sequence, begins = vocabulary.with_special(segments)
+                for column, segment in zip(begins, segments, strict=True):
                     places.append((len(sequences), column, len(segment)))
                 sequences.append(sequence)
-                seconds.append(found[1] if count == 2 else len(sequence))
+                seconds.append(begins[1] if count == 2 else len(sequence))
             ids.append(sequences)
             second.append(seconds)
             starts.append(places)
@@ -244,18 +243,18 @@ class _Sheet:
 
     def token_target(self, rows: list[_Row], values: NDArray[Any]) -> Target:
         """The labels of the tokens that have one, [R, M], with their columns."""
-        found = []
+        labelled = []
         for row, columns in zip(rows, self.columns, strict=True):
-            own = values[row.first_token : row.first_token + len(columns)].astype(np.int64)
-            chosen = own != NO_LABEL
-            found.append((own[chosen], columns[chosen]))
-        return Target.of_rows(found)
+            labels = values[row.first_token : row.first_token + len(columns)].astype(np.int64)
+            chosen = labels != NO_LABEL
+            labelled.append((labels[chosen], columns[chosen]))
+        return Target.of_rows(labelled)
 
     def predicted(self, number: int) -> Target:
         """The tokens of a sequence but its first, [R, M], with their columns."""
         first = number * self.shape[2]
         labels = [sequences[number][1:] for sequences in self.ids]
-        return Target.of_rows([(own, first + 1 + np.arange(len(own))) for own in labels])
+        return Target.of_rows([(ids, first + 1 + np.arange(len(ids))) for ids in labels])
 
 
 def _arranged(
@@ -264,24 +263,24 @@ def _arranged(
     """Rows of sequences with these segments of each row, and the layout that they have."""
     assert set(layout.targets.values()) == {WHOLE}, "a view with labels of parts"
     numbers = [number for sequence in sequences for number in sequence]
-    chosen = [replace(row, segments=[row.segments[one] for one in numbers]) for row in rows]
+    chosen = [replace(row, segments=[row.segments[number] for number in numbers]) for row in rows]
     segments = tuple(len(sequence) for sequence in sequences)
     return chosen, replace(layout, segments=segments, predicted=None)
 
 
 def layout_of(corpus: Corpus, split: str) -> Layout:
     """The layout of a split of a corpus of examples; DataError where it holds text, or nothing."""
-    found = manifest.read(corpus.folder)["tally"].get("examples")
-    if found is None:
+    layouts = manifest.read(corpus.folder)["tally"].get("examples")
+    if layouts is None:
         raise DataError(f"{corpus.name}: holds text, not the examples of a task")
-    if split not in found:
+    if split not in layouts:
         raise DataError(f"{corpus.name}: has no examples in {split}")
-    return Layout.from_json(found[split])
+    return Layout.from_json(layouts[split])
 
 
 def _filled(values: list[NDArray[Any]]) -> NDArray[np.int64]:
     """Rows of different lengths as [R, M], with -100 behind the shorter ones."""
-    whole = np.full((len(values), max([1, *map(len, values)])), NO_LABEL, np.int64)
-    for row, own in zip(whole, values, strict=True):
-        row[: len(own)] = own
-    return whole
+    filled = np.full((len(values), max([1, *map(len, values)])), NO_LABEL, np.int64)
+    for row, numbers in zip(filled, values, strict=True):
+        row[: len(numbers)] = numbers
+    return filled

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from data_pipeline.config import DataConfig
 from data_pipeline.examples.dumping import as_read
+from data_pipeline.examples.example import View
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import ExampleStream
-from data_pipeline.examples.views import View
 from data_pipeline.order.slots import BatchSizes
 from data_pipeline.reading.batches import MASKED, Batch
 from data_pipeline.reading.corpus import Corpus
@@ -61,8 +61,8 @@ def _show_task(
     for row in range(min(count, len(batch.sample_ids))):
         yield Text(f"example {batch.sample_ids[row]}", style="bold underline")
         mask = np.atleast_2d(batch.attention_mask[row]).astype(bool)
-        for sequence, there in zip(np.atleast_2d(batch.input_ids[row]), mask, strict=True):
-            yield Text(_words(sequence[there], tokenizer))
+        for sequence, is_token in zip(np.atleast_2d(batch.input_ids[row]), mask, strict=True):
+            yield Text(_words(sequence[is_token], tokenizer))
         yield Text(", ".join(_targets(batch, row, tokenizer, labels)), style="bold green")
         if batch.numbers is not None:
             read = zip(split.layout.columns, batch.numbers[row].tolist(), strict=True)
@@ -70,24 +70,24 @@ def _show_task(
 
 
 def _words(ids: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:
-    return " ".join(str(tokenizer.id_to_token(int(one))) for one in ids)
+    return " ".join(str(tokenizer.id_to_token(int(token_id))) for token_id in ids)
 
 
 def _targets(
     batch: Batch, row: int, tokenizer: tokenizers.Tokenizer, labels: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     for name, target in batch.targets.items():
-        own, there = target.labels[row], target.is_labelled[row]
+        values, is_labelled = target.labels[row], target.is_labelled[row]
         names = labels.get(name, ())
         if target.positions is None:
-            yield f"{name}: {_named(own, there, names)}"
+            yield f"{name}: {_named(values, is_labelled, names)}"
             continue
-        words: Iterable[Any] = own[there]
+        words: Iterable[Any] = values[is_labelled]
         if name == MASKED:
             words = map(tokenizer.id_to_token, words)
         elif names:
             words = (names[number] for number in words)
-        pairs = zip(target.positions[row][there], words, strict=True)
+        pairs = zip(target.positions[row][is_labelled], words, strict=True)
         yield f"{name}: " + " ".join(f"{column}:{label}" for column, label in pairs)
 
 

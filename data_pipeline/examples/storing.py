@@ -142,10 +142,10 @@ class _SplitOfExamples:
         return name
 
     def _add(self, example: EncodedExample) -> None:
-        found = Layout.of(example)
+        layout = Layout.of(example)
         if self.layout is None:
-            self.layout = found
-        if found != self.layout:
+            self.layout = layout
+        if layout != self.layout:
             raise DataError(f"{self.split}: examples differ in their sequences or targets")
         segments = example.segments
         sizes = np.array([len(segment) for segment in segments], "<u2")

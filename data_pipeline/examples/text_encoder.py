@@ -59,11 +59,11 @@ class TextEncoder:
 
     def encode(self, text: str, place: str) -> tokenizers.Encoding:
         """The tokens of a text, with their places in it; EmptyText where it has none."""
-        found = self.tokenizer.encode(text, add_special_tokens=False)
-        if not len(found.ids):
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        if not len(encoding.ids):
             reason = "has no token of this tokenizer" if text.strip() else "is empty"
             raise EmptyText(f"{place}: a text {reason}; remove the example")
-        return found
+        return encoding
 
     def word(self, word: str) -> list[int]:
         """The tokens of one word of a sentence; the unknown token for a word that has none.

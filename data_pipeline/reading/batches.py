@@ -29,14 +29,14 @@ class Target:
     positions: NDArray[np.int64] | None = None
 
     @classmethod
-    def of_rows(cls, found: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
+    def of_rows(cls, rows: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
         """The target made of each row's token labels and their columns."""
-        slots = max([1, *(len(labels) for labels, _ in found)])
-        labels = np.full((len(found), slots), NO_LABEL, np.int64)
+        slots = max([1, *(len(labels) for labels, _ in rows)])
+        labels = np.full((len(rows), slots), NO_LABEL, np.int64)
         positions = np.zeros_like(labels)
-        for number, (own, columns) in enumerate(found):
-            labels[number, : len(own)] = own
-            positions[number, : len(own)] = columns
+        for number, (row_labels, columns) in enumerate(rows):
+            labels[number, : len(row_labels)] = row_labels
+            positions[number, : len(row_labels)] = columns
         return cls(labels, positions)
 
     def take(self, rows: slice | NDArray[np.int64]) -> Target:
@@ -45,24 +45,24 @@ class Target:
 
     @property
     def is_labelled(self) -> NDArray[np.bool_]:
-        """Which of the labels there are."""
+        """True where there is a label."""
         if self.labels.dtype.kind == "f":
             return ~np.isnan(self.labels)
-        there: NDArray[np.bool_] = self.labels != NO_LABEL
-        return there
+        is_label: NDArray[np.bool_] = self.labels != NO_LABEL
+        return is_label
 
     def in_columns(self, shape: tuple[int, ...]) -> NDArray[Any]:
         """Token labels in their columns of sequences of this shape; others as they are."""
         if self.positions is None:
             return self.labels
         none = np.nan if self.labels.dtype.kind == "f" else NO_LABEL
-        found = np.full((shape[0], math.prod(shape[1:])), none, self.labels.dtype)
+        dense = np.full((shape[0], math.prod(shape[1:])), none, self.labels.dtype)
         row, slot = np.nonzero(self.is_labelled)
-        found[row, self.positions[row, slot]] = self.labels[row, slot]
-        return found.reshape(shape)
+        dense[row, self.positions[row, slot]] = self.labels[row, slot]
+        return dense.reshape(shape)
 
     def trimmed(self, length: int, longest: int) -> Target:
-        """The same in sequences of `length` that are cut to `longest`, which holds all tokens."""
+        """The target where sequences of `length` are cut to `longest`, which holds all tokens."""
         if self.positions is None:
             return self
         sequence, column = np.divmod(self.positions, length)
@@ -131,7 +131,7 @@ class Batch:
 
     def take(self, rows: slice | NDArray[np.int64]) -> Batch:
         """The rows that an index selects: views for a slice, copies for an array."""
-        taken: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        taken: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
         for name, value in taken.items():
             if isinstance(value, Mapping):
                 taken[name] = {key: part.take(rows) for key, part in value.items()}
@@ -156,7 +156,7 @@ class Batch:
         names = ("input_ids", "segment_ids", "attention_mask")
         cut = {name: getattr(self, name)[..., :longest] for name in names}
         length = self.input_ids.shape[-1]
-        targets = {name: one.trimmed(length, longest) for name, one in self.targets.items()}
+        targets = {name: target.trimmed(length, longest) for name, target in self.targets.items()}
         return replace(self, **cut, targets=targets, views=views)
 
     def view(self, name: str) -> Batch:

@@ -22,9 +22,8 @@ from data_pipeline.order.epoch import SequenceCounts
 from data_pipeline.packing import sequences as packing
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards import manifest
-from data_pipeline.shards.arrays import map_array
 from data_pipeline.shards.blocks import Block, decode_block
-from data_pipeline.shards.cached_counts import cached_array, keep_array, kept_array
+from data_pipeline.shards.cached_counts import cached_array, keep_array, kept_array, map_array
 from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
 from data_pipeline.shards.manifest import MANIFEST, FileRecord
 from data_pipeline.shards.ranges import Ranged, serves_ranges

@@ -90,16 +90,16 @@ def label_column(batches: Sequence[Batch], target: str) -> np.ndarray:
 
     There is no label (-100, or NaN where labels are real numbers) in batches without this target.
     """
-    found = [
+    columns = [
         batch.targets[target].in_columns(batch.input_ids.shape) if target in batch.targets else None
         for batch in batches
     ]
-    is_real = any(labels is not None and labels.dtype.kind == "f" for labels in found)
+    is_real = any(labels is not None and labels.dtype.kind == "f" for labels in columns)
     none = np.nan if is_real else NO_LABEL
     return stacked(
         [
             np.full(len(batch.sample_ids), none) if labels is None else labels
-            for batch, labels in zip(batches, found, strict=True)
+            for batch, labels in zip(batches, columns, strict=True)
         ],
         none,
     )
@@ -108,7 +108,7 @@ def label_column(batches: Sequence[Batch], target: str) -> np.ndarray:
 def stacked(arrays: Sequence[np.ndarray], fill: float = 0) -> np.ndarray:
     """The rows of all arrays, [R, ...], each filled up at its end to the widest and deepest."""
     depth = max(array.ndim for array in arrays)
-    level = [np.expand_dims(one, tuple(range(1, 1 + depth - one.ndim))) for one in arrays]
+    level = [np.expand_dims(array, tuple(range(1, 1 + depth - array.ndim))) for array in arrays]
     widest = np.max([array.shape[1:] for array in level], axis=0).tolist()
     spare = [np.subtract(widest, array.shape[1:]).tolist() for array in level]
     return np.concatenate(

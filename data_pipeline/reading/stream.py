@@ -81,7 +81,7 @@ class BatchStream:
         # All phases are opened once, so that faults show at the start; only the current one stays.
         opened = [self._phase(start) for start in self._starts]
         self._at, self._open = 0, opened[0]
-        self.samples_per_epoch = sum(one.lanes.counts.total for one in self._open.sources)
+        self.samples_per_epoch = sum(source.lanes.counts.total for source in self._open.sources)
 
     @classmethod
     def open(
@@ -132,8 +132,10 @@ class BatchStream:
         """(epochs [R], sample ids [R]) of the rank's batch at a step; reads no token data."""
         phase = self._phase_of(step)
         epochs, sample_ids = np.zeros((2, phase.rows), np.int64)
-        for one in phase.sources:
-            epochs[one.at], sample_ids[one.at] = one.lanes.samples(step - phase.phase_start)
+        for source in phase.sources:
+            epochs[source.at], sample_ids[source.at] = source.lanes.samples(
+                step - phase.phase_start
+            )
         return epochs, sample_ids
 
     def blocks_entered(self, step: int) -> Iterator[list[tuple[CorpusSplit, int]]]:
@@ -180,12 +182,12 @@ class BatchStream:
         for number, split in enumerate(self.splits):
             at = np.flatnonzero(owners[sizes.at(step)][mine] == number)  # in the rank's batch
             of_source = np.flatnonzero(owners[sizes.at(step)] == number)  # in the global batch
-            own = [int((owners[size] == number).sum()) for size in sizes.sizes]
+            split_sizes = [int((owners[size] == number).sum()) for size in sizes.sizes]
             lanes = Lanes(
                 split,
                 rules,
                 self.seed,
-                BatchSizes(sizes.starts, tuple(own)),
+                BatchSizes(sizes.starts, tuple(split_sizes)),
                 rows=np.searchsorted(of_source, mine[at]),
                 source=number,
                 skip_bad_shards=self.config.on_bad_shard == "skip",
@@ -210,7 +212,8 @@ class BatchStream:
 def _entered(phase: _Phase, steps: Iterable[int]) -> Iterator[list[tuple[CorpusSplit, int]]]:
     counts = itertools.tee((step - phase.phase_start for step in steps), len(phase.sources))
     walks = [
-        one.lanes.blocks_entered(mine) for one, mine in zip(phase.sources, counts, strict=True)
+        source.lanes.blocks_entered(mine)
+        for source, mine in zip(phase.sources, counts, strict=True)
     ]
     for entered in zip(*walks, strict=True):
         yield [
@@ -268,8 +271,8 @@ def open_splits(
     splits = {name: corpus.split(split) for name, corpus in opened.items()}
     if staged:
         splits = {
-            name: one.staged_in(staged / str(number))
-            for number, (name, one) in enumerate(splits.items())
+            name: corpus_split.staged_in(staged / str(number))
+            for number, (name, corpus_split) in enumerate(splits.items())
         }
     return splits if config.mixture else next(iter(splits.values()))
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.arrays import map_array
 from data_pipeline.shards.blocks import Block
+from data_pipeline.shards.cached_counts import map_array
 
 SHARD = np.dtype(
     [
@@ -135,7 +135,7 @@ class Index:
         )
 
     def boundaries(self, first: int = 0, last: int | None = None) -> Iterator[Block]:
-        """Each block from `first` up to `last` in order, with zeros for tokens; None: to the end.
+        """Yield the blocks from `first` up to `last`, or to the end; their tokens are zeros.
 
         They come from the index alone. Raises DataError if the boundaries of a block do not add up
         to its tokens.

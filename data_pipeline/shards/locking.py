@@ -28,8 +28,8 @@ def unfinished(path: Path) -> Iterator[Path]:
     OSError, which names `path`, where it cannot be made.
     """
     _remove_left(path)
-    own = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-    part = path.with_name(f".{path.name}.{own}.part")
+    suffix = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+    part = path.with_name(f".{path.name}.{suffix}.part")
     try:  # from before the folder is there, as a signal may come at any time
         try:
             part.mkdir()

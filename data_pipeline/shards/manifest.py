@@ -46,7 +46,7 @@ def records(folder: Path, names: Iterable[str]) -> dict[str, dict]:
 
 def files_of(tree: Mapping) -> dict[str, FileRecord]:
     """The records in a manifest, by name."""
-    return {name: FileRecord(**one) for name, one in tree["files"].items()}
+    return {name: FileRecord(**record) for name, record in tree["files"].items()}
 
 
 def render(tree: Mapping) -> str:
@@ -94,7 +94,7 @@ def read(folder: Path) -> dict:
 
 
 def fault(path: Path, record: FileRecord, reads: bool = True) -> str | None:
-    """What is wrong with a file; None if nothing is. Without `reads` only its size is checked."""
+    """The fault of a file, or None. Without `reads` only its size is checked."""
     try:
         size = path.stat().st_size
         if size != record.bytes:

@@ -160,15 +160,15 @@ class Remote:
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently used shards of this corpus until `size` more bytes fit."""
-        found = []
+        shards = []
         for path in self.cache.parent.glob("*/*shard-*.tar*"):
             try:
                 stat = path.stat()
             except FileNotFoundError:
                 continue  # another rank has renamed or removed it
-            found.append((stat.st_mtime_ns, stat.st_size, path))
-        excess = sum(one[1] for one in found) + size - self.cache_bytes
-        for _, bytes_, path in sorted(found):
+            shards.append((stat.st_mtime_ns, stat.st_size, path))
+        excess = sum(bytes_ for _, bytes_, _ in shards) + size - self.cache_bytes
+        for _, bytes_, path in sorted(shards):
             if excess <= 0:
                 break
             if path.suffix == ".tar":

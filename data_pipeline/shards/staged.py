@@ -47,13 +47,13 @@ class Staged:
     def _copied(self, name: str, offset: int, size: int) -> bytes | None:
         path = self._path(name, offset)
         try:
-            found = path.read_bytes()
+            stored = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             self._warn(path, str(error.strerror))
             return None
-        data, checksum = found[:-CHECKSUM_BYTES], found[-CHECKSUM_BYTES:]
+        data, checksum = stored[:-CHECKSUM_BYTES], stored[-CHECKSUM_BYTES:]
         if len(data) != size or zlib.crc32(data).to_bytes(CHECKSUM_BYTES, "little") != checksum:
             self._warn(path, "damaged")
             return None

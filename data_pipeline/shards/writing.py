@@ -12,13 +12,13 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.append_only import CommittedPrefix
 from data_pipeline.shards.blocks import (
     BLOCK_BYTES,
     END_OF_TAR,
@@ -38,6 +38,44 @@ from data_pipeline.shards.index import (
     write_index,
 )
 from data_pipeline.shards.manifest import sha256
+
+CHUNK = 1 << 22
+
+
+@dataclass
+class CommittedPrefix:
+    """The valid prefix of a file: its size and CRC-32. Bytes after it are discarded."""
+
+    size: int = 0
+    crc32: int = 0
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Write `data` after the prefix and extend the prefix by it."""
+        with open(path, "ab") as file:
+            file.truncate(self.size)
+            file.write(data)
+        self.size += len(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+
+    def verify(self, path: Path, advice: str) -> None:
+        """Raise DataError, with the `advice`, if the prefix was changed."""
+        if (self.size, self.crc32) != _prefix(path, self.size):
+            raise DataError(f"{path}: was changed since the unfinished build; {advice}")
+
+
+def _prefix(path: Path, size: int) -> tuple[int, int]:
+    """(number of bytes, CRC-32) of the first `size` bytes of a file; fewer if it is shorter."""
+    length = crc = 0
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(min(CHUNK, size - length)):
+                length, crc = length + len(data), zlib.crc32(data, crc)
+    except FileNotFoundError:
+        return 0, 0
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return length, crc
+
 
 State = dict[str, NDArray]
 
@@ -117,13 +155,15 @@ class SplitWriter:
             "numbers": np.array(
                 [self._block_count, self._pending_tokens, self._continues], np.int64
             ),
-            "committed": np.array([(one.size, one.crc32) for one in self._committed], np.int64),
+            "committed": np.array(
+                [(prefix.size, prefix.crc32) for prefix in self._committed], np.int64
+            ),
             "token_counts": self._token_counts,
             "shards": self._shards.view(np.uint8),
             "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
-            "tokens": _joined([one for one, _ in self._pending], self._dtype),
-            "sentences": _joined([one for _, one in self._pending], np.dtype("<u2")),
-            "documents": np.array([len(one) for _, one in self._pending], np.int64),
+            "tokens": _joined([tokens for tokens, _ in self._pending], self._dtype),
+            "sentences": _joined([sentences for _, sentences in self._pending], np.dtype("<u2")),
+            "documents": np.array([len(sentences) for _, sentences in self._pending], np.int64),
         }
 
     def restore(self, state: State, advice: str) -> None:
@@ -189,9 +229,9 @@ class SplitWriter:
         if not self._pending:
             return
         block = Block(
-            tokens=_joined([one for one, _ in self._pending], self._dtype),
-            sentences=_joined([one for _, one in self._pending], np.dtype("<u2")),
-            documents=np.array([len(one) for _, one in self._pending], "<u4"),
+            tokens=_joined([tokens for tokens, _ in self._pending], self._dtype),
+            sentences=_joined([sentences for _, sentences in self._pending], np.dtype("<u2")),
+            documents=np.array([len(sentences) for _, sentences in self._pending], "<u4"),
         )
         self._pending, self._pending_tokens = [], 0
         self._token_counts += np.bincount(block.tokens, minlength=len(self._token_counts))

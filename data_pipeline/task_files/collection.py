@@ -1,4 +1,4 @@
-"""A collection for retrieval: its documents and queries by number, and what is said about them.
+"""A collection for retrieval: its documents and queries by number, judgements and runs of them.
 
 Documents and queries are numbered from 0, in the order of their files.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
-from data_pipeline.task_files.contents import UTF_8, source_name
+from data_pipeline.task_files.contents import UTF_8, parse_json, place, read_lines, source_name
 from data_pipeline.task_files.dropped import Dropped
-from data_pipeline.task_files.rankings import RankedDocument, read_ranking
 from data_pipeline.task_files.retrieval import (
     Judgement,
     RetrievalText,
@@ -22,6 +21,64 @@ from data_pipeline.task_files.retrieval import (
     read_queries,
     read_retrieval_documents,
 )
+from data_pipeline.task_files.tables import as_number
+from data_pipeline.text.text_files import suffix_of
+
+JSON_LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """A document that was found for a query; a higher score comes first."""
+
+    where: str
+    query: str
+    document: str
+    score: float
+
+
+def read_ranking(path: str, encoding: str = UTF_8) -> Iterator[RankedDocument]:
+    """The ranked documents of a run, in the order of the file.
+
+    TREC's lines (query, Q0, document, rank, score, tag), of which the rank is not read; or JSON
+    lines ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``. Raises DataError.
+    """
+    read = _json_lines if suffix_of(path) in JSON_LINES else _trec_lines
+    empty = True
+    for ranked in read(path, encoding):
+        empty = False
+        yield ranked
+    if empty:
+        raise DataError(f"{source_name(path)}: holds no ranked documents")
+
+
+def _trec_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
+    for number, line in read_lines(path, encoding):
+        cells, where = line.split(), place(path, number)
+        if not cells:
+            continue
+        if len(cells) != 6:
+            raise DataError(f"{where}: must be a query, Q0, a document, a rank, a score and a tag")
+        yield RankedDocument(where, cells[0], cells[2], as_number(where, "score", cells[4]))
+
+
+def _json_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
+    for number, line in read_lines(path, encoding):
+        if line.strip():
+            where = place(path, number)
+            yield from _of_record(where, parse_json(line, path, number))
+
+
+def _of_record(where: str, record: Any) -> Iterator[RankedDocument]:
+    try:
+        query = str(record["query"])
+        ranked = [(document["id"], document["score"]) for document in record["documents"]]
+    except (TypeError, KeyError):
+        form = '{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}'
+        raise DataError(f"{where}: must be {form}") from None
+    for document, score in ranked:
+        yield RankedDocument(where, query, str(document), as_number(where, "score", str(score)))
+
 
 Relevance = Mapping[int, Mapping[int, int]]  # of documents, by query and document
 Number = TypeVar("Number", int, float)
@@ -77,57 +134,57 @@ class Collection:
 
     def relevance(self, path: str) -> Relevance:
         """The judgements of a file. Raises DataError, with the line, for an unknown id."""
-        found: dict[int, dict[int, int]] = {}
-        for one in read_judgements(path, self.encoding):
-            query, document = self._pair(one)
-            known = found.setdefault(query, {}).setdefault(document, one.relevance)
-            if known != one.relevance:
-                why = f"judges document {one.document!r} for query {one.query!r} a second time"
-                raise DataError(f"{one.where}: {why}, and differently")
-        if not any(is_relevant(value) for ones in found.values() for value in ones.values()):
+        judgements: dict[int, dict[int, int]] = {}
+        for judgement in read_judgements(path, self.encoding):
+            query, document = self._pair(judgement)
+            known = judgements.setdefault(query, {}).setdefault(document, judgement.relevance)
+            if known != judgement.relevance:
+                pair = f"document {judgement.document!r} for query {judgement.query!r}"
+                raise DataError(f"{judgement.where}: judges {pair} a second time, and differently")
+        if not any(is_relevant(value) for ones in judgements.values() for value in ones.values()):
             raise DataError(f"{path}: judges no document relevant; relevance must be above 0")
-        return found
+        return judgements
 
     def ranking(self, path: str) -> Ranking:
         """The run in a file.
 
         Raises DataError, with the line, for an unknown id, and for a second score of a document.
         """
-        found: dict[int, dict[int, float]] = {}
-        for one in read_ranking(path, self.encoding):
-            query, document = self._pair(one)
-            known = found.setdefault(query, {}).setdefault(document, one.score)
-            if known != one.score:
-                why = f"ranks document {one.document!r} for query {one.query!r} a second time"
-                raise DataError(f"{one.where}: {why}, with another score; remove one of them")
-        return found
+        scores: dict[int, dict[int, float]] = {}
+        for ranked in read_ranking(path, self.encoding):
+            query, document = self._pair(ranked)
+            known = scores.setdefault(query, {}).setdefault(document, ranked.score)
+            if known != ranked.score:
+                why = f"ranks document {ranked.document!r} for query {ranked.query!r} a second time"
+                raise DataError(f"{ranked.where}: {why}, with another score; remove one of them")
+        return scores
 
     @cached_property
     def readable(self) -> list[int]:
         """The documents that have a text; nothing can find the others."""
-        return [number for number, one in enumerate(self.documents) if one.text]
+        return [number for number, document in enumerate(self.documents) if document.text]
 
     @cached_property
     def _numbers(self) -> tuple[dict[str, int], dict[str, int]]:
-        documents = {one.id: number for number, one in enumerate(self.documents)}
-        return documents, {one.id: number for number, one in enumerate(self.queries)}
+        documents = {document.id: number for number, document in enumerate(self.documents)}
+        return documents, {query.id: number for number, query in enumerate(self.queries)}
 
-    def _pair(self, one: Judgement | RankedDocument) -> tuple[int, int]:
+    def _pair(self, line: Judgement | RankedDocument) -> tuple[int, int]:
         """The numbers of the query and the document that a line is about."""
         documents, queries = self._numbers
-        if one.query not in queries:
-            raise DataError(f"{one.where}: {self.names[1]} has no query {one.query!r}{self.ids}")
-        if one.document not in documents:
-            raise DataError(f"{one.where}: {self.names[0]} has no document {one.document!r}")
-        return queries[one.query], documents[one.document]
+        if line.query not in queries:
+            raise DataError(f"{line.where}: {self.names[1]} has no query {line.query!r}{self.ids}")
+        if line.document not in documents:
+            raise DataError(f"{line.where}: {self.names[0]} has no document {line.document!r}")
+        return queries[line.query], documents[line.document]
 
 
 def present_in(path: str, texts: Iterable[RetrievalText]) -> list[RetrievalText]:
     """The texts of a file that are not blank; the others are counted."""
     dropped = Dropped()
-    there = [*dropped.present(texts)]
+    present = [*dropped.present(texts)]
     dropped.tell(path)
-    return there
+    return present
 
 
 @dataclass(frozen=True)
@@ -148,7 +205,11 @@ def best_first(scores: Mapping[int, float], count: int) -> dict[int, float]:
 
 def triples(values: Mapping[int, Mapping[int, Number]]) -> list[tuple[int, int, Number]]:
     """(query, document, value) of every value: JSON, which has no numbers as keys."""
-    return [(query, one, value) for query, ones in values.items() for one, value in ones.items()]
+    return [
+        (query, document, value)
+        for query, ones in values.items()
+        for document, value in ones.items()
+    ]
 
 
 def by_query(rows: Iterable[tuple[int, int, Number]]) -> dict[int, dict[int, Number]]:
@@ -177,27 +238,31 @@ def training_groups(
     for query, judged in sorted(relevance.items()):
         if not collection.queries[query].text:
             continue
-        relevant = tuple(sorted(one for one, value in judged.items() if is_relevant(value)))
-        positives = [one for one in relevant if one in readable]
-        pool = [one for one in _listed(judged, listed.get(query, {})) if one in readable]
+        relevant = tuple(
+            sorted(document for document, value in judged.items() if is_relevant(value))
+        )
+        positives = [document for document in relevant if document in readable]
+        pool = [
+            document for document in _listed(judged, listed.get(query, {})) if document in readable
+        ]
         for turn, positive in enumerate(positives):
-            found = _in_turn(pool, turn, negatives)
+            taken = _in_turn(pool, turn, negatives)
             drawn = _drawn(
-                collection, {*relevant, *found}, (query, positive), negatives - len(found)
+                collection, {*relevant, *taken}, (query, positive), negatives - len(taken)
             )
-            yield TrainingGroup(query, positive, (*found, *drawn), relevant)
+            yield TrainingGroup(query, positive, (*taken, *drawn), relevant)
 
 
 def _listed(judged: Mapping[int, int], ranked: Mapping[int, float]) -> Iterator[int]:
     """The negatives that are listed for a query, each once."""
-    irrelevant = [one for one, value in judged.items() if not is_relevant(value)]
-    by_score = [one for one in best_first(ranked, len(ranked)) if one not in judged]
+    irrelevant = [document for document, value in judged.items() if not is_relevant(value)]
+    by_score = [document for document in best_first(ranked, len(ranked)) if document not in judged]
     yield from dict.fromkeys([*sorted(irrelevant), *by_score])
 
 
 def _in_turn(pool: Sequence[int], turn: int, count: int) -> list[int]:
     size = len(pool)
-    return [pool[(turn * count + one) % size] for one in range(min(count, size))]
+    return [pool[(turn * count + offset) % size] for offset in range(min(count, size))]
 
 
 def _drawn(

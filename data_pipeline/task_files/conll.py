@@ -15,8 +15,14 @@ from typing import Any
 
 from configs.durations import counted
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import UTF_8, place, read_lines, source_name
-from data_pipeline.task_files.json_records import texts_in, value_in
+from data_pipeline.task_files.contents import (
+    UTF_8,
+    place,
+    read_lines,
+    source_name,
+    texts_in,
+    value_in,
+)
 from data_pipeline.task_files.tables import read_records
 
 _log = logging.getLogger(__name__)
@@ -86,7 +92,9 @@ def read_tagged_records(
         if labelled:
             key = _key(record, tag, TAGS)
             values = value_in(record, key, list, where)
-            if len(values) != len(words) or not all(isinstance(one, str | int) for one in values):
+            if len(values) != len(words) or not all(
+                isinstance(value, str | int) for value in values
+            ):
                 raise DataError(f"{where}: {key}: must be a list with a tag for each word")
             tags = tuple(map(str, values))
         yield TaggedSentence(where, words, tags)
@@ -190,7 +198,7 @@ class _Columns:
         return max(self.word, 1 if self.tag is None else 2, self.tag or 0)
 
     def of_numbered(self, rows: Sequence[Sequence[str]]) -> _Columns:
-        """Those of a file whose first column numbers the words, of which these are some."""
+        """The columns of a file whose first numbers the words; `rows` are some of its words."""
         third = [row[2] for row in rows if len(row) > 3]
         is_entity = len(third) == len(rows) and all(map(_ENTITY_TAG.fullmatch, third))
         return _Columns(2, 3 if self.tag == LAST and is_entity else self.tag)
@@ -317,7 +325,7 @@ def _words(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 def _without_comments(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
     last = lines[-1][1] if lines else ""
-    return [*dropwhile(lambda one: _is_comment(one[1], last), lines)]
+    return [*dropwhile(lambda line: _is_comment(line[1], last), lines)]
 
 
 def _is_comment(line: str, last: str) -> bool:

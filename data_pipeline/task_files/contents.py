@@ -1,11 +1,11 @@
-"""The contents of a task's file, plain or compressed: its lines, its JSON, its whole text."""
+"""The contents of a task's file, plain or compressed: lines, JSON and its values, the full text."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.text.surrogates import without_surrogates
@@ -16,7 +16,7 @@ _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # an escape of one, also
 
 
 def source_name(path: str) -> str:
-    """What a message calls the file."""
+    """The name of the file in a message."""
     return "standard input" if path == STDIN else path
 
 
@@ -95,3 +95,30 @@ def _decoded(line: bytes, path: str, number: int, encoding: str) -> str:
         raise DataError(
             f"{place(path, number)}: is not {encoding.upper()}; convert the file, as with iconv"
         ) from None
+
+
+Value = TypeVar("Value")
+TYPE_NAMES = {str: "text", list: "a list", int: "a whole number", dict: "an object"}
+
+
+def value_in(record: Any, key: str, kind: type[Value], where: str) -> Value:
+    """The value of `key`. Raises DataError, which begins with `where`, for another type or none."""
+    if not isinstance(record, dict) or key not in record:
+        raise DataError(f"{where}: {key}: is missing")
+    value = record[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise DataError(f"{where}: {key}: must be {TYPE_NAMES[kind]}")
+    return value
+
+
+def text_in(record: Any, key: str, where: str) -> str:
+    """The text of `key`; as `value_in`."""
+    return value_in(record, key, str, where)
+
+
+def texts_in(record: Any, key: str, where: str) -> tuple[str, ...]:
+    """The texts in the list of `key`; as `value_in`."""
+    values = value_in(record, key, list, where)
+    if not all(isinstance(value, str) for value in values):
+        raise DataError(f"{where}: {key}: must be a list of texts")
+    return tuple(values)

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import UTF_8, parse_json, place, read_lines, source_name
-from data_pipeline.task_files.json_records import text_in, texts_in, value_in
+from data_pipeline.task_files.contents import (
+    UTF_8,
+    parse_json,
+    place,
+    read_lines,
+    source_name,
+    text_in,
+    texts_in,
+    value_in,
+)
 from data_pipeline.text.text_files import files_in
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -28,7 +36,7 @@ class ChoiceQuestion:
     is_separated: bool = False
 
     def texts_with(self, choice: str) -> list[str]:
-        """What is read of a choice: the passage, then the question with the choice.
+        """The texts that are read for a choice: the passage, then the question with the choice.
 
         The choice stands in the question's blank or behind it, as in ALBERT's code for RACE; if
         `is_separated`, it is a text by itself, as in the BERT baseline of DREAM's authors.

@@ -32,7 +32,7 @@ class TextPair:
 
 @dataclass(frozen=True)
 class Languages:
-    """What the names of parallel files call both languages: de and en of train.de, train.en."""
+    """Both languages, as the names of parallel files end: de and en of train.de, train.en."""
 
     source: str
     target: str
@@ -70,12 +70,12 @@ def read_pairs(
             yield TextPair(where, row.get(SOURCE, ""), row.get(TARGET, ""))
         return
     number, texts = 0, (read_lines(file, encoding) for file in files)
-    for number, (one, other) in enumerate(zip_longest(*texts), 1):
-        if one is None or other is None:
-            short, long = files if one is None else files[::-1]
+    for number, (first, second) in enumerate(zip_longest(*texts), 1):
+        if first is None or second is None:
+            short, long = files if first is None else files[::-1]
             why = f"ends after {counted(number - 1, 'line')}, and {long} does not"
             raise DataError(f"{short}: {why}; line N of one must translate line N of the other")
-        yield TextPair(place(path, number), one[1].strip(), other[1].strip())
+        yield TextPair(place(path, number), first[1].strip(), second[1].strip())
     if not number:
         raise DataError(f"{path}: holds no lines")
 

@@ -45,8 +45,12 @@ def documents(path: str) -> Iterator[Document]:
     for text in read_documents([path]):
         ends = sentence_ends(text)
         cut = (text[start:end] for start, end in zip([0, *ends], ends, strict=False))
-        sentences = [" ".join(one.split()) for one in cut]
-        kept = [one for one in dict.fromkeys(sentences) if _is_ordinary(one) and one not in seen]
+        sentences = [" ".join(part.split()) for part in cut]
+        kept = [
+            sentence
+            for sentence in dict.fromkeys(sentences)
+            if _is_ordinary(sentence) and sentence not in seen
+        ]
         seen.update(kept)
         if kept:
             yield kept
@@ -65,7 +69,9 @@ def order_examples(texts: Sequence[Document], draw: random.Random) -> Iterator[s
 def neighbour_examples(texts: Sequence[Document], draw: random.Random) -> Iterator[str]:
     """Lines of two texts and the label: yes or no."""
     yield "text_a\ttext_b\tlabel"
-    places = [(one, at) for one in range(len(texts)) for at in range(len(texts[one]) - 1)]
+    places = [
+        (document, at) for document in range(len(texts)) for at in range(len(texts[document]) - 1)
+    ]
     draw.shuffle(places)
     for document, at in places:
         follows = draw.random() < 0.5
@@ -93,7 +99,7 @@ def minimal_pairs(
     """Minimal pairs as BLiMP's JSON lines: at most `most` of each phenomenon."""
     makers = {"word order": swapped, "agreement": disagreeing}
     for phenomenon, make in makers.items():
-        made = ((one, make(one, draw)) for one in _shuffled(texts, draw))
+        made = ((sentence, make(sentence, draw)) for sentence in _shuffled(texts, draw))
         for good, bad in islice(((good, bad) for good, bad in made if bad), most):
             names = {"UID": phenomenon.replace(" ", "_"), "linguistics_term": phenomenon}
             yield json.dumps({"sentence_good": good, "sentence_bad": bad, **names})
@@ -132,10 +138,12 @@ def write_tasks(text: str, out: Path, pairs: int = PAIRS) -> dict[str, int]:
     There are at most `pairs` minimal pairs of each phenomenon.
     """
     out.mkdir(parents=True, exist_ok=True)
-    whole = list(documents(text))
+    texts_in_order = list(documents(text))
     parts = {
-        TRAIN: [one for number, one in enumerate(whole) if (number + 1) % HELD_OUT],
-        VALIDATION: whole[HELD_OUT - 1 :: HELD_OUT],
+        TRAIN: [
+            document for number, document in enumerate(texts_in_order) if (number + 1) % HELD_OUT
+        ],
+        VALIDATION: texts_in_order[HELD_OUT - 1 :: HELD_OUT],
     }
     written = {}
     for split, texts in parts.items():

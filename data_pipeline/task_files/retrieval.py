@@ -66,7 +66,9 @@ def read_queries(
     queries = _queries(path, encoding)
     if numbered_by_order:
         numbers = count(1)
-        queries = (one if one.is_blank else replace(one, id=str(next(numbers))) for one in queries)
+        queries = (
+            query if query.is_blank else replace(query, id=str(next(numbers))) for query in queries
+        )
     return _unique(path, queries)
 
 
@@ -103,11 +105,13 @@ def _judgement(where: str, cells: list[str]) -> Judgement:
 def _rows(path: str, fields: Sequence[str], encoding: str) -> Iterator[RetrievalText]:
     """The rows of a table; a field without a column is left out, unless it is the text."""
     names = column_names(path, encoding)
-    there = [field for field in fields if field in names or field == "text"]
+    present = [field for field in fields if field in names or field == "text"]
     id_column = "id" if "id" in names and "_id" not in names else "_id"
-    columns = {"id": id_column, **{field: field for field in there}}
+    columns = {"id": id_column, **{field: field for field in present}}
     for where, row in read_table(path, columns, encoding=encoding):
-        yield RetrievalText(where, row.get("id", ""), _joined(row.get(one, "") for one in there))
+        yield RetrievalText(
+            where, row.get("id", ""), _joined(row.get(field, "") for field in present)
+        )
 
 
 def _joined(parts: Iterator[str]) -> str:
@@ -136,10 +140,10 @@ def _tagged(
     for match in opening.finditer(text):
         line, counted = line + text.count("\n", counted, match.start()), match.start()
         where = place(path, line)
-        found = _field(match[1], name)
-        if not found:
+        identifier = _field(match[1], name)
+        if not identifier:
             raise DataError(f"{where}: <{element}> has no <{name}>")
-        yield RetrievalText(where, found, _text(match[1], name, fields))
+        yield RetrievalText(where, identifier, _text(match[1], name, fields))
 
 
 def _text(element: str, name: str, fields: Sequence[str]) -> str:

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import UTF_8, read_json, source_name
-from data_pipeline.task_files.json_records import text_in, texts_in, value_in
+from data_pipeline.task_files.contents import (
+    UTF_8,
+    read_json,
+    source_name,
+    text_in,
+    texts_in,
+    value_in,
+)
 from data_pipeline.task_files.tables import read_records
 from data_pipeline.text.text_files import suffix_of
 
@@ -46,13 +52,13 @@ class SpanQuestion:
 
     @property
     def misplaced(self) -> str:
-        """What is wrong with the place of an answer, if an answer is not where it says."""
+        """The fault of an answer that is not where it says, in words; empty without one."""
         for answer in self.answers:
-            found = self.context[max(answer.start, 0) : max(answer.end, 0)]
-            if found != answer.text:
+            text = self.context[max(answer.start, 0) : max(answer.end, 0)]
+            if text != answer.text:
                 size = f"its passage has {len(self.context)} characters"
-                there = f"{found!r} is there" if found else size
-                place = f"is not at character {answer.start}: {there}"
+                finding = f"{text!r} is there" if text else size
+                place = f"is not at character {answer.start}: {finding}"
                 return f"{self.where}: the answer {answer.text!r} {place}"
         return ""
 

@@ -220,7 +220,7 @@ def _cell_rows(
 
 
 def _wrong_width(cells: list[str], header: list[str] | None, places: Mapping[str, int]) -> str:
-    """What is wrong with a row that lacks a column, or has more than the header, if it does."""
+    """The fault of a row that lacks a column or has more than the header; empty without one."""
     needed = len(header) if header else max(places.values()) + 1
     if len(cells) >= needed and not (header and len(cells) > needed):
         return ""
@@ -298,7 +298,7 @@ def _is_blank(record: Record) -> bool:
 
 
 def _parquet_source(path: str) -> Any:
-    """What pyarrow opens: the path, or the contents of a compressed file or of standard input."""
+    """The path, or the contents of a compressed file or of standard input, for pyarrow."""
     with open_text(path) as file:
         if is_plain(path):
             return path
@@ -327,10 +327,10 @@ def _record_rows(
             kind = (
                 LIST if field in lists and isinstance(value, list) else _kind(where, field, value)
             )
-            first, there = kinds.setdefault(field, (kind, where))
+            first, first_place = kinds.setdefault(field, (kind, where))
             if kind != first:
                 raise DataError(
-                    f"{where}: {field}: is {kind}, but {first} at {there}; make them alike"
+                    f"{where}: {field}: is {kind}, but {first} at {first_place}; make them alike"
                 )
             row[field] = value.strip() if isinstance(value, str) else _number_text(value)
         yield Row(where, row)
@@ -400,5 +400,5 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
         return names.index(column)
     if column in names:
         raise DataError(f"{where}: columns.{field}: there are several columns {column!r}")
-    there = nearest_of_all(column, names)
-    raise DataError(f"{where}: columns.{field}: no column {column!r}{there}")
+    nearest = nearest_of_all(column, names)
+    raise DataError(f"{where}: columns.{field}: no column {column!r}{nearest}")

@@ -1,4 +1,4 @@
-"""What tokenizers make of a text: ``tandem tokenizer compare``."""
+"""How tokenizers read a text: ``tandem tokenizer compare``."""
 
 from __future__ import annotations
 

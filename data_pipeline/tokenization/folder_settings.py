@@ -1,4 +1,4 @@
-"""What the config files of a tokenizer's folder say, in one mapping.
+"""The settings in the config files of a tokenizer's folder, in one mapping.
 
 `transformers` spreads it over up to five files: ``tokenizer_config.json``,
 ``special_tokens_map.json``, ``added_tokens.json``, the model's ``config.json``, and the vocabulary.

@@ -109,7 +109,7 @@ def script_of(character: str) -> str:
 
 def shares_of(counts: Mapping[str, int]) -> dict[str, float]:
     """The share of each script among all letters, in falling order."""
-    letters = Counter({one: counts[one] for one in counts if one not in ("", OTHERS)})
+    letters = Counter({script: counts[script] for script in counts if script not in ("", OTHERS)})
     return {script: count / letters.total() for script, count in letters.most_common()}
 
 

@@ -32,13 +32,13 @@ _TEXTS = (
 )
 
 
-def differing_text(one: Path, other: Path) -> str | None:
+def differing_text(first: Path, second: Path) -> str | None:
     """A text of which the tokenizers in two folders make other tokens; None if none is known.
 
     The texts have capitals, accents, spaces, signs and scripts that rules differ about, each letter
     alone, and words of the vocabulary, which it must share. Raises DataError as `load`.
     """
-    ours, theirs = load(one)[0], load(other)[0]
+    ours, theirs = load(first)[0], load(second)[0]
     if ours.to_str() == theirs.to_str():
         return None
     texts = [*_TEXTS, *_letters(), *_words(ours)]

@@ -10,8 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from data_pipeline.errors import DataError
-from data_pipeline.tokenization.library_errors import as_data_errors
+from data_pipeline.errors import DataError, as_data_errors
 
 MARK = "\u2581"  # stands for a space in pieces
 ALBERT = "albert"
@@ -104,7 +103,7 @@ def _merges(proto: Any) -> list[tuple[str, str]]:
     normal = [piece for piece in proto.pieces if piece.type in (piece.NORMAL, piece.UNUSED)]
     numbers = {piece.piece: number for number, piece in enumerate(normal)}
     merges = []
-    for piece in sorted(normal, key=lambda one: -one.score):
+    for piece in sorted(normal, key=lambda piece: -piece.score):
         text = piece.piece
         cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
         pairs = [pair for pair in cuts if numbers.keys() >= {*pair}]

@@ -26,10 +26,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.tokenization import vocabularies
 from data_pipeline.tokenization.folder_settings import CONFIG_FILE, ROLES, Settings, read_settings
-from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.vocabularies import Roles, with_settings
 
 TOKENIZER_FILES = (
@@ -92,7 +91,7 @@ class Vocabulary:
 
     @cached_property
     def _behind(self) -> list[NDArray[np.int64]]:
-        """What stands behind the first text of a pair, and behind the last text."""
+        """The tokens behind the first text of a pair, and behind the last text."""
         return [np.array(self.between or (self.sep,)), np.array([self.sep])]
 
     def to_json(self) -> dict:

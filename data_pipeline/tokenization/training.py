@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
 from configs.progress import Work, work
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.hashing import LineDraw, array_keys, scalar_key
 from data_pipeline.shards.writing import disk_errors, refuse_existing
 from data_pipeline.text.documents import (
@@ -31,7 +31,6 @@ from data_pipeline.text.documents import (
 from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
-from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.normalization_loss import (
     LossCounter,
     NormalizationLoss,
@@ -72,7 +71,7 @@ class Sample(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What a tokenizer does not tell apart."""
+    """The differences in a text that a tokenizer ignores."""
 
     lowercase: bool = False
     strip_accents: bool = False
@@ -101,7 +100,7 @@ class Unusable:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What of its text a tokenizer is not trained on."""
+    """The parts of its text that a tokenizer is not trained on."""
 
     unusable: Unusable
     sample: Sample | None  # None: all lines are used
@@ -140,8 +139,8 @@ def train(
     if STDIN in inputs:
         raise DataError(f"{STDIN}: a tokenizer reads its text several times; save it in a file")
     skipped = find_inputs(inputs, reading or ReadOptions()).skipped
-    if next(read_documents(inputs, reading, on_problem=(found := Unusable())), None) is None:
-        require_usable(inputs, 0, found.count, next(iter(found.first), None))
+    if next(read_documents(inputs, reading, on_problem=(problems := Unusable())), None) is None:
+        require_usable(inputs, 0, problems.count, next(iter(problems.first), None))
     read = _reader(inputs, reading, unusable := Unusable())
     lowercase = kind == "wordpiece" if cased is None else not cased
     rule = Rule(lowercase, strip_accents)
@@ -249,17 +248,17 @@ def _characters(read: Read, vocab_size: int, rule: Rule) -> tuple[list[str], lis
     no_merges = trainers.WordPieceTrainer(vocab_size=0, special_tokens=[], show_progress=False)
     tokenizer.train_from_iterator(counted(), no_merges)
     _require_spaces(counts)
-    found = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     normalized: Counter[str] = Counter()
     for character, count in counts.items():
-        for one in tokenizer.normalizer.normalize_str(character):
-            normalized[one] += count
-    characters = [token for token in found if len(token) == 1]
-    frequent = sorted(characters, key=lambda one: (-normalized[one], one))
-    covered = np.cumsum([normalized[one] for one in frequent])
+        for symbol in tokenizer.normalizer.normalize_str(character):
+            normalized[symbol] += count
+    characters = [token for token in vocabulary if len(token) == 1]
+    frequent = sorted(characters, key=lambda symbol: (-normalized[symbol], symbol))
+    covered = np.cumsum([normalized[symbol] for symbol in frequent])
     enough = 1 + int(np.searchsorted(covered, COVERAGE * covered[-1]))
     alphabet = sorted(frequent[: max(ALPHABET, min(enough, vocab_size // 3))])
-    return alphabet, [f"##{one}" for one in alphabet if f"##{one}" in found]
+    return alphabet, [f"##{symbol}" for symbol in alphabet if f"##{symbol}" in vocabulary]
 
 
 def _require_spaces(counts: Mapping[str, int]) -> None:

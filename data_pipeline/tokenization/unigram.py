@@ -31,7 +31,9 @@ def ordinary_characters(normalize: Callable[[str], str]) -> frozenset[str]:
     """
     ranges = (range(first, last + 1) for first, last in _RANGES)
     characters = map(chr, itertools.chain.from_iterable(ranges))
-    return frozenset(one for one in characters if normalize(f"x{one}x").count(" ") == 0)
+    return frozenset(
+        character for character in characters if normalize(f"x{character}x").count(" ") == 0
+    )
 
 
 class OrdinaryWords:
@@ -45,7 +47,9 @@ class OrdinaryWords:
         # A character that is not a piece by itself would become an unknown token. Pieces with such
         # a character are left out, so that no word with one can be segmented here.
         known = frozenset(
-            one for one in ordinary_characters(normalize) & singles if normalize(one) == one
+            character
+            for character in ordinary_characters(normalize) & singles
+            if normalize(character) == character
         )
         plain = {
             (" " + text if text != piece else text).encode(): number
@@ -59,10 +63,10 @@ class OrdinaryWords:
         self._columns[SPACE] *= b" " in plain
         # The nodes of a trie: 0 is the dead end, 1 the root, the others are prefixes of pieces.
         beginnings = {piece[:size] for piece in plain for size in range(1, len(piece) + 1)}
-        nodes = {b"": 1, **{one: number for number, one in enumerate(beginnings, 2)}}
+        nodes = {b"": 1, **{start: number for number, start in enumerate(beginnings, 2)}}
         self._next = np.zeros((len(nodes) + 1, len(used) + 1), np.int32)
-        parents = [nodes[one[:-1]] for one in beginnings]
-        self._next[parents, self._columns[[one[-1] for one in beginnings]]] = (
+        parents = [nodes[start[:-1]] for start in beginnings]
+        self._next[parents, self._columns[[start[-1] for start in beginnings]]] = (
             np.arange(len(beginnings)) + 2
         )
         self._next[:, 0] = 0

@@ -13,10 +13,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.folder_settings import CONFIG_FILE, ROLES, Settings
-from data_pipeline.tokenization.library_errors import as_data_errors
 from data_pipeline.tokenization.sentencepiece_models import ALBERT, FAIRSEQ
 
 Roles = dict[str, str]  # "pad" -> "[PAD]", ...
@@ -102,7 +101,7 @@ def from_vocab_txt(path: Path, settings: Settings) -> tuple[tokenizers.Tokenizer
     _require_alike("vocab.txt", path, settings)
     words = _lines(path)
     vocabulary = {word: number for number, word in enumerate(words)}
-    unknown = next((one for one in names_of("unk", settings) if one in vocabulary), None)
+    unknown = next((name for name in names_of("unk", settings) if name in vocabulary), None)
     if unknown is None:
         raise DataError(f"{path}: has no [UNK] token")
     model = models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
@@ -156,7 +155,9 @@ def with_added_tokens(tokenizer: tokenizers.Tokenizer, settings: Settings, path:
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     known |= {token.content for number, token in declared if number is not None}
     numbered = [token for number, token in declared if number is not None]
-    tokenizer.add_tokens([*numbered, *(one for _, one in declared if one.content not in known)])
+    tokenizer.add_tokens(
+        [*numbered, *(token for _, token in declared if token.content not in known)]
+    )
     for number, token in declared:
         given = tokenizer.token_to_id(token.content)
         if number is not None and given != number:
@@ -237,9 +238,9 @@ def complete(
     roles: Roles = {}
     for role in ROLES:
         names = names_of(role, settings)
-        found = [name for name in names if tokenizer.token_to_id(name) is not None]
-        if found:
-            roles[role] = found[0]
+        present = [name for name in names if tokenizer.token_to_id(name) is not None]
+        if present:
+            roles[role] = present[0]
         elif role != "unk":  # a byte-level vocabulary needs no unknown token
             roles[role] = names[0]
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -252,12 +253,12 @@ def complete(
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 {second}",
-        special_tokens=[(one, tokenizer.token_to_id(one)) for one in (cls, sep)],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
     return tokenizer, roles
 
 
 def names_of(role: str, settings: Settings) -> tuple[str, ...]:
     """The possible names of a role's token, the likeliest first."""
-    own = settings.get(f"{role}_token")
-    return ROLES[role] if own is None else (str(own), *ROLES[role])
+    declared = settings.get(f"{role}_token")
+    return ROLES[role] if declared is None else (str(declared), *ROLES[role])

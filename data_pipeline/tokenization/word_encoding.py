@@ -65,15 +65,15 @@ class WordEncoder:
         sentences, before = find_sentences(text)
         if self._rule.line_feeds:
             text = text.with_spaces()
-        whole = self._whole(text, documents, sentences, before)
-        starts, stops = self._cut(text, whole, sentences)
+        undivided = self._whole(text, documents, sentences, before)
+        starts, stops = self._cut(text, undivided, sentences)
         numbers, new = self._table.numbers(text.windows, starts, stops)
         self._learn(text, numbers[new], starts[new], stops[new])
         ids, sizes, context_free = self._tokens.of(numbers)
         self._evict()
         words = np.searchsorted(starts, sentences)  # [sentences + 1] word offsets
         in_context = np.diff(offsets(~context_free)[words[before]]) > 0
-        return _documents(ids, offsets(sizes)[words], before, whole | in_context)
+        return _documents(ids, offsets(sizes)[words], before, undivided | in_context)
 
     def _whole(
         self,
@@ -86,14 +86,14 @@ class WordEncoder:
         assert self._rule is not None
         may_end = self._rule.sentence_may_end(text, sentences)
         may_end[before] = True  # a document boundary is always a safe cut
-        whole = np.diff(offsets(~may_end)[before]) > 0
+        undivided = np.diff(offsets(~may_end)[before]) > 0
         marks = [*self._added, *self._rule.forbidden]
-        if found := [mark for mark in marks if _holds(text.encoded, mark.encode())]:
-            whole |= [any(mark in one for mark in found) for one in documents]
-        return whole
+        if present := [mark for mark in marks if _holds(text.encoded, mark.encode())]:
+            undivided |= [any(mark in document for mark in present) for document in documents]
+        return undivided
 
     def _cut(
-        self, text: JoinedText, whole: NDArray[np.bool_], sentences: NDArray[np.int64]
+        self, text: JoinedText, undivided: NDArray[np.bool_], sentences: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The byte offsets at which words start and stop, in documents that may be cut."""
         assert self._rule is not None
@@ -101,7 +101,7 @@ class WordEncoder:
         begins[sentences] = True
         starts = np.flatnonzero(begins)  # the last is the end of the text
         words = np.diff(np.searchsorted(starts, text.documents))
-        cut = np.repeat(~whole, words)
+        cut = np.repeat(~undivided, words)
         return starts[:-1][cut], starts[1:][cut]
 
     def _learn(
@@ -135,8 +135,8 @@ class WordEncoder:
         led = np.array([lead != "" and word[:1] == "\n" for word in words], bool)
         texts = [lead + word if leads else word for word, leads in zip(words, led, strict=True)]
         text = self._mark.join([lead, *texts])
-        (one,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids = np.array(one.ids, np.int32)
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32)
         is_separator = ids == self._separator
         marks = np.concatenate([[-1], np.flatnonzero(is_separator), [len(ids)]])
         assert len(marks) == len(words) + 2, "a word with a special token in it"

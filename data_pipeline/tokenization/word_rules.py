@@ -112,7 +112,11 @@ def sentencepiece_rule(
             forbidden="\0\r",
             is_context_free=_context_free_test(normalize, " \n", ""),
         )
-    known = [one for one in map(chr, range(33, 127)) if one in pieces and normalize(one) == one]
+    known = [
+        character
+        for character in map(chr, range(33, 127))
+        if character in pieces and normalize(character) == character
+    ]
     if not known or any("\n" in piece for piece in pieces):
         return None
     return WordRule(

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from data_pipeline import DataError
-from data_pipeline.task_files.collection import Collection, TrainingGroup, training_groups
-from data_pipeline.task_files.rankings import read_ranking
+from data_pipeline.task_files.collection import (
+    Collection,
+    TrainingGroup,
+    read_ranking,
+    training_groups,
+)
 
 DOCUMENTS = "".join(f'{{"_id": "d{n}", "text": "about {n}"}}\n' for n in range(6))
 QUERIES = '{"_id": "a", "text": "first?"}\n{"_id": "b", "text": "second?"}\n'
