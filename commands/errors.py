@@ -18,7 +18,6 @@ USER_ERRORS = [
     ("model", "ModelError"),
     ("cluster", "LaunchError"),
     ("trainer.errors", "TrainingError"),
-    ("trainer.checkpoint.errors", "CheckpointError"),
 ]
 
 

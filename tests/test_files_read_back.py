@@ -19,8 +19,8 @@ from model import ModelError, build, from_pretrained, save_pretrained
 from tests.damage import damages, edits, harmed
 from tests.trainer import tiny
 from trainer.checkpoint import Ranking, Retention, published
+from trainer.checkpoint.attempts import Owner
 from trainer.checkpoint.folder import scores_of, step_name
-from trainer.checkpoint.owner import Owner
 from trainer.control.requests import STOP, RequestBox, answer_to, ask
 from trainer.errors import TrainingError
 from trainer.report.table import student_table

@@ -68,8 +68,7 @@ ROOMS = {
         "evaluation record lifecycle job loop run storing prediction augmentation suites analysis"
     ),
     "trainer/checkpoint": (
-        "errors folder layout scalars gather storage gate owner retention ranks snapshot soundness "
-        "manifest restore attempts reader carried branching publication writer"
+        "folder layout attempts snapshot manifest reader carried publication writer"
     ),
     "trainer/objectives": (
         "stages term layers row_losses vocabulary labels task terms objective_config objective"

@@ -1,5 +1,13 @@
-"""The error for problems that the user can fix."""
+"""Errors for problems that the user can fix."""
 
 
 class TrainingError(ValueError):
     """A job cannot continue, for a reason that the user can fix; the one-line message says how."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint cannot be written or read; the message names the file and what to do."""
+
+
+class StaleAttempt(CheckpointError):
+    """A newer attempt at this run has begun: this one must stop."""

@@ -38,7 +38,7 @@ def chain(tmp_path, name="demo"):
 
 
 def test_a_chain_ends_as_a_whole(tmp_path, queue, monkeypatch):
-    monkeypatch.setattr("trainer.checkpoint.owner.SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("trainer.checkpoint.attempts.SILENT_SECONDS", 1.0)
     folder = chain(tmp_path)
     (folder.path / "attempts").mkdir()
     record = {"host": "n1", "process": 1, "machine": "", "started": 0, "time": time.time()}

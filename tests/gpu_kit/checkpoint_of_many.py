@@ -17,13 +17,10 @@ import torch
 
 import configs
 from model.skeleton import skeleton
-from trainer.checkpoint.folder import MANIFEST, step_name
+from trainer.checkpoint.folder import MANIFEST, Retention, StoredFile, step_name
 from trainer.checkpoint.manifest import digest
 from trainer.checkpoint.publication import Save, Store, _commit, _Part
-from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.snapshot import Fragment, Snapshot
-from trainer.checkpoint.soundness import Portion
-from trainer.checkpoint.storage import StoredFile
+from trainer.checkpoint.snapshot import Fragment, Portion, Snapshot
 from trainer.config import JobConfig
 
 STATES = ("master", "exp_avg", "exp_avg_sq")

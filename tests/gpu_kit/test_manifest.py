@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from tests.gpu_kit.checkpoint_of_many import cut, largest_job, sent_parts, snapshot
-from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.manifest import digest, merge_learner
+from trainer.errors import CheckpointError
 
 RANKS = 4096
 

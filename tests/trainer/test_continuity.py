@@ -17,8 +17,8 @@ from tests.conftest import TINY_JOB
 from tests.distributed import run_distributed
 from tests.trainer.jobs import tiny_job
 from trainer.checkpoint import Owner
+from trainer.checkpoint.folder import write_json
 from trainer.checkpoint.manifest import Manifest
-from trainer.checkpoint.storage import write_json
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed import run_distributed
-from trainer.checkpoint.ranks import Ranks
+from trainer.checkpoint.publication import Ranks
 from trainer.config import WatchConfig
 from trainer.errors import TrainingError
 from trainer.process_group import (

@@ -21,15 +21,16 @@ leaves the previous checkpoint intact. At the start of a job::
 
 from trainer.checkpoint.attempts import (
     Attempt,
+    Owner,
     live_owner,
     owner_has_ended,
     published,
     require_no_owner,
+    send_heartbeat,
 )
-from trainer.checkpoint.branching import branch
-from trainer.checkpoint.errors import CheckpointError, StaleAttempt
-from trainer.checkpoint.gather import full_state_dict
-from trainer.checkpoint.owner import Owner, send_heartbeat
+from trainer.checkpoint.carried import branch
+from trainer.checkpoint.folder import Ranking, Retention
+from trainer.checkpoint.layout import full_state_dict
 from trainer.checkpoint.reader import (
     Checkpoint,
     best_intact,
@@ -39,8 +40,8 @@ from trainer.checkpoint.reader import (
     newest_sound,
     newest_state,
 )
-from trainer.checkpoint.retention import Ranking, Retention
 from trainer.checkpoint.writer import CheckpointWriter
+from trainer.errors import CheckpointError, StaleAttempt
 
 __all__ = [
     "Attempt",

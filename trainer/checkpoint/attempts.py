@@ -6,26 +6,139 @@ job. So every attempt first takes the next number, by *exclusive creation* of
 older attempt publishes afterwards is in no newer list, and readers ignore it.
 
 The same record names the owner of the run (see `Owner`). While the owner is alive, a second job of
-the same run is refused.
+the same run is refused. On the owner's machine (kernel, process namespace) the process table
+answers at once whether it is alive; a process id that was reused since is recognised. On other
+machines the heartbeat answers: the owner touches its attempt's record every few seconds. Its age is
+measured by the file system's clock. If that is not conclusive, the check waits for the next
+heartbeat.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import socket
+import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
-from configs.strict_json import from_json, parse_json
-from trainer.checkpoint.errors import CheckpointError, StaleAttempt
+from configs.processes import SILENT_SECONDS, is_alive, is_here, machine, started
+from configs.strict_json import from_json, parse_json, read_json
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
-from trainer.checkpoint.owner import Owner
 from trainer.durable import atomic_write
+from trainer.errors import CheckpointError, StaleAttempt
 
 _FOLDER, _CHECKPOINTS = "attempts", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that leads an attempt: its rank 0."""
+
+    host: str
+    process: int
+    machine: str  # the boot and process namespace of `process`; empty if unknown
+    started: int  # when the process started, in clock ticks since boot
+    time: float  # Unix time of the attempt's start, for messages
+    job: str = ""  # SLURM's job id
+    restart: int = 0  # how often the scheduler has restarted that job
+    ended: bool = False  # normally
+
+    @classmethod
+    def here(cls, job: str = "", restart: int = 0) -> Owner:
+        """This process."""
+        process = os.getpid()
+        return cls(
+            socket.gethostname(), process, machine(), started(process), time.time(), job, restart
+        )
+
+    @classmethod
+    def of(cls, record: Path) -> Owner | None:
+        """The owner in an attempt's record; None if its writer died before it was complete."""
+        for retry_seconds in (0.2, 0.2, 0.0):
+            try:
+                return from_json(read_json(record), cls, record)
+            except (ConfigError, FileNotFoundError):
+                time.sleep(retry_seconds)
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """The owner as JSON."""
+        return asdict(self)
+
+    def is_alive(self, record: Path) -> bool:
+        """Whether this process is alive; `record` has its heartbeat. May take 30 s."""
+        if self.ended or self.is_on_this_machine:
+            return not self.ended and self.has_process
+        return _has_heartbeat(record)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the process runs, or ran, on this machine."""
+        return is_here(self.machine)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the process is in the process table of this machine."""
+        return is_alive(self.process, self.started)
+
+    def succeeds(self, other: Owner) -> bool:
+        """Whether this is `other`, or a later start of the same job by the scheduler.
+
+        A later start must not wait for `other`, which may keep running when it is cut off from the
+        scheduler. It fences `other` off instead.
+        """
+        if (self.machine, self.process, self.started) == (
+            other.machine,
+            other.process,
+            other.started,
+        ):
+            return True
+        return bool(self.job) and self.job == other.job and self.restart > other.restart
+
+    def __str__(self) -> str:
+        """Where the process runs, and since when, for messages."""
+        job = f"SLURM job {self.job}, " if self.job else ""
+        since = datetime.fromtimestamp(self.time).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{job}process {self.process} on {self.host}, since {since}"
+
+
+def send_heartbeat(record: Path) -> None:
+    """Show that the owner of `record` is alive."""
+    os.utime(record)
+
+
+def _has_heartbeat(record: Path) -> bool:
+    """Whether the owner sends heartbeats, judged on any machine by the file system's clock."""
+    last = _modified(record)
+    if last is None or _file_system_time(record.parent) - last > SILENT_SECONDS:
+        return False
+    end = time.monotonic() + SILENT_SECONDS
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        if _modified(record) != last:
+            return True
+    return False
+
+
+def _modified(record: Path) -> float | None:
+    """Read from an open file, since a network file system may answer a stat from its cache."""
+    try:
+        with open(record, "rb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _file_system_time(folder: Path) -> float:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 @dataclass(frozen=True)
@@ -68,8 +181,8 @@ class Attempt:
         They stay on disk until new ones replace them. Checkpoints of this attempt are not affected.
         """
         content = _content(self.record)
-        found = _found(content) or all_steps(self.run_folder / _CHECKPOINTS)
-        kept = [one for one in found if one <= step]
+        steps = _found(content) or all_steps(self.run_folder / _CHECKPOINTS)
+        kept = [earlier for earlier in steps if earlier <= step]
         _write(self.record, {**content, "checkpoints": kept})
 
     @property
@@ -198,5 +311,7 @@ class _Found:
 
 def _inherited(folder: Path) -> dict[int, set[int]]:
     """The steps that each attempt found. One that died while beginning is left out."""
-    found = {number: _found(_content(folder / f"{number:06d}.json")) for number in _numbers(folder)}
-    return {number: set(steps) for number, steps in found.items() if steps is not None}
+    listed = {
+        number: _found(_content(folder / f"{number:06d}.json")) for number in _numbers(folder)
+    }
+    return {number: set(steps) for number, steps in listed.items() if steps is not None}

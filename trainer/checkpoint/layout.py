@@ -1,9 +1,11 @@
-"""Which part of which parameter this rank holds, for every engine type of DeepSpeed.
+"""An engine's state, for every engine type of DeepSpeed: its pieces on this rank, and its scalars.
 
 ZeRO flattens a parameter group into one tensor and partitions it over the ranks. A rank optimizes
 its *holder*: the flat fp32 master partition, which is also the key of the optimizer's state. A
 :class:`Piece` is a range of a named parameter, with its place in a holder. Saving, loading and
 gathering use pieces, and do not depend on the ZeRO stage.
+
+A learner's scalars are those of the optimizer, the engine's counters and the fp16 loss scale.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
+
 FROZEN = -1  # the group of a tensor that no optimizer owns: a frozen parameter or a buffer
 _COMPILED = "_orig_mod."  # torch.compile adds it to names
+_Names = Mapping[Tensor, str]
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,6 @@ def refresh(engine: DeepSpeedEngine) -> None:
         for piece in layout(engine):
             if piece.group != FROZEN:
                 parameters[piece.name].data.view(-1).copy_(piece.of(piece.holder))
-
-
-_Names = Mapping[Tensor, str]
 
 
 def _optimized(wrapper: Any, names: _Names) -> Iterator[Piece]:
@@ -251,3 +254,79 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in module.named_buffers():
         if name not in transient:
             yield _plain(name), buffer
+
+
+@torch.no_grad()
+def full_state_dict(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+    """The full master weights and persistent buffers of an engine, on every rank; collective.
+
+    The tensors are copies on the CPU; floating point tensors are fp32, at any stage and precision.
+    """
+    return {piece.name: _gather(piece, engine.device) for piece in layout(engine)}
+
+
+def _gather(piece: Piece, device: torch.device) -> Tensor:
+    local = piece.of(piece.holder)
+    if piece.replicated:
+        full = local.clone()
+    else:
+        full = torch.zeros(piece.total, dtype=local.dtype, device=device)
+        full[piece.start : piece.start + piece.numel].copy_(local)
+        # The pieces do not overlap, so a sum of their bytes is exact (even of -0.0 and NaN).
+        dist.all_reduce(full.view(torch.uint8))
+    full = full.reshape(piece.shape).cpu()
+    return full.float() if full.is_floating_point() else full
+
+
+def encode_scalar(value: Any) -> dict[str, Any]:
+    """Encode a plain value or a one-element tensor as JSON, with the tensor's dtype."""
+    if torch.is_tensor(value):
+        return {"value": value.item(), "dtype": str(value.dtype).removeprefix("torch.")}
+    return {"value": value}
+
+
+def decode_scalar(encoded: dict[str, Any], device: torch.device) -> Any:
+    """The inverse of :func:`encode_scalar`; a tensor is new, on ``device``."""
+    if "dtype" in encoded:
+        dtype = getattr(torch, encoded["dtype"])
+        return torch.tensor(encoded["value"], dtype=dtype, device=device)
+    return encoded["value"]
+
+
+def engine_counters(engine: DeepSpeedEngine) -> dict[str, int]:
+    """DeepSpeed's counters of steps and samples."""
+    return {name: getattr(engine, name) for name in _COUNTERS}
+
+
+def restore_counters(engine: DeepSpeedEngine, saved: dict[str, Any]) -> None:
+    """Restore the counters. Micro-steps follow the current accumulation."""
+    for name in _COUNTERS:
+        setattr(engine, name, saved[name])
+    engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
+
+
+def loss_scale_state(engine: DeepSpeedEngine) -> dict[str, Any]:
+    """The loss scaler's state; empty without loss scaling."""
+    grad_scaler = engine.torch_autocast_z0_gradscaler
+    if grad_scaler is not None:
+        return dict(grad_scaler.state_dict())
+    scaler = _scaler(engine)
+    return {name: getattr(scaler, name) for name in _LOSS_SCALE if hasattr(scaler, name)}
+
+
+def restore_loss_scale(engine: DeepSpeedEngine, saved: dict[str, Any]) -> None:
+    """Restore the scaler's state; values that this stage's scaler lacks are ignored."""
+    grad_scaler = engine.torch_autocast_z0_gradscaler
+    if grad_scaler is not None:
+        grad_scaler.load_state_dict({**grad_scaler.state_dict(), **saved})
+        return
+    scaler = _scaler(engine)
+    for name in _LOSS_SCALE:
+        if name in saved and hasattr(scaler, name):
+            setattr(scaler, name, saved[name])
+
+
+def _scaler(engine: DeepSpeedEngine) -> Any:
+    """ZeRO's scaler object, or stage 0's scale record; None if there is neither."""
+    wrapper = engine.optimizer
+    return getattr(wrapper, "loss_scaler", getattr(wrapper, "loss_scale_config", None))

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.shards.manifest import sha256
-from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.folder import MANIFEST
-from trainer.checkpoint.snapshot import Fragment, Snapshot
-from trainer.checkpoint.soundness import Health
-from trainer.checkpoint.storage import StoredFile
+from trainer.checkpoint.folder import MANIFEST, StoredFile
+from trainer.checkpoint.snapshot import Fragment, Health, Snapshot
+from trainer.errors import CheckpointError
 
 FORMAT = 1
 
@@ -64,14 +62,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        whole = json.loads(path.read_bytes())
+        signed = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path} is damaged ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged (not JSON: {error})") from None
-    if not isinstance(whole, dict) or not {"content", "sha256"} <= whole.keys():
+    if not isinstance(signed, dict) or not {"content", "sha256"} <= signed.keys():
         raise CheckpointError(f"{path} is damaged (not the manifest of a checkpoint)")
-    content, digest = whole["content"], whole["sha256"]
+    content, digest = signed["content"], signed["sha256"]
     if digest != _digest(content):
         raise CheckpointError(f"{path} is damaged (its checksum differs)")
     if content["format"] != FORMAT:
@@ -102,7 +100,7 @@ def digest(snapshot: Snapshot) -> str:
 
 
 def merge_learner(
-    own: Snapshot, parts: Sequence[tuple[Sequence[Fragment], str]], files: Sequence[int]
+    local: Snapshot, parts: Sequence[tuple[Sequence[Fragment], str]], files: Sequence[int]
 ) -> LearnerRecord:
     """One learner's record, from rank 0's snapshot and what the ranks have written.
 
@@ -110,17 +108,17 @@ def merge_learner(
     themselves would be hundreds of megabytes at thousands of ranks.
 
     Args:
-        own: rank 0's snapshot (``data`` is not read).
+        local: rank 0's snapshot (``data`` is not read).
         parts: of each rank, its fragments and its snapshot's `digest`.
         files: for each rank, the index of its file in the manifest.
 
     Raises:
         CheckpointError: a rank's tensors differ from those of rank 0.
     """
-    wanted = digest(own)
-    fragments: dict[str, list[tuple[Fragment, int]]] = {name: [] for name in own.tensors}
-    for rank, ((written, found), file) in enumerate(zip(parts, files, strict=True)):
-        if found != wanted:
+    wanted = digest(local)
+    fragments: dict[str, list[tuple[Fragment, int]]] = {name: [] for name in local.tensors}
+    for rank, ((written, described), file) in enumerate(zip(parts, files, strict=True)):
+        if described != wanted:
             raise CheckpointError(
                 f"rank {rank} has other tensors, or other steps of its optimizer, than rank 0: "
                 "the ranks have diverged"
@@ -128,10 +126,10 @@ def merge_learner(
         for fragment in written:
             fragments[fragment.name].append((fragment, file))
     tensors = {}
-    for name, about in own.tensors.items():
+    for name, about in local.tensors.items():
         states, cuts = _cuts(name, fragments[name], prod(about["shape"]))
         tensors[name] = TensorRecord(about["shape"], about["group"], about["scalars"], states, cuts)
-    return LearnerRecord(tensors, own.engine)
+    return LearnerRecord(tensors, local.engine)
 
 
 def _cuts(
@@ -163,7 +161,7 @@ def _decode(content: Mapping[str, Any]) -> Manifest:
         for name, learner in content["learners"].items()
     }
     files = [StoredFile(**file) for file in content["files"]]
-    health = {name: Health(**one) for name, one in content.get("health", {}).items()}
+    health = {name: Health(**facts) for name, facts in content.get("health", {}).items()}
     suspect = content.get("suspect", "")
     return Manifest(content["step"], content["world_size"], files, learners, health, suspect)
 

@@ -1,4 +1,7 @@
-"""Publishing a checkpoint: write it beside its final name, fsync it, then rename it once."""
+"""Publishing a checkpoint: write it beside its final name, fsync it, then rename it once.
+
+Every step of it succeeds on all ranks, or fails on all.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +14,90 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch.distributed as dist
+
 from trainer.checkpoint.attempts import Attempt, published
 from trainer.checkpoint.carried import Carried
-from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import (
     MANIFEST,
     METRICS,
     TRAINER,
+    Retention,
+    StoredFile,
     all_steps,
     read_trainer_file,
     remove,
+    safetensors_chunks,
+    safetensors_header,
     scores_of,
     step_name,
+    write_durably,
+    write_json,
 )
 from trainer.checkpoint.manifest import Manifest, digest, merge_learner, read_manifest
-from trainer.checkpoint.ranks import Ranks
 from trainer.checkpoint.reader import newest_sound
-from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.snapshot import Fragment, Snapshot
-from trainer.checkpoint.soundness import (
+from trainer.checkpoint.snapshot import (
+    Fragment,
     Health,
     Portion,
+    Snapshot,
     health,
     measure,
     suspicions,
     with_older_evaluations,
 )
-from trainer.checkpoint.storage import (
-    StoredFile,
-    safetensors_chunks,
-    safetensors_header,
-    write_durably,
-    write_json,
-)
 from trainer.durable import sync_folder
+from trainer.errors import CheckpointError, StaleAttempt
+from trainer.process_group import background_group
 
 T = TypeVar("T")
 _UNSEEN_SECONDS, _RETRY_SECONDS = 90.0, 0.5
 _RESERVE = 64 * 2**20  # bytes that must remain free: manifest, logs, metrics
+
+
+class Ranks:
+    """All ranks, over the gloo group beside that of training. Creating it is collective."""
+
+    def __init__(self) -> None:
+        self.group = background_group()
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on every rank and return this rank's result; collective.
+
+        Raises:
+            StaleAttempt: on every rank, if any rank's action raised it.
+            CheckpointError: on every rank, if any rank's action failed; says where and why.
+        """
+        failure: Exception | None = None
+        try:
+            result = action()
+        except Exception as error:
+            failure = _portable(error, self.rank)
+        failures: list[Exception | None] = [None] * self.size
+        dist.all_gather_object(failures, failure, group=self.group)
+        raised = [error for error in failures if error is not None]
+        if raised:
+            raise min(raised, key=lambda error: not isinstance(error, StaleAttempt))
+        return result
+
+    def collect(self, value: T) -> list[T]:
+        """Every rank's value on rank 0; an empty list elsewhere; collective."""
+        values: list[T] | None = [value] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self.group)
+        return values or []
+
+
+def _portable(error: Exception, rank: int) -> Exception:
+    """The error in a form that can be pickled, with a one-line message that names the rank."""
+    if isinstance(error, StaleAttempt):
+        return StaleAttempt(str(error))
+    if isinstance(error, OSError):
+        return CheckpointError(f"{error.filename or 'checkpoint'}: {error.strerror} (rank {rank})")
+    if isinstance(error, CheckpointError):
+        return CheckpointError(str(error))
+    return CheckpointError(f"{type(error).__name__}: {error} (rank {rank})")
 
 
 @dataclass(frozen=True)
@@ -145,7 +194,7 @@ def _begin(save: Save, store: Store, staging: Path, needed: int) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """What rank 0 must know of one rank's part of a learner."""
+    """The facts about a rank's part of a learner that rank 0 needs for the manifest."""
 
     fragments: list[Fragment]
     digest: str  # of the rank's tensors

@@ -1,13 +1,13 @@
-"""Finding, verifying and reading checkpoints."""
+"""Finding, verifying and reading checkpoints, and loading a learner with any partitioning."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,14 +15,25 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trainer.checkpoint.attempts import published
-from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.folder import (
     METRICS,
     TRAINER,
+    Ranking,
+    StoredFile,
     all_steps,
     read_trainer_file,
     scores_of,
     step_name,
+)
+from trainer.checkpoint.layout import (
+    FROZEN,
+    Piece,
+    decode_scalar,
+    layout,
+    refresh,
+    restore_counters,
+    restore_loss_scale,
+    torch_optimizer,
 )
 from trainer.checkpoint.manifest import (
     LearnerRecord,
@@ -31,25 +42,131 @@ from trainer.checkpoint.manifest import (
     check_file,
     read_manifest,
 )
-from trainer.checkpoint.restore import restore
-from trainer.checkpoint.retention import Ranking
 from trainer.checkpoint.snapshot import MASTER, fragment_key
-from trainer.checkpoint.storage import StoredFile
+from trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-def missing(folder: Path, step: int, there: Sequence[int]) -> CheckpointError:
-    """The error for a step without a checkpoint in ``RUN/checkpoints``; `there` are its steps."""
-    if step in there:  # it was published, or removed, a moment ago
+class Source(Protocol):
+    """Reads stored values."""
+
+    def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:
+        """Copy the elements ``[start, start + out.numel())`` of one state into ``out`` [numel]."""
+
+
+@torch.no_grad()
+def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> None:
+    """Overwrite a freshly initialised engine with a stored learner; collective.
+
+    Raises:
+        CheckpointError: the engine's parameters differ; nothing has been overwritten.
+    """
+    pieces = layout(engine)
+    optimizer = torch_optimizer(engine)
+    holders = _by_holder(pieces)
+    _check_same_parameters(pieces, saved.tensors)
+    for held in holders:
+        _check_same_scalars(held, saved.tensors)
+    for piece in pieces:
+        if piece.group == FROZEN:
+            _fill(piece, MASTER, piece.holder, saved.tensors, source)
+    for held in holders:
+        _restore_holder(held, optimizer, saved.tensors, source)
+    refresh(engine)
+    restore_loss_scale(engine, saved.engine["loss_scale"])
+    restore_counters(engine, saved.engine)
+
+
+def _by_holder(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """The optimized pieces, grouped by flat tensor."""
+    holders: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        if piece.group != FROZEN:
+            holders.setdefault(id(piece.holder), []).append(piece)
+    return list(holders.values())
+
+
+def _check_same_parameters(pieces: Sequence[Piece], saved: Mapping[str, TensorRecord]) -> None:
+    here = {piece.name: piece for piece in pieces}
+    for name in sorted(here.keys() | saved.keys()):
+        if name not in saved:
+            raise CheckpointError(f"the model's {name} is not in the checkpoint")
+        if name not in here:
+            raise CheckpointError(f"the checkpoint's {name} is not in the model")
+        piece, record = here[name], saved[name]
+        if list(piece.shape) != record.shape:
+            raise CheckpointError(
+                f"{name} has shape {list(piece.shape)} in the model and {record.shape} stored"
+            )
+        if record.group == FROZEN != piece.group:
+            raise CheckpointError(f"{name} is trained, but frozen in the checkpoint")
+
+
+def _check_same_scalars(held: Sequence[Piece], saved: Mapping[str, TensorRecord]) -> None:
+    """The scalars of a flat tensor's state (its step) must be equal for all parameters in it."""
+    first = saved[held[0].name]
+    for piece in held:
+        record = saved[piece.name]
+        if record.scalars != first.scalars or record.states.keys() != first.states.keys():
+            raise CheckpointError(
+                f"{piece.name} and {held[0].name} have made different numbers of optimizer steps, "
+                "so they cannot share a ZeRO partition; resume with zero_stage: 0"
+            )
+
+
+def _restore_holder(
+    held: Sequence[Piece],
+    optimizer: torch.optim.Optimizer | None,
+    saved: Mapping[str, TensorRecord],
+    source: Source,
+) -> None:
+    assert optimizer is not None
+    holder, first = held[0].holder, saved[held[0].name]
+    # Padding may be uninitialised memory (stage 3), which would corrupt norms.
+    holder.data.zero_()
+    device = _scalar_device(optimizer.param_groups[held[0].group], holder)
+    # Every holder needs its own scalars: torch increments `step` in place.
+    state = {key: decode_scalar(value, device) for key, value in first.scalars.items()}
+    for key, dtype in first.states.items():
+        if key != MASTER:
+            state[key] = torch.zeros_like(holder, dtype=getattr(torch, dtype), requires_grad=False)
+    for piece in held:
+        for key in first.states:
+            _fill(piece, key, holder if key == MASTER else state[key], saved, source)
+    optimizer.state[holder] = state
+
+
+def _fill(
+    piece: Piece, state: str, tensor: Tensor, saved: Mapping[str, TensorRecord], source: Source
+) -> None:
+    """Read a piece of one state; what every rank holds whole, rank 0 reads for all of them."""
+    out = piece.of(tensor)
+    if not piece.replicated or dist.get_rank() == 0:
+        source.fill(piece.name, saved[piece.name], state, piece.start, out)
+    if piece.replicated:
+        dist.broadcast(out, 0)
+
+
+def _scalar_device(settings: Mapping[str, Any], holder: Tensor) -> torch.device:
+    """Where torch expects `step`: beside the parameter if fused or capturable, else the CPU."""
+    on_device = settings.get("fused") or settings.get("capturable")
+    return holder.device if on_device else torch.device("cpu")
+
+
+def missing(folder: Path, step: int, available: Sequence[int]) -> CheckpointError:
+    """The error for a step without a checkpoint in ``RUN/checkpoints``, which has `available`."""
+    if step in available:  # it was published, or removed, a moment ago
         return CheckpointError(f"{folder}: the checkpoint of step {step} is not there; try again")
     if step in all_steps(folder):
         return CheckpointError(
             f"{folder}: the checkpoint of step {step} is no longer valid, since the run rolled "
-            f"back to one before it; there are: {_listed(there)}"
+            f"back to one before it; there are: {_listed(available)}"
         )
-    return CheckpointError(f"{folder}: no checkpoint of step {step}; there are: {_listed(there)}")
+    return CheckpointError(
+        f"{folder}: no checkpoint of step {step}; there are: {_listed(available)}"
+    )
 
 
 def _listed(steps: Sequence[int]) -> str:
@@ -132,7 +249,7 @@ class Checkpoint:
     def stored(self, learner: str) -> tuple[LearnerRecord, dict[int, StoredFile]]:
         """A learner's record, and the files that it refers to, by index."""
         record = self._record(learner)
-        used = {file for one in record.tensors.values() for _, _, file in one.fragments}
+        used = {file for tensor in record.tensors.values() for _, _, file in tensor.fragments}
         return record, {index: self._manifest.files[index] for index in sorted(used)}
 
     def _fragments(self) -> _Fragments:
@@ -162,18 +279,18 @@ def newest_intact(
     if group is not None:
         dist.broadcast_object_list(steps, group=group, group_src=0)
     for step in reversed(steps[0]):
-        found = _damages(folder, step, group)
-        if not found:
+        damages = _damages(folder, step, group)
+        if not damages:
             return Checkpoint(folder, step)
         if group is None and not (folder / step_name(step)).exists():
             return newest_intact(folder, report)  # a live run has just deleted it
         if step == steps[0][0]:
             raise CheckpointError(
-                f"{found[0]}, and there is no intact checkpoint before it: restore one, or remove "
-                f"{folder} to start from step 0"
+                f"{damages[0]}, and there is no intact checkpoint before it: restore one, or "
+                f"remove {folder} to start from step 0"
             )
         if rank == 0:
-            report(f"{found[0]}: using the checkpoint before step {step}")
+            report(f"{damages[0]}: using the checkpoint before step {step}")
     return None
 
 
@@ -234,7 +351,7 @@ def intact(folder: Path, step: int, group: dist.ProcessGroup | None = None) -> C
 
 
 def _damages(folder: Path, step: int, group: dist.ProcessGroup | None) -> list[str]:
-    """What is wrong with a checkpoint: the first damaged file that each rank has found."""
+    """A message for the first damaged file that each rank finds in a checkpoint."""
     rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     damages: list[str | None] = [_damage(folder, step, rank, size)]
     if group is not None:

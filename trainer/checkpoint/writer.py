@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.carried import Carried
-from trainer.checkpoint.errors import CheckpointError, StaleAttempt
-from trainer.checkpoint.folder import tidy
-from trainer.checkpoint.gate import Gate
+from trainer.checkpoint.folder import Retention, tidy
 from trainer.checkpoint.layout import torch_optimizer
-from trainer.checkpoint.publication import Save, Store, publish
-from trainer.checkpoint.ranks import Ranks
+from trainer.checkpoint.publication import Ranks, Save, Store, publish
 from trainer.checkpoint.reader import Checkpoint
-from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.snapshot import HostBuffer, PendingSnapshot, Snapshot, prepare_snapshot
+from trainer.checkpoint.snapshot import (
+    Gate,
+    HostBuffer,
+    PendingSnapshot,
+    Snapshot,
+    prepare_snapshot,
+)
 from trainer.durable import sync_folder
+from trainer.errors import CheckpointError, StaleAttempt
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine

@@ -46,8 +46,8 @@ class GatedOptimizer(torch.optim.Optimizer):
     def forget(self) -> None:
         """Reset all moments and step counts at the next step, even if that is skipped.
 
-        Not earlier, since a checkpoint may just be copied (`trainer.checkpoint.gate`). Every rank
-        must call it.
+        Not earlier, since a checkpoint may just be copied (`trainer.checkpoint.snapshot`). Every
+        rank must call it.
         """
         self._forgets = True
 

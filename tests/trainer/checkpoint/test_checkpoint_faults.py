@@ -27,8 +27,8 @@ from trainer.checkpoint import (
     newest_intact,
     publication,
     published,
-    storage,
 )
+from trainer.checkpoint import folder as checkpoint_folder
 from trainer.checkpoint.folder import read_trainer_file
 
 # ---------------------------------------------------------------------------------- SIGKILL
@@ -163,14 +163,14 @@ def fail_and_recover(folder: Path) -> dict[str, Any]:
         CheckpointWriter(file / "checkpoints", Retention())
     writer = CheckpointWriter(folder, Retention(), None, lines.append, max_failures=3)
     engines = {"teacher": plain_engine(1.0)}
-    write_all = storage._write_all
+    write_all = checkpoint_folder._write_all
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def set_disk(is_full: bool) -> None:
         if dist.get_rank() == 1:
-            setattr(storage, "_write_all", full if is_full else write_all)  # noqa: B010
+            setattr(checkpoint_folder, "_write_all", full if is_full else write_all)  # noqa: B010
 
     writer.save(1, engines, {}, scores={"teacher": float("nan")})
     published_first = writer.wait()

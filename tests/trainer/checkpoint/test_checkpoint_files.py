@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from trainer.checkpoint.layout import FROZEN, Piece, share
-from trainer.checkpoint.scalars import decode_scalar, encode_scalar
-from trainer.checkpoint.storage import (
+from trainer.checkpoint.folder import (
     _SAFETENSORS,
     safetensors_chunks,
     safetensors_header,
     write_durably,
 )
+from trainer.checkpoint.layout import FROZEN, Piece, decode_scalar, encode_scalar, share
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:

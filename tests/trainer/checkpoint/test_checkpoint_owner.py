@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import read
-from trainer.checkpoint import Attempt, CheckpointError, Owner, live_owner, owner, send_heartbeat
+from trainer.checkpoint import (
+    Attempt,
+    CheckpointError,
+    Owner,
+    attempts,
+    live_owner,
+    send_heartbeat,
+)
 
 ELSEWHERE = {"host": "n9", "machine": "another boot pid:[1]"}
 
@@ -28,7 +35,7 @@ def record(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(attempts, "SILENT_SECONDS", 2.0)
 
 
 def write(record: Path, someone: Owner) -> None:
@@ -38,7 +45,7 @@ def write(record: Path, someone: Owner) -> None:
 @pytest.fixture
 def neighbour() -> Iterator[subprocess.Popen[str]]:
     """Another process on this machine, which identifies itself."""
-    script = "import json, sys; from trainer.checkpoint.owner import Owner\n"
+    script = "import json, sys; from trainer.checkpoint.attempts import Owner\n"
     script += "print(json.dumps(Owner.here().record()), flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

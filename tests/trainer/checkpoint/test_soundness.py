@@ -13,8 +13,15 @@ from trainer.checkpoint import Retention, newest_sound, published
 from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.publication import Save, Store, publish
-from trainer.checkpoint.snapshot import HostBuffer, prepare_snapshot
-from trainer.checkpoint.soundness import LOSS_JUMP, NORM_JUMP, Health, measure, suspicion
+from trainer.checkpoint.snapshot import (
+    LOSS_JUMP,
+    NORM_JUMP,
+    Health,
+    HostBuffer,
+    measure,
+    prepare_snapshot,
+    suspicion,
+)
 
 BEFORE = Health(finite=True, norm=10.0, weights=100, evaluated_at=8, held_out=3.0)
 
