@@ -139,11 +139,13 @@ def build_corpus(
     separator: str | None = None,
     field: str | None = None,
     keep_duplicates: bool = False,
+    near_duplicates: float | None = None,
 ) -> dict[str, Any]:
     """Turn text files, folders or globs into WebDataset shards; returns ``corpus.json``.
 
     Calling it again resumes an interrupted build. `separator`: where a document ends, such as
-    ``line``; `field`: the key of the text in JSON and tables. Raises DataError.
+    ``line``; `field`: the key of the text in JSON and tables; `near_duplicates`: drop documents at
+    least this similar to an earlier one. Raises DataError.
     """
     from data_pipeline import BuildOptions, build
     from data_pipeline.text.formats import ReadOptions
@@ -156,6 +158,7 @@ def build_corpus(
         shard_mb=shard_mb,
         val_fraction=val_fraction,
         drop_duplicates=not keep_duplicates,
+        near_duplicates=near_duplicates,
     )
     return build(options, str(out), workers)
 

@@ -76,6 +76,12 @@ def data() -> None:
 @SEPARATOR
 @FIELD
 @click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
+@click.option(
+    "--near-duplicates",
+    type=click.FloatRange(0.5, 1.0),
+    metavar="SIMILARITY",
+    help="Drop documents that share this much with an earlier one (0.8, say), and list them.",
+)
 @click.option("--strict", is_flag=True, help="Stop at the first bad document.")
 def data_build(
     text: tuple[str, ...],

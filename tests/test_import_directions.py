@@ -46,7 +46,8 @@ ROOMS = {
     "data_pipeline/examples": ("example text_encoder order storing reading stream dumping showing"),
     "data_pipeline/augmentation": "sentence replacement word_vectors perturbation tagger",
     "data_pipeline/building": (
-        "encoding parallel_encoding journal claims finishing build merging checking reporting"
+        "near_duplicates encoding parallel_encoding journal claims finishing build merging "
+        "checking reporting"
     ),
     "model": (
         "errors precision task_head_config crf outputs model_config config parts heads "

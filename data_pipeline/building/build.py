@@ -7,6 +7,7 @@ What a corpus folder looks like::
     tokenizer/             a copy of the tokenizer, loadable with transformers.AutoTokenizer
     word_starts.npy        bool [vocabulary], whether a token begins a word
     train/shard-000000.tar ...   see `data_pipeline.shards.blocks`
+    near_duplicates.jsonl  where these are dropped: which ones, and what they are like
     train/{shards,blocks,token_counts}.npy, sentences.u16, documents.u32
                            see `data_pipeline.shards.index`
     val/                   the same, for the documents held out by their hash
@@ -36,6 +37,7 @@ from data_pipeline.building.claims import JOURNAL, Claims
 from data_pipeline.building.encoding import EncodedChunk, held_out
 from data_pipeline.building.finishing import finish_folder
 from data_pipeline.building.journal import Journal, alone_in
+from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplicates, records_in
 from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
@@ -78,6 +80,7 @@ class BuildOptions:
     block_bytes: int = BLOCK_BYTES  # of its token ids
     val_fraction: float = 0.01
     drop_duplicates: bool = True
+    near_duplicates: float | None = None  # drop documents at least this similar to an earlier one
     skip_problems: bool = True
     task: int = 0
     tasks: int = 1
@@ -85,6 +88,10 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if not 0.0 <= self.val_fraction < 1.0:
             raise DataError("--val-fraction: must be at least 0 and less than 1")
+        if self.near_duplicates is not None and not 0.5 <= self.near_duplicates <= 1.0:
+            raise DataError("--near-duplicates: must be from 0.5 to 1, such as 0.8")
+        if self.near_duplicates is not None and not self.drop_duplicates:
+            raise DataError("--keep-duplicates: --near-duplicates drops these too; remove one")
         if self.shard_mb <= 0.0:
             raise DataError("--shard-mb: must be positive")
         if not 0 <= self.task <= self.tasks or self.tasks < 1:
@@ -101,6 +108,7 @@ class Tally:
     chunks: int = 0
     documents: int = 0
     duplicates: int = 0
+    near_duplicates: int = 0
     problems: int = 0
     characters: int = 0
     characters_by_script: dict[str, int] = field(default_factory=dict)
@@ -127,7 +135,8 @@ class Tally:
     def require_usable(self, inputs: Sequence[str]) -> None:
         """Raise DataError unless most documents of the inputs could be read."""
         first = next(iter(self.first_problems), None)
-        require_usable(inputs, self.documents + self.duplicates, self.problems, first)
+        usable = self.documents + self.duplicates + self.near_duplicates
+        require_usable(inputs, usable, self.problems, first)
 
 
 @dataclass(frozen=True)
@@ -185,6 +194,8 @@ class _Build:
         skipped = len(inputs.skipped), inputs.skipped[:PROBLEMS_SHOWN]
         self.tally = Tally(skipped_files=skipped[0], first_skipped=skipped[1])
         self.seen: set[bytes] = set()
+        threshold = options.near_duplicates
+        self.near = None if threshold is None else NearDuplicates(threshold)
 
     def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
         """Complete the build, unless it is complete already."""
@@ -204,10 +215,11 @@ class _Build:
         self.writers = {split: self._writer(split) for split in SPLITS}
         self._resume()
         saved = time.monotonic()
-        for chunk, encoded in encode_all(
-            self._remaining(), self.tokenizer, self.vocabulary, self.options.reading, workers
-        ):
+        arguments = self.tokenizer, self.vocabulary, self.options.reading, self.near is not None
+        for chunk, encoded in encode_all(self._remaining(), arguments, workers):
             self.tally.input_crc32 = _checksum([chunk], self.tally.input_crc32)
+            if encoded.records is not None:
+                encoded.records["file"] = self.share.index(chunk.span)
             self._take(encoded)
             if on_progress:
                 on_progress(self._progress(chunk))
@@ -255,6 +267,8 @@ class _Build:
             return
         self.tally = Tally(**loaded.tally)
         self.seen = loaded.digests
+        for record in records_in(loaded.signatures):
+            self._is_kept(record)
         for split, state in loaded.states.items():
             self.writers[split].restore(state, self.journal.advice)
 
@@ -284,7 +298,12 @@ class _Build:
                     tally.duplicates += 1
                     continue
                 self.seen.add(name)
-                self.journal.note(name)
+                self.journal.note(DIGESTS, name)
+            if chunk.records is not None:
+                self.journal.note(SIGNATURES, chunk.records[number].tobytes())
+                if not self._is_kept(chunk.records[number]):
+                    tally.near_duplicates += 1
+                    continue
             split = "val" if held_out(name, self.options.val_fraction) else "train"
             self.writers[split].add(
                 chunk.tokens[token[number] : token[number + 1]],
@@ -295,6 +314,12 @@ class _Build:
         tally.loss.add(chunk.loss)
         tally.chunks += 1
         self._report(chunk)
+
+    def _is_kept(self, record: np.void) -> bool:
+        """Whether no earlier document is like this one. The merge decides it for a part."""
+        assert self.near is not None
+        path = self.identity["files"][record["file"]][0]
+        return self.options.tasks > 1 or self.near.is_new(record, path)
 
     def _report(self, chunk: EncodedChunk) -> None:
         for problem in chunk.problems:
@@ -319,8 +344,12 @@ class _Build:
         if self.options.tasks == 1:
             self.tally.require_usable(self.options.inputs)
         if self.options.tasks > 1:
-            self.claims.add(self.folder / DIGESTS)
-            self.journal.keep_digests(self.folder / DIGESTS)
+            for log in (DIGESTS, SIGNATURES) if self.near else (DIGESTS,):
+                self.claims.add(self.folder / log)
+                self.journal.keep(log, self.folder / log)
+        elif self.near:
+            self.claims.add(self.folder / LIST)
+            self.near.write(self.folder / LIST)
         return finish_folder(
             self.folder,
             self.claims.add,
@@ -335,6 +364,8 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]
     """The facts that must agree for a build to resume, or to equal a finished one."""
     tree = asdict(options)
     del tree["tokenizer_dir"], tree["inputs"]
+    if options.near_duplicates is None:
+        del tree["near_duplicates"]  # equal to a corpus from before this option
     files = [[_full_path(one.path), one.start, one.bytes] for one in share]
     return {**tree, "files": files, "vocabulary": fingerprint}
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from data_pipeline.building.near_duplicates import LIST, SIGNATURES
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, WORD_STARTS, index_digest
 from data_pipeline.shards import manifest
@@ -24,7 +25,7 @@ from data_pipeline.shards.writing import disk_errors
 JOURNAL = ".build"
 LOCK, FILES = f"{JOURNAL}/lock", f"{JOURNAL}/files"
 FOLDERS = (*SPLITS, "tokenizer", JOURNAL)
-TOP_FILES = (MANIFEST, PART, WORD_STARTS, DIGESTS)
+TOP_FILES = (MANIFEST, PART, WORD_STARTS, DIGESTS, SIGNATURES, LIST)
 
 
 class Claims:

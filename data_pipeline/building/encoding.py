@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from data_pipeline.building.near_duplicates import Signer
 from data_pipeline.errors import as_data_errors
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.text.compiled import interruptible
@@ -40,19 +41,25 @@ class EncodedChunk:
     problems: list[Problem]
     characters: int
     loss: NormalizationLoss  # what the normalizer removed from them
+    records: NDArray[np.void] | None  # [documents] `RECORD`s, where near-duplicates are dropped
 
 
 class Encoder:
     """Encodes raw chunks with one tokenizer."""
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        vocabulary: Vocabulary,
+        reading: ReadOptions,
+        signs: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._loss = LossCounter(tokenizer)
         self._words = WordEncoder(tokenizer, vocabulary.sep)
         self._dtype = token_dtype(vocabulary.vocab_size)
         self._reading = reading
+        self._sign = Signer() if signs else None
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """Encode the documents of a chunk; sentences without tokens are dropped."""
@@ -62,11 +69,9 @@ class Encoder:
         has_tokens = [len(one.tokens) > 0 for one in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]
         texts = [*itertools.compress(parsed.documents, has_tokens)]
-        empty = [
-            chunk.problem(position, "no token in it")
-            for position, has in zip(parsed.positions, has_tokens, strict=True)
-            if not has
-        ]
+        places = [chunk.problem(position, "no token in it") for position in parsed.positions]
+        empty = [place for place, has in zip(places, has_tokens, strict=True) if not has]
+        places = [*itertools.compress(places, has_tokens)]
         sentences = _joined([one.sentences for one in documents], np.dtype(np.uint16))
         full = sentences > 0
         before = offsets([len(one.sentences) for one in documents])
@@ -78,6 +83,7 @@ class Encoder:
             problems=sorted([*parsed.problems, *empty], key=attrgetter("position")),
             characters=sum(map(len, texts)),
             loss=self._loss(texts),
+            records=self._sign(texts, places) if self._sign else None,
         )
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
+from data_pipeline.building.near_duplicates import LIST, SIGNATURES
 from data_pipeline.reading.corpus import SPLITS, WORD_STARTS
 from data_pipeline.shards import manifest
 from data_pipeline.shards.index import INDEX_FILES, Index
@@ -46,7 +47,7 @@ def finish_folder(
         np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
         names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
         names += [*others, WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
-        names += [DIGESTS] if (folder / DIGESTS).exists() else []
+        names += [name for name in (DIGESTS, SIGNATURES, LIST) if (folder / name).exists()]
         tree["files"] = manifest.records(folder, names)
         part.write_text(manifest.render(tree))
         # Each shard was synced to disk before it was renamed.

@@ -2,7 +2,8 @@
 
 ``state.npz`` holds the tally, the state of each writer and the identity of the build, followed by
 a SHA-256. It is replaced atomically. ``digests.bin`` is append-only and holds the digest of each
-document; the state says how many of its bytes are valid. The building process holds a lock on
+document; ``signatures.bin`` holds its signature where near-duplicates are dropped. The state says
+how many of their bytes are valid. The building process holds a lock on
 ``lock``. ``files`` lists the files that it writes (`data_pipeline.building.claims`).
 """
 
@@ -20,11 +21,14 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.building.encoding import DIGEST_BYTES
+from data_pipeline.building.near_duplicates import SIGNATURES
 from data_pipeline.errors import DataError
 from data_pipeline.shards.locking import exclusive
+from data_pipeline.shards.manifest import DIGESTS
 from data_pipeline.shards.writing import CommittedPrefix, State, disk_errors, fsync
 
-STATE, PART, DIGESTS = "state.npz", "state.part", "digests.bin"
+STATE, PART = "state.npz", "state.part"
+LOGS = DIGESTS, SIGNATURES  # of each document
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Saved:
 
     tally: dict
     digests: set[bytes]
+    signatures: bytes
     states: dict[str, State]
 
 
@@ -47,8 +52,8 @@ class Journal:
 
     def __init__(self, folder: Path, identity: dict) -> None:
         self._folder, self._identity = folder, identity
-        self._noted: list[bytes] = []
-        self._digests = CommittedPrefix()
+        self._noted: dict[str, list[bytes]] = {name: [] for name in LOGS}
+        self._prefixes = {name: CommittedPrefix() for name in LOGS}
 
     @property
     def advice(self) -> str:
@@ -58,20 +63,16 @@ class Journal:
     @property
     def files(self) -> list[Path]:
         """The files that the journal writes."""
-        return [self._folder / name for name in (STATE, PART, DIGESTS)]
+        return [self._folder / name for name in (STATE, PART, *LOGS)]
 
-    def note(self, digest: bytes) -> None:
-        """Add the digest of a document to the next save."""
-        self._noted.append(digest)
+    def note(self, log: str, data: bytes) -> None:
+        """Add a document's digest or signature to the next save."""
+        self._noted[log].append(data)
 
     def save(self, tally: dict, states: dict[str, State]) -> None:
         """Save the state, replacing the previous one."""
-        self._write_digests()
-        head = {
-            "tally": tally,
-            "identity": self._identity,
-            "digests": [self._digests.size, self._digests.crc32],
-        }
+        sizes = {log: self._write(log) for log in LOGS}
+        head = {"tally": tally, "identity": self._identity, "logs": sizes}
         arrays: dict[str, Any] = {
             f"{split}/{name}": array
             for split, state in states.items()
@@ -98,17 +99,20 @@ class Journal:
         with np.load(io.BytesIO(self._content(path)), allow_pickle=False) as found:
             arrays = dict(found.items())
         head = json.loads(arrays.pop("head").tobytes())
-        if head["identity"] != json.loads(json.dumps(self._identity)):
+        if "logs" not in head or head["identity"] != json.loads(json.dumps(self._identity)):
             raise DataError(
                 f"{self._folder.parent}: holds an unfinished build with other inputs or options; "
                 "repeat its command, or remove the folder"
             )
-        self._digests = CommittedPrefix(*head["digests"])
+        self._prefixes = {log: CommittedPrefix(*head["logs"][log]) for log in LOGS}
         states: dict[str, State] = {}
         for name, array in arrays.items():
             split, key = name.split("/")
             states.setdefault(split, {})[key] = array
-        return Saved(head["tally"], self._read_digests(), states)
+        digests, signatures = map(self._read, LOGS)
+        split = range(0, len(digests), DIGEST_BYTES)
+        found = {digests[at : at + DIGEST_BYTES] for at in split}
+        return Saved(head["tally"], found, signatures, states)
 
     def _content(self, path: Path) -> bytes:
         """The npz bytes of a state. Raises DataError if their SHA-256 is wrong."""
@@ -121,22 +125,23 @@ class Journal:
             raise DataError(f"{path}: damaged; {self.advice}")
         return content
 
-    def keep_digests(self, path: Path) -> None:
-        """Move the digests of all documents, in order, to the file `path`."""
-        self._write_digests()
+    def keep(self, log: str, path: Path) -> None:
+        """Move the digests or signatures of all documents, in order, to the file `path`."""
+        self._write(log)
         with disk_errors(path):
-            (self._folder / DIGESTS).replace(path)
+            (self._folder / log).replace(path)
 
-    def _write_digests(self) -> None:
-        data = b"".join(self._noted)
-        self._noted.clear()
-        path = self._folder / DIGESTS
+    def _write(self, log: str) -> tuple[int, int]:
+        """Append what was noted. Returns the size of the file and its CRC-32."""
+        prefix, data = self._prefixes[log], b"".join(self._noted[log])
+        self._noted[log].clear()
+        path = self._folder / log
         with disk_errors(path):
-            self._digests.append(path, data)
+            prefix.append(path, data)
             fsync(path)
+        return prefix.size, prefix.crc32
 
-    def _read_digests(self) -> set[bytes]:
-        path = self._folder / DIGESTS
-        self._digests.verify(path, self.advice)
-        data = path.read_bytes()[: self._digests.size] if self._digests.size else b""
-        return {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
+    def _read(self, log: str) -> bytes:
+        prefix, path = self._prefixes[log], self._folder / log
+        prefix.verify(path, self.advice)
+        return path.read_bytes()[: prefix.size] if prefix.size else b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from data_pipeline.building.claims import (
 from data_pipeline.building.encoding import DIGEST_BYTES, held_out
 from data_pipeline.building.finishing import finish_folder
 from data_pipeline.building.journal import alone_in
+from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplicates, records_in
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit
 from data_pipeline.shards import manifest
@@ -75,12 +77,17 @@ def _merge(out: Path) -> dict:
     for part, tree in zip(parts, trees, strict=True):
         refuse_foreign_files_in_corpus(part)
         manifest.verify(part, manifest.files_of(tree), up_to=math.inf)
+    threshold = trees[0]["identity"].get("near_duplicates")
+    near = None if threshold is None else NearDuplicates(threshold)
     if trees[0]["identity"]["drop_duplicates"]:
-        _drop_duplicates(parts)
+        _drop_duplicates(parts, near)
     trees = [manifest.read(part) for part in parts]
     tally = _joined_tally(trees)
     tally.require_usable([str(out)])
     claims = Claims(out)
+    if near:
+        claims.add(out / LIST)
+        near.write(out / LIST)
     for split in SPLITS:
         _join_split(out / split, [part / split for part in parts], claims)
     identity = {key: value for key, value in _options(trees[0]).items() if key != TEXT}
@@ -148,7 +155,7 @@ def _joined_tally(trees: list[dict]) -> Tally:
     parts = [Tally(**tree["tally"]) for tree in trees]
     tally = Tally(skipped_files=parts[0].skipped_files, first_skipped=parts[0].first_skipped)
     for part in parts:
-        for name in ("documents", "duplicates", "problems", "characters"):
+        for name in ("documents", "duplicates", "near_duplicates", "problems", "characters"):
             setattr(tally, name, getattr(tally, name) + getattr(part, name))
         tally.first_problems += part.first_problems
         tally.loss.add(part.loss)
@@ -160,20 +167,41 @@ def _joined_tally(trees: list[dict]) -> Tally:
     return tally
 
 
-def _drop_duplicates(parts: list[Path]) -> None:
-    """Remove from each part the documents that an earlier part holds."""
+def _drop_duplicates(parts: list[Path], near: NearDuplicates | None) -> None:
+    """Remove from each part the documents that an earlier part holds, and those like earlier ones.
+
+    A part that was rewritten lists the digests and signatures of all its documents as before, so
+    that an interrupted merge comes to the same decisions again.
+    """
     seen: set[bytes] = set()
     for part in parts:
-        data = (part / DIGESTS).read_bytes()
+        data, tree = (part / DIGESTS).read_bytes(), manifest.read(part)
         digests = [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
-        keep = np.array([one not in seen for one in digests], bool)
+        is_new = np.array([one not in seen for one in digests], bool)
         seen.update(digests)
-        if not keep.all():
-            _rewrite(part, digests, keep)
+        keep = is_new if near is None else _unlike(near, part, tree["identity"]["files"], is_new)
+        if keep.sum() != tree["tally"]["documents"]:
+            _rewrite(part, digests, is_new, keep)
 
 
-def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
-    """Replace a part by one with only the documents that `keep` [documents] marks."""
+def _unlike(
+    near: NearDuplicates, part: Path, files: list, is_new: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """[documents] which of the new documents of a part are not like an earlier one."""
+    records = records_in((part / SIGNATURES).read_bytes())
+    pairs = zip(records, is_new, strict=True)
+    return np.array(
+        [bool(new) and near.is_new(one, files[one["file"]][0]) for one, new in pairs], bool
+    )
+
+
+def _rewrite(
+    part: Path, digests: list[bytes], is_new: NDArray[np.bool_], keep: NDArray[np.bool_]
+) -> None:
+    """Replace a part by one with only the documents that `keep` [documents] marks.
+
+    The others are duplicates, or, where `is_new`, near-duplicates.
+    """
     tree, corpus = manifest.read(part), Corpus.open(str(part))
     fresh, old = part.with_name(f"{part.name}.new"), part.with_name(f"{part.name}.old")
     claims = _emptied(fresh)
@@ -189,10 +217,12 @@ def _rewrite(part: Path, digests: list[bytes], keep: NDArray[np.bool_]) -> None:
                 writer.add(*document)
                 tally.count(len(document[0]))
         writer.finish()
-    tally.duplicates += int((~keep).sum())
-    kept = [one for one, wanted in zip(digests, keep, strict=True) if wanted]
-    claims.add(fresh / DIGESTS)
-    (fresh / DIGESTS).write_bytes(b"".join(kept))
+    tally.duplicates += int((~is_new).sum())
+    tally.near_duplicates += int((is_new & ~keep).sum())
+    for name in (DIGESTS, SIGNATURES):
+        if (part / name).exists():
+            claims.add(fresh / name)
+            shutil.copyfile(part / name, fresh / name)
     _finish(fresh, claims, corpus, identity, tally)
     part.rename(old)
     fresh.rename(part)

@@ -24,21 +24,17 @@ from data_pipeline.tokenization.tokenizer import Vocabulary
 QUEUED_PER_WORKER = 4
 IN_FLIGHT_PER_WORKER = 2  # one being encoded, and the next one
 
-EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, ReadOptions]
+EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, ReadOptions, bool]  # of `Encoder`
 
 
 def encode_all(
-    chunks: Iterable[RawChunk],
-    tokenizer: tokenizers.Tokenizer,
-    vocabulary: Vocabulary,
-    reading: ReadOptions,
-    workers: int,
+    chunks: Iterable[RawChunk], arguments: EncoderArguments, workers: int
 ) -> Iterator[tuple[RawChunk, EncodedChunk]]:
     """Each chunk with its encoding, in order. `workers` counts this process too."""
     if workers > 1:
-        yield from _encode_in_parallel(chunks, (tokenizer, vocabulary, reading), workers - 1)
+        yield from _encode_in_parallel(chunks, arguments, workers - 1)
         return
-    encoder = Encoder(tokenizer, vocabulary, reading)
+    encoder = Encoder(*arguments)
     for chunk in chunks:
         yield chunk, encoder(chunk)
 
@@ -139,12 +135,12 @@ _encoder: Encoder | None = None  # set in worker processes
 
 
 def _start_worker(
-    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions
+    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions, signs: bool
 ) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _encoder = Encoder(tokenizer, vocabulary, reading)
+    _encoder = Encoder(tokenizer, vocabulary, reading, signs)
 
 
 def _exit_with_parent() -> None:

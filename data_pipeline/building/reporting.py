@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from configs.durations import counted
 from configs.progress import Work
 from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
+from data_pipeline.building.near_duplicates import LIST
 from data_pipeline.reading.corpus import remedy
 
 BAR_WIDTH = 40
@@ -35,8 +36,10 @@ def summary(tree: dict) -> str:
         counts = (counted(split[f"{noun}s"], noun) for noun in nouns)
         lines.append(f"{name:>5}: {', '.join(counts)} in {counted(split['shards'], 'shard')}")
     tally = Tally(**tree["tally"])
+    near = f"{counted(tally.near_duplicates, 'near-duplicate')} dropped ({LIST} lists them), "
     lines.append(
         f"{counted(tally.duplicates, 'duplicate')} dropped, "
+        f"{near if tree['identity'].get('near_duplicates') else ''}"
         f"{counted(tally.problems, 'unusable document')}"
     )
     lines += problem_lines(tally.problems, tally.first_problems)
