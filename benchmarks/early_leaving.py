@@ -6,8 +6,8 @@
 EXPORT is what `tandem finetune fastbert` has exported, and FILE a labelled file of its task. The
 first row is the model without branches but the last, as `tandem predict` runs it without --speed.
 FLOPs are those of the matrix products of each example's own tokens, padding not counted, in the
-layers and branches that it has passed (`model.flops`). Examples per second are of the passes of
-`tandem predict` on encoded texts, with its batches, and so is the processor time of an example,
+layers and branches that it has passed (`model.accounting`). Examples per second are of the passes
+of `tandem predict` on encoded texts, with its batches, and so is the processor time of an example,
 which alone has a meaning on a busy machine: the best of several rounds, in which the thresholds
 take turns.
 """
@@ -30,7 +30,7 @@ import torch
 from data_pipeline.task_files.dropped import present
 from data_pipeline.task_files.tables import read_table
 from model import EncoderConfig
-from model.flops import flops_per_token, flops_to_leave
+from model.accounting import flops_per_token, flops_to_leave
 from trainer.device import own_device
 from trainer.objectives.task import LABEL, TaskFile
 from trainer.prediction.fine_tuned import FineTuned

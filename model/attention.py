@@ -27,8 +27,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
     `angles` are those of `rotary_angles`, and get no gradient.
     """
-    found: Tensor = _Rotation.apply(x, angles)
-    return found
+    return _Rotation.apply(x, angles)
 
 
 class _Rotation(torch.autograd.Function):

@@ -30,7 +30,7 @@ class Head(NamedTuple):
 def heads_of(model: Model) -> list[list[Head]]:
     """The heads of each set of attention weights. Raises ModelError for a model without any."""
     sets = len(_attention(model))
-    return [[Head(one, head) for head in range(model.config.heads)] for one in range(sets)]
+    return [[Head(number, head) for head in range(model.config.heads)] for number in range(sets)]
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def prune(model: Model, heads: Collection[Head]) -> None:
 
 
 def _parts_disabled(model: Model, head: Head, way: str) -> list[Tensor]:
-    """What of the weights is 0 while the head is disabled, as views."""
+    """Views of the weights that are 0 while the head is disabled."""
     attention, span = _place(model, head)
     if way == ZERO:
         return [attention.output.weight.detach()[:, span]]
@@ -72,7 +72,7 @@ def _parts_disabled(model: Model, head: Head, way: str) -> list[Tensor]:
 
 def _rows(attention: Attention, span: slice) -> list[Tensor]:
     dense = (attention.query, attention.key, attention.value)
-    return [part for one in dense for part in _of_rows(one, span)]
+    return [part for linear in dense for part in _of_rows(linear, span)]
 
 
 def _of_rows(dense: nn.Linear, span: slice) -> list[Tensor]:

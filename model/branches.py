@@ -71,7 +71,7 @@ class BranchedHead(nn.Module):
         trains the layers.
         """
         pairs = zip(self.branches, states, strict=True)
-        return torch.stack([branch(one.detach(), attention_mask) for branch, one in pairs])
+        return torch.stack([branch(state.detach(), attention_mask) for branch, state in pairs])
 
 
 def uncertainty(logits: Tensor) -> Tensor:

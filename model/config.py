@@ -271,7 +271,7 @@ class EncoderConfig(ModelConfig):
     def cannot(self, ability: Ability) -> str:
         """Which of the model's keys prevents an ability; empty if none does."""
         if ability == Ability.POOL and self.pooler == "none":
-            return "is read from a pooled state; set model.pooler to tanh or first"
+            return "is read from a pooled state; set model.masked_language_model to tanh or first"
         if ability == Ability.FREEZE_POSITIONS and self.positions == "rotary":
             return "rotary positions have no weights; remove it"
         if ability == Ability.LAYER_BY_LAYER and self.sharing != "none":
@@ -291,7 +291,7 @@ class EncoderConfig(ModelConfig):
         return self.norm_placement == "pre" and normed and self.sharing not in ("all", "attention")
 
     def cannot_copy(self, layers: Sequence[int]) -> str:
-        """As in `ModelConfig`: every layer needs a place in which it has the same weights."""
+        """A reason, unless every layer gets a place in which it has the same weights."""
         if self.groups > 1:
             return "is for models without groups of shared layers"
         is_unlike = self.lacks_first_norm and self.layers > 1
@@ -303,19 +303,19 @@ class EncoderConfig(ModelConfig):
         return ""
 
     def with_dropout(self, rate: float) -> Self:
-        """The same with this dropout, also for attention weights."""
+        """This configuration with a dropout of `rate`, also for attention weights."""
         return dataclasses.replace(self, dropout=rate, attention_dropout=rate)
 
     def with_layers(self, layers: int) -> Self:
-        """The same with this many layers."""
+        """This configuration with `layers` layers."""
         return dataclasses.replace(self, layers=layers)
 
     def without_attention_dropout(self) -> Self:
-        """The same without dropout of attention weights."""
+        """This configuration without dropout of attention weights."""
         return dataclasses.replace(self, attention_dropout=0.0)
 
     def layer_units(self, part: str) -> list[int]:
-        """As in `ModelConfig`; `part` is attention or feed_forward (ALBERT, arXiv 1909.11942)."""
+        """The weights that each layer uses (ALBERT); `part` is attention or feed_forward."""
         if self.sharing not in ("all", {"feed_forward": "ffn"}.get(part, part)):
             return list(range(self.layers))
         return [i * self.groups // self.layers for i in range(self.layers)]
@@ -324,7 +324,7 @@ class EncoderConfig(ModelConfig):
         """Besides the heads': details beside the weights, and tables that it does not have."""
         details = "global_every", "local_window", "norm_eps", "fixed_norm_eps", "pad_token_id"
         tables = {"segment_types": self.segment_types, "max_positions": self.positions != "rotary"}
-        missing = (key for key, there in tables.items() if not there)
+        missing = (key for key, has_table in tables.items() if not has_table)
         return (*super().own_keys(), *details, *missing)
 
     def has_same_norm(self, other: ModelConfig) -> bool:

@@ -46,7 +46,7 @@ def log_likelihood(
     order, real = _in_front(mask)
     steps = _along(emissions, order)
     chosen = tags.gather(1, order).masked_fill(~real, 0)
-    weights = Transitions(*(one.float() for one in transitions))
+    weights = Transitions(*(weight.float() for weight in transitions))
     return _score(steps, weights, chosen, real) - _log_partition(steps, weights, real)
 
 
@@ -54,7 +54,7 @@ def decode(emissions: Tensor, transitions: Transitions, mask: Tensor) -> Tensor:
     """The best tags of each text (Viterbi), int64 [B, L], and -1 where the mask is false."""
     order, real = _in_front(mask)
     steps = _along(emissions, order)
-    weights = Transitions(*(one.float() for one in transitions))
+    weights = Transitions(*(weight.float() for weight in transitions))
     best = _viterbi(steps, weights, real)
     return torch.empty_like(order).scatter(1, order, best.masked_fill(~real, -1))
 

@@ -12,13 +12,12 @@ from model.attention import Attention
 from model.attention_kernel import AttentionPattern, attend, choose_kernel, visible_keys
 from model.config import EncoderConfig
 from model.embedding import PositionTable
-from model.feed_forward import FeedForwardStack
-from model.parts import make_norm
+from model.parts import FeedForwardStack, make_norm
 from model.precision import is_native, kernel_device, product_dtype
 
 
 class KeysValues(NamedTuple):
-    """What an attention reads, [B, A, L, D] each."""
+    """The keys and values of an attention, [B, A, L, D] each."""
 
     k: Tensor
     v: Tensor
@@ -39,7 +38,7 @@ class DecoderAttention(Attention):
         super().__init__(config, is_first=False)
 
     def entry(self, x: Tensor) -> Tensor:
-        """What the projections read of the layer's input x [B, L, H]."""
+        """The input of the projections, from the layer's input x [B, L, H]."""
         return self.norm(x) if self.is_pre_norm and self.norm is not None else x
 
     def keys_and_values(self, states: Tensor) -> KeysValues:
@@ -83,15 +82,15 @@ class Decoder(nn.Module):
         """
         length, device = words.shape[1], words.device
         causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
-        there = visible_keys(source_mask, source.shape[1], 0, device)
+        visible = visible_keys(source_mask, source.shape[1], 0, device)
         x = self.embed(words, 0)
-        own, theirs = (self._pattern(x, source.shape[1], one) for one in (causal, there))
+        inner, cross = (self._pattern(x, source.shape[1], keys) for keys in (causal, visible))
         for number, memory in enumerate(self.memory(source)):
-            x, _ = self._layer(number, x, None, memory, (own, theirs))
+            x, _ = self._layer(number, x, None, memory, (inner, cross))
         return x if self.final_norm is None else self.final_norm(x)
 
     def memory(self, source: Tensor) -> Iterator[KeysValues]:
-        """What each layer reads of the encoder's states [B, S, H]."""
+        """Yield each layer's keys and values of the encoder's states [B, S, H]."""
         for cross in self.cross_attention:
             assert isinstance(cross, DecoderAttention)
             yield cross.keys_and_values(source)
@@ -101,26 +100,25 @@ class Decoder(nn.Module):
         words: Tensor,
         past: Sequence[KeysValues | None],
         memory: Sequence[KeysValues],
-        there: Tensor | None,
+        visible: Tensor | None,
     ) -> tuple[Tensor, list[KeysValues]]:
         """The states [B, H] of one more word of each row, and what the next step is to get as past.
 
-        words [B, H]; `there`: the keys of the `memory` that may be seen, as from `visible_keys`.
+        words [B, H]; `visible`: the keys of the `memory` that may be seen, as from `visible_keys`.
         """
         place = 0 if past[0] is None else past[0].k.shape[2]
         x = self.embed(words[:, None], place)
-        own, theirs = (self._pattern(x, memory[0].k.shape[2], one) for one in (None, there))
+        inner, cross = (self._pattern(x, memory[0].k.shape[2], keys) for keys in (None, visible))
         seen = []
         for number in range(self.layers):
-            x, one = self._layer(number, x, past[number], memory[number], (own, theirs))
-            seen.append(one)
+            x, keys_values = self._layer(number, x, past[number], memory[number], (inner, cross))
+            seen.append(keys_values)
         return (x if self.final_norm is None else self.final_norm(x))[:, 0], seen
 
     def embed(self, words: Tensor, first: int) -> Tensor:
         """Word vectors [B, L, H] at the positions from `first` on, with norm and dropout."""
         x = words + self.position(first + words.shape[1])[first:]
-        found: Tensor = self.dropout(x if self.norm is None else self.norm(x))
-        return found
+        return self.dropout(x if self.norm is None else self.norm(x))
 
     def _layer(
         self,

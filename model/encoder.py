@@ -10,9 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import Attention, at_rows, rotary_angles
 from model.attention_kernel import AttentionPattern, attention_pattern
 from model.config import EncoderConfig
-from model.feed_forward import FeedForwardStack
 from model.outputs import QKV, Capture, Encoded
-from model.parts import make_norm
+from model.parts import FeedForwardStack, make_norm
 from model.precision import product_dtype
 
 Seen = tuple[AttentionPattern, Tensor | None]  # the pattern and the rotary angles of a layer
@@ -91,8 +90,7 @@ class Encoder(nn.Module):
         """The output of layer `i`, after the final norm if it is the last."""
         if self.final_norm is None or i + 1 < self.config.layers:
             return x
-        found: Tensor = self.final_norm(x)
-        return found
+        return self.final_norm(x)
 
     def _layer(
         self,
@@ -110,7 +108,7 @@ class Encoder(nn.Module):
         return (y, q, k, v) if capture_attention else (y,)
 
     def context(self, x: Tensor, attention_mask: Tensor | None) -> Context:
-        """What the global and what the local layers see, and their rotary angles."""
+        """The attention patterns of the global and of the local layers, and their rotary angles."""
         config, (rows, length, _) = self.config, x.shape
         operands = (x.device, product_dtype(x))
         dropout = config.dropout_rate("attention") if self.training else 0.0

@@ -34,16 +34,16 @@ def greedy_search(decoding: Decoding, start: Tensor, end: int, longest: int) -> 
 
     At most `longest` tokens, the end included.
     """
-    tokens, found = start, []
+    tokens, written = start, []
     over = torch.zeros_like(start, dtype=torch.bool)
     for _ in range(longest):
         tokens = decoding.log_probabilities(tokens).argmax(dim=-1)
         tokens = torch.where(over, end, tokens)
-        found.append(tokens)
+        written.append(tokens)
         over |= tokens == end
         if over.all():
             break
-    return [before(row, end) for row in torch.stack(found, dim=1).tolist()]
+    return [before(row, end) for row in torch.stack(written, dim=1).tolist()]
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def beam_search(
     length_penalty: float,
     divisor: str = LENGTH,
 ) -> list[list[int]]:
-    """As `greedy_search`, but the best of the sequences found by a beam of width `beams`.
+    """The tokens that follow `start`, as in `greedy_search`, by a beam of width `beams`.
 
     A sequence y of n tokens, the end included, scores ``log p(y) / d(n) ** length_penalty``, where
     d is one of `DIVISORS`. Of the 2 * beams best continuations of a step, those among the first
@@ -76,7 +76,7 @@ def beam_search(
 
 
 class _Beams:
-    """What goes on, and the best that is finished, of each of N searches."""
+    """The sequences of N searches that go on, and the best finished one of each search."""
 
     def __init__(
         self,
@@ -125,14 +125,14 @@ class _Beams:
         within = scores[:, : self.beams].masked_fill(~ends[:, : self.beams], LOWEST)
         score, which = (within / self.divisor(length) ** self.length_penalty).max(dim=1)
         is_better = score > self.best_score
-        found = tokens[torch.arange(len(tokens), device=tokens.device), which]
+        finished = tokens[torch.arange(len(tokens), device=tokens.device), which]
         # What is behind the last token is not read: a sequence of full length has no end.
-        found[:, length:] = tokens.new_full((), -1)
-        self.best = torch.where(is_better[:, None], found, self.best)
+        finished[:, length:] = tokens.new_full((), -1)
+        self.best = torch.where(is_better[:, None], finished, self.best)
         self.best_score = torch.where(is_better, score, self.best_score)
 
 
 def before(tokens: list[int], end: int) -> list[int]:
     """The tokens in front of the first `end`, or in front of the first that is negative."""
-    stop = next((at for at, one in enumerate(tokens) if one == end or one < 0), len(tokens))
+    stop = next((at for at, token in enumerate(tokens) if token == end or token < 0), len(tokens))
     return tokens[:stop]

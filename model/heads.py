@@ -89,7 +89,7 @@ class Transform(nn.Module):
 
 
 class TaskHead(nn.Module):
-    """What a task reads of a model's states, as its `TaskHeadConfig` says."""
+    """A task's head on a model's states, in the form of its `TaskHeadConfig`."""
 
     def __init__(self, config: ModelConfig, head: TaskHeadConfig) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""The encoder with its heads, which is trained, captured from and exported."""
+"""The encoder with its heads, which is trained, captured from and exported.
+
+In inference an example may leave early, at the first layer that is certain (FastBERT).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,31 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from model.branches import BranchedHead
+from model.accounting import flops_per_token
+from model.branches import BranchedHead, uncertainty
 from model.config import EncoderConfig
-from model.early_leaving import leave_early
 from model.embedding import Embeddings
 from model.encoder import Encoder
-from model.flops import flops_per_token
 from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.initial_values import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
-from model.pooler import Pooler
+from model.precision import Dense
 from model.protocol import Model, register
+
+
+class Pooler(nn.Module):
+    """The first token's state, through a dense layer and tanh where configured."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = None
+        if config.pooler == "tanh":
+            self.dense = Dense(config.hidden_size, config.hidden_size)
+
+    def forward(self, first: Tensor) -> Tensor:
+        """Map the first token's state [B, H] to [B, H]."""
+        return first if self.dense is None else torch.tanh(self.dense(first))
+
 
 RECOMPILE_LIMIT = 1024
 
@@ -45,7 +62,7 @@ class MaskedLanguageModel(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As in `Model.encode`.
+        """The states of the last layer, as in `Model.encode`.
 
         With `rows`, the last layer computes only these positions after its attention. This saves 5%
         of BERT-base's work and 12% of a 4-layer model's. Rounding differs from the full layer.
@@ -106,3 +123,37 @@ class MaskedLanguageModel(Model):
     def freeze_positions(self) -> None:
         assert self.embeddings.position is not None, "see `EncoderConfig.cannot`"
         self.embeddings.position.requires_grad_(False)
+
+
+def leave_early(
+    encoder: Encoder, head: BranchedHead, x: Tensor, attention_mask: Tensor | None, speed: float
+) -> EarlyOutputs:
+    """Run the layers on embeddings x [B, L, H]; the mask [B, L] or [B] as in `visible_keys`.
+
+    After each layer, the examples whose uncertainty is less than `speed` leave the batch with that
+    layer's logits. Nobody leaves early at a speed of 0. The host waits for the device once a layer.
+    """
+    staying = torch.arange(len(x), device=x.device)
+    layers = torch.full_like(staying, encoder.config.layers)
+    logits: list[tuple[Tensor, Tensor]] = []  # of those who left together, and who they are
+    context = encoder.context(x, attention_mask)
+    for number, branch in enumerate(head, start=1):
+        x = encoder.layer(number - 1, x, context)
+        said = branch(x, attention_mask)
+        leaves = uncertainty(said) < speed
+        count = int(leaves.sum())
+        if number == encoder.config.layers or count == len(staying):
+            logits.append((said, staying))
+            layers[staying] = number
+            break
+        if not count:
+            continue
+        logits.append((said[leaves], staying[leaves]))
+        layers[staying[leaves]] = number
+        stays = ~leaves
+        staying, x = staying[stays], x[stays]
+        attention_mask = None if attention_mask is None else attention_mask[stays]
+        context = encoder.context(x, attention_mask)
+    order = torch.cat([rows for _, rows in logits])
+    gathered = torch.cat([answers for answers, _ in logits])
+    return EarlyOutputs(torch.empty_like(gathered).index_copy(0, order, gathered), layers)

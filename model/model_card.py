@@ -106,7 +106,7 @@ def model_card(
 
 
 def _numbers(head: TaskHeadConfig) -> list[str]:
-    """What a head reads beside the text."""
+    """The section about the numbers that a head reads beside the text."""
     if not head.means:  # none, or of a model that has not been trained
         return []
     columns = zip(head.numbers, head.means, head.deviations, strict=True)

@@ -234,28 +234,28 @@ class ModelConfig(Section, ABC):
 
     @abstractmethod
     def with_dropout(self, rate: float) -> Self:
-        """The same with this dropout everywhere."""
+        """This configuration with a dropout of `rate` everywhere."""
 
     def without_attention_dropout(self) -> Self:
-        """The same without dropout of attention weights."""
+        """This configuration without dropout of attention weights."""
         return self
 
     def with_layers(self, layers: int) -> Self:
-        """The same with this many layers (`Ability.GROW`)."""
+        """This configuration with `layers` layers (`Ability.GROW`)."""
         raise NotImplementedError
 
     def with_pair_head(self) -> Self:
-        """The same with a pair head."""
+        """This configuration with a pair head."""
         return dataclasses.replace(self, pair_head=True)
 
     def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
-        """The same with this head; keys that it leaves open read the pooled state unchanged."""
+        """This configuration with `head`; keys left open read the pooled state unchanged."""
         pooling = head.pooling or ("" if head.per_token else "pooler")
-        whole = dataclasses.replace(head, pooling=pooling, transform=head.transform or "none")
-        return dataclasses.replace(self, task_heads={**self.task_heads, name: whole})
+        complete = dataclasses.replace(head, pooling=pooling, transform=head.transform or "none")
+        return dataclasses.replace(self, task_heads={**self.task_heads, name: complete})
 
     def without_mlm_head(self) -> Self:
-        """The same without a masked-LM head."""
+        """This configuration without a masked-LM head."""
         return dataclasses.replace(self, mlm_head=False)
 
     def cannot(self, ability: Ability) -> str:

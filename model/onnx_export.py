@@ -35,9 +35,9 @@ class _OutputsModel(nn.Module):
         token_type_ids: Tensor | None = None,
         numbers: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        found = self.model(input_ids, token_type_ids, attention_mask, numbers=numbers)
-        words = () if found.logits is None else (found.logits,)
-        return (*words, *(found.heads[name] for name in self.model.config.task_heads))
+        features = self.model(input_ids, token_type_ids, attention_mask, numbers=numbers)
+        words = () if features.logits is None else (features.logits,)
+        return (*words, *(features.heads[name] for name in self.model.config.task_heads))
 
 
 def require_onnx(config: ModelConfig, path: str | Path, *, int8: bool = False) -> None:
@@ -147,10 +147,12 @@ def seconds_per_text(path: str | Path, tokens: int) -> float | None:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     text = np.ones((1, tokens), np.int64)
-    inputs = {one.name: text * (one.name != "token_type_ids") for one in session.get_inputs()}
-    for one in session.get_inputs():
-        if one.name == "numbers":
-            inputs["numbers"] = np.zeros((1, one.shape[1]), np.float32)
+    inputs = {
+        tensor.name: text * (tensor.name != "token_type_ids") for tensor in session.get_inputs()
+    }
+    for tensor in session.get_inputs():
+        if tensor.name == "numbers":
+            inputs["numbers"] = np.zeros((1, tensor.shape[1]), np.float32)
     times = []
     for _ in range(RUNS):
         began = time.perf_counter()

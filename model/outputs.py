@@ -1,4 +1,4 @@
-"""What a model's forward pass is asked for, and what it returns."""
+"""The request to a model's forward pass, and its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class QKV(NamedTuple):
 
 @dataclass(frozen=True)
 class Capture:
-    """What to return besides the result, by layer number.
+    """The intermediate states and outputs that a forward pass returns, by layer number.
 
     Hidden state 0 is the embedding output, hidden state i the output of layer i, from 1 to N.
     Attention layers are numbered from 1 to N. `all_positions` asks for the vocabulary projection's
@@ -60,7 +60,7 @@ class Encoded(NamedTuple):
 
 @dataclass
 class Features:
-    """What objectives read. All tensors are in the graph; nothing has been copied for them.
+    """The tensors that objectives read. All are in the graph; nothing is copied for them.
 
     vocabulary_input: [P, E], the vocabulary projection's input at the masked positions ([B * L, E]
         when none were given), None without a masked-LM head. hidden_states: number -> [B, L, H].
@@ -86,7 +86,7 @@ class Features:
 
 
 class EarlyOutputs(NamedTuple):
-    """What a model that examples leave early says of each: logits [B, labels], layers int64 [B].
+    """The answers of a model that examples leave early: logits [B, labels], layers int64 [B].
 
     `layers` are numbered from 1: the last one that each example passed.
     """

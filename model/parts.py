@@ -1,4 +1,4 @@
-"""Building blocks: norms, activations, and dense layers with a residual."""
+"""Building blocks: norms, activations, dense layers with a residual, and the feed-forward part."""
 
 from __future__ import annotations
 
@@ -59,3 +59,55 @@ class DenseNorm(nn.Module):
         """Map x [..., inputs] and residual [..., outputs] to [..., outputs]."""
         y = self.dropout(self.dense(x))
         return self.norm(y if residual is None else y + residual)
+
+
+class FeedForward(nn.Module):
+    """Two dense layers with an activation or a gated unit, a norm and a residual.
+
+    If a layer has several, only the last has dropout. Inside a bottleneck none has (MobileBERT).
+    """
+
+    def __init__(self, config: EncoderConfig, is_last: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.gated = config.feed_forward == "glu"
+        inner = config.inner_size
+        self.input = Dense(inner, config.ffn_size * (2 if self.gated else 1), bias=config.ffn_bias)
+        self.output = Dense(config.ffn_size, inner, bias=config.ffn_bias)
+        self.norm = make_norm(config, inner, config.fixed_norm_eps if is_last else 0.0)
+        drops = is_last and not config.bottleneck_size
+        self.dropout = nn.Dropout(config.dropout_rate("feed_forward") if drops else 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, L, inner] to [B, L, inner]."""
+        if self.config.norm_placement == "pre":
+            return x + self._transform(self.norm(x))
+        return self.norm(x + self._transform(x))
+
+    def _transform(self, x: Tensor) -> Tensor:
+        activation = ACTIVATIONS[self.config.activation]
+        if not self.gated:
+            return self.dropout(self.output(activation(self.input(x))))
+        value, gate = self.input(x).chunk(2, dim=-1)
+        return self.output(self.dropout(activation(value) * gate))
+
+
+class FeedForwardStack(nn.Module):
+    """All feed-forward networks of a layer, and the projection out of its bottleneck."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        last = config.feed_forwards - 1
+        self.stack = nn.ModuleList(
+            FeedForward(config, is_last=i == last) for i in range(config.feed_forwards)
+        )
+        self.widen = None
+        if config.bottleneck_size:
+            rate = config.dropout_rate("feed_forward")
+            self.widen = DenseNorm(config, config.inner_size, config.hidden_size, rate)
+
+    def forward(self, x: Tensor, layer_input: Tensor) -> Tensor:
+        """Map x [B, L, inner] to [B, L, hidden]; `layer_input` [B, L, hidden] is the residual."""
+        for feed_forward in self.stack:
+            x = feed_forward(x)
+        return x if self.widen is None else self.widen(x, layer_input)

@@ -137,8 +137,7 @@ class Model(nn.Module, ABC):
 
     def word_vectors(self, input_ids: Tensor) -> Tensor:
         """The word embedding's rows for int64 [...]: [..., E]."""
-        found: Tensor = self.get_submodule("embeddings.word")(input_ids)
-        return found
+        return self.get_submodule("embeddings.word")(input_ids)
 
     def leave_early(
         self,
@@ -148,7 +147,7 @@ class Model(nn.Module, ABC):
         segment_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
     ) -> EarlyOutputs:
-        """What the task head `name` says, of each example after the first layer that is certain.
+        """The task head `name`'s answer about each example, after the first layer that is certain.
 
         That is a layer whose branch has an uncertainty (`model.branches`) less than `speed`. Inputs
         are as in `encode` (`Ability.LEAVE_EARLY`).
@@ -203,7 +202,7 @@ class Model(nn.Module, ABC):
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
         pooled = self.pool(first, last, segment_ids, attention_mask)
-        found = Features(
+        features = Features(
             vocabulary_input=self._transform(states),
             hidden_states=encoded.hidden_states,
             attention=encoded.attention,
@@ -212,8 +211,8 @@ class Model(nn.Module, ABC):
             heads={},
             all_positions=all_positions,
         )
-        self._run_heads(capture, found, first, masked_positions, attention_mask, numbers)
-        return found
+        self._run_heads(capture, features, first, masked_positions, attention_mask, numbers)
+        return features
 
     def rows_read(
         self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
@@ -266,19 +265,19 @@ class Model(nn.Module, ABC):
             last_hidden_state=True,
             heads=tuple(self.task_heads),
         )
-        found = self.features(
+        features = self.features(
             input_ids, segment_ids, attention_mask, masked_positions, capture, numbers
         )
-        output = ModelOutput(None, pooled=found.pooled, heads=found.heads)
-        if found.vocabulary_input is not None:
-            logits = F.linear(found.vocabulary_input, *self.output_projection())
+        output = ModelOutput(None, pooled=features.pooled, heads=features.heads)
+        if features.vocabulary_input is not None:
+            logits = F.linear(features.vocabulary_input, *self.output_projection())
             is_flat = masked_positions is not None
             output.logits = logits if is_flat else logits.unflatten(0, input_ids.shape)
         if output_hidden_states:
-            output.hidden_states = tuple(found.hidden_states[i] for i in layers)
+            output.hidden_states = tuple(features.hidden_states[i] for i in layers)
         if output_attention_scores:
             output.attention_scores = tuple(
-                self._scores(i, found.attention[i], attention_mask) for i in layers[1:]
+                self._scores(i, features.attention[i], attention_mask) for i in layers[1:]
             )
         return output
 
@@ -302,47 +301,47 @@ class Model(nn.Module, ABC):
         rows = states.flatten(0, 1)
         if masked_positions is not None:
             rows = rows.index_select(0, masked_positions)
-        found = self._transform(self.as_last(rows))
-        assert found is not None, "exits of a model without a masked-LM head"
-        return found
+        states_read = self._transform(self.as_last(rows))
+        assert states_read is not None, "exits of a model without a masked-LM head"
+        return states_read
 
     def _run_heads(
         self,
         capture: Capture,
-        found: Features,
+        features: Features,
         first: Tensor | None,
         masked_positions: Tensor | None,
         attention_mask: Tensor | None,
         numbers: Tensor | None,
     ) -> None:
-        """Add the outputs of the pair head, exits, task heads and their branches to `found`."""
-        if self.pair_head is not None and found.pooled is not None:
-            found.heads[PAIRS] = self.pair_head(found.pooled)
+        """Add the outputs of the pair head, exits, task heads and their branches to `features`."""
+        if self.pair_head is not None and features.pooled is not None:
+            features.heads[PAIRS] = self.pair_head(features.pooled)
         for layer in capture.exits:
-            found.exits[layer] = self._exit(found.hidden_states[layer], masked_positions)
-        self._run_task_heads(capture.heads, found, first, attention_mask, numbers)
+            features.exits[layer] = self._exit(features.hidden_states[layer], masked_positions)
+        self._run_task_heads(capture.heads, features, first, attention_mask, numbers)
         for name in capture.branches:
-            found.branches[name] = self._earlier(name, found.hidden_states, attention_mask)
+            features.branches[name] = self._earlier(name, features.hidden_states, attention_mask)
 
     def _run_task_heads(
         self,
         names: Collection[str],
-        found: Features,
+        features: Features,
         first: Tensor | None,
         attention_mask: Tensor | None,
         numbers: Tensor | None,
     ) -> None:
-        """Add the outputs of these task heads, and the transitions of their CRFs, to `found`."""
+        """Add the outputs of these task heads, and the transitions of their CRFs, to `features`."""
         for name in names:
             head = self.task_heads[name]
             if isinstance(head, BranchedHead):
-                found.heads[name] = head.last(found.last_hidden_state, attention_mask)
+                features.heads[name] = head.last(features.last_hidden_state, attention_mask)
                 continue
             assert isinstance(head, TaskHead)
-            read = self._head_input(head.head, found, first, attention_mask)
-            found.heads[name] = head(read, numbers)
+            read = self._head_input(head.head, features, first, attention_mask)
+            features.heads[name] = head(read, numbers)
             if head.crf is not None:
-                found.transitions[name] = head.crf()
+                features.transitions[name] = head.crf()
 
     def _earlier(
         self, name: str, states: Mapping[int, Tensor], attention_mask: Tensor | None
@@ -356,18 +355,18 @@ class Model(nn.Module, ABC):
     def _head_input(
         self,
         head: TaskHeadConfig,
-        found: Features,
+        features: Features,
         first: Tensor | None,
         attention_mask: Tensor | None,
     ) -> Tensor:
-        """What a task head reads: [B, size], or [B, L, size] where it has an output per token."""
+        """The input of a task head: [B, size], or [B, L, size] where it has an output per token."""
         if head.reads_first_token:
-            read = found.pooled if head.pooling == "pooler" else first
+            read = features.pooled if head.pooling == "pooler" else first
             assert read is not None, "a task head that is captured has the states that it reads"
             return read
-        states = found.last_hidden_state
+        states = features.last_hidden_state
         if head.layers:
-            chosen = [found.hidden_states[number] for number in self._numbers(head)]
+            chosen = [features.hidden_states[number] for number in self._numbers(head)]
             states = torch.cat(chosen, dim=-1)
         assert states is not None
         if head.per_token:

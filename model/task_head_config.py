@@ -167,7 +167,7 @@ class TaskHeadConfig(Section):
 def conflicts_of_numbers(
     names: Sequence[str], means: Sequence[float], deviations: Sequence[float]
 ) -> Iterator[Refusal]:
-    """What is wrong with columns of numbers, and with the means and deviations of them."""
+    """The conflicts in columns of numbers, and in the means and deviations of them."""
     if len(set(names)) < len(names):
         yield "numbers", "must name each column once"
     for key, values in (("means", means), ("deviations", deviations)):

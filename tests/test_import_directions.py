@@ -51,14 +51,14 @@ ROOMS = {
     ),
     "model": (
         "errors precision task_head_config crf outputs model_config config parts heads "
-        "attention_kernel branches generation protocol segment_pairs attention feed_forward "
-        "encoder embedding decoder pooler flops early_leaving initial_values masked_language_model "
-        "attention_heads kinds skeleton initialisation layer_selection accounting model_use "
+        "attention_kernel branches generation protocol initialisation accounting attention "
+        "encoder embedding decoder initial_values masked_language_model "
+        "attention_heads kinds layer_selection model_use "
         "model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights tensors "
-        "conversion folder importing"
+        "conversion folder"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "

@@ -14,13 +14,14 @@ from model.hugging_face.conversion import (
 from model.hugging_face.folder import (
     encoder_from_pretrained,
     from_pretrained,
+    import_folder,
     read_config,
     read_encoder_config,
     require_free,
     save_pretrained,
+    write_config,
     written_whole,
 )
-from model.hugging_face.importing import import_folder, write_config
 
 __all__ = [
     "encoder_from_pretrained",

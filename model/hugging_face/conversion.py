@@ -28,8 +28,8 @@ from model.hugging_face.task_heads import (
     write_vector_head,
 )
 from model.hugging_face.tensors import refuse_extra_weights, tensor_names
+from model.initialisation import skeleton
 from model.model_config import ModelConfig
-from model.skeleton import skeleton
 from model.task_head_config import TaskHeadConfig
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -50,10 +50,10 @@ def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
     """
     if not isinstance(config, EncoderConfig):
         return config.with_task_head(name, head)
-    whole = in_form(head, nearest_family(config).heads.get(head.kind))
-    heads = {**config.task_heads, name: whole}
+    fitted = in_form(head, nearest_family(config).heads.get(head.kind))
+    heads = {**config.task_heads, name: fitted}
     pooler = config.pooler
-    if not any(one.pooling == "pooler" for one in heads.values()):
+    if not any(other.pooling == "pooler" for other in heads.values()):
         pooler = config.pooler if config.pair_head else "none"
     elif pooler == "none":
         pooler = "tanh"
@@ -68,12 +68,12 @@ def with_head_alone(
     `transformers` has a class for it. Raises ModelError where there is no such head.
     """
     if name not in config.task_heads:
-        there = ", ".join(config.task_heads) or "none"
-        raise ModelError(f"no task head {name}; there are: {there}")
+        heads = ", ".join(config.task_heads) or "none"
+        raise ModelError(f"no task head {name}; there are: {heads}")
     bare = replace(config, task_heads={}, mlm_head=False, pair_head=False)
     alone = with_task_head(bare, name, config.task_heads[name])
     names = set(tensor_names(alone))
-    return alone, {own: tensor for own, tensor in state.items() if own in names}
+    return alone, {key: tensor for key, tensor in state.items() if key in names}
 
 
 def first_weights(
@@ -90,7 +90,9 @@ def first_weights(
         for name, head in source.task_heads.items()
         if config.task_heads.get(name) != head
     ]
-    weights = {name: one for name, one in state.items() if not name.startswith(tuple(changed))}
+    weights = {
+        name: tensor for name, tensor in state.items() if not name.startswith(tuple(changed))
+    }
     return _transforms(config, source, state) | weights
 
 
@@ -135,7 +137,7 @@ def _transforms(
     if not (isinstance(config, EncoderConfig) and isinstance(source, EncoderConfig)):
         return {}
     theirs = {name: state[ours] for ours, name in _names_in_transformers(source, state).items()}
-    shapes = {name: one.shape for name, one in skeleton(config).state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in skeleton(config).state_dict().items()}
     transforms = [name for name in shapes if name.startswith("task_heads.") and _TRANSFORM in name]
     return {
         ours: theirs[name]
@@ -145,7 +147,7 @@ def _transforms(
 
 
 def _names_in_transformers(config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
-    """As `Family.their_names`, without the tensors that `transformers` has no place for."""
+    """The names of `Family.their_names`, without tensors for which `transformers` has no place."""
     family = nearest_family(config)
     translated: dict[str, str] = {}
     for name in names:
@@ -240,7 +242,9 @@ def from_transformers(
     tensors = family.to_ours(_with_prefix(family, modern))
     config = _read(family, theirs, tensors)
     refuse_extra_weights(
-        config, tensors, lambda one: family.their_names(one, tensor_names(one)).values()
+        config,
+        tensors,
+        lambda candidate: family.their_names(candidate, tensor_names(candidate)).values(),
     )
     names = family.their_names(config, tensor_names(config))
     missing = [name for name in names.values() if name not in tensors]
@@ -292,7 +296,7 @@ def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     word = _word_embedding(family)
     prefix, _, rest = word.partition(".")
     bare = rest in tensors and word not in tensors
-    return {f"{prefix}.{name}" if bare else name: one for name, one in tensors.items()}
+    return {f"{prefix}.{name}" if bare else name: tensor for name, tensor in tensors.items()}
 
 
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
 from torch import Tensor
 
 from configs.kinds import chosen
@@ -108,7 +109,7 @@ def from_pretrained(folder: str | Path) -> Model:
 
 
 def encoder_from_pretrained(folder: str | Path) -> Model:
-    """As `from_pretrained`; raises ModelError for a model that reads a source and a target too."""
+    """Load a model as `from_pretrained`; raises ModelError also for one that translates."""
     model = from_pretrained(folder)
     _require_encoder(folder, model.config)
     return model
@@ -120,7 +121,7 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 
 def read_encoder_config(folder: str | Path) -> ModelConfig:
-    """As `read_config`; raises ModelError for a model that reads a source and a target too."""
+    """Read a configuration as `read_config`; raises ModelError also for a model that translates."""
     config = read_config(folder)
     _require_encoder(folder, config)
     return config
@@ -237,14 +238,14 @@ def _template(roberta: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tokenizer_files(source: Path) -> list[Path]:
     """The files that AutoTokenizer reads. Raises ModelError if there are none or one is damaged."""
-    found = [source / name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
-    if not found:
+    files = [source / name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
+    if not files:
         raise ModelError(f"{source}: holds no tokenizer files")
-    if VOCABULARIES.isdisjoint(path.name for path in found):
-        raise ModelError(f"{found[0]}: has no vocabulary beside it; add its tokenizer.json")
-    for path in found:
+    if VOCABULARIES.isdisjoint(path.name for path in files):
+        raise ModelError(f"{files[0]}: has no vocabulary beside it; add its tokenizer.json")
+    for path in files:
         _require_well_formed(path)
-    return found
+    return files
 
 
 def _require_well_formed(path: Path) -> None:
@@ -308,3 +309,28 @@ def _read_own(theirs: Mapping[str, Any]) -> ModelConfig:
     if unknown:
         raise ModelError(f"{unknown[0]}: unknown key; another version wrote this folder")
     return configuration(values, schema)
+
+
+def import_folder(source: str | Path, out: str | Path) -> Model:
+    """Read a `transformers` folder, check it, and write it to `out` for a job to use.
+
+    `out` gets config.json, model.safetensors (float32), the tokenizer files if there are any, and
+    model.yaml. A job names model.yaml as ``model:`` and the folder as ``init.pretrained:``. Returns
+    the model. Raises ModelError, one line, if the folder holds no such model, or if `out` already
+    has files of a model or tokenizer.
+    """
+    source, out = Path(source), Path(out)
+    require_free(out)
+    model = from_pretrained(source)
+    has_tokenizer = any(os.path.lexists(source / name) for name in TOKENIZER_FILES)
+    tokenizer = source if has_tokenizer else None
+    with written_whole(out):
+        save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
+        write_config(model.config, out, source.resolve().name)
+    return model
+
+
+def write_config(config: ModelConfig, folder: Path, source: str) -> None:
+    """Write model.yaml, which a job can name, beside the weights; `source` goes into a comment."""
+    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    (folder / "model.yaml").write_text(f"# The model of {source}\n{text}")

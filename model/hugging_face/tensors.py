@@ -1,4 +1,4 @@
-"""What the weights of a model folder must be: the configuration's tensors, dense and finite."""
+"""Checks of a model folder's weights: the configuration's tensors, dense and finite."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from model.errors import ModelError
+from model.initialisation import skeleton
 from model.model_config import ModelConfig
-from model.skeleton import skeleton
 
 Config = TypeVar("Config", bound=ModelConfig)
 _MAX_SHARED_LAYERS = 1024  # a model can have more layers than tensors only by sharing
@@ -33,7 +33,7 @@ def refuse_extra_weights(
     config: Config, weights: Container[str], names: Callable[[Config], Iterable[str]]
 ) -> None:
     """Raise ModelError if the weights have more layers or networks than the configuration."""
-    own = set(names(config))
+    expected = set(names(config))
     keys = {field.name for field in dataclasses.fields(config)}
     for key in sorted(keys & {"layers", "feed_forwards"}, reverse=True):
         larger = dataclasses.replace(config, **{key: getattr(config, key) + 1})
@@ -42,7 +42,7 @@ def refuse_extra_weights(
         except ModelError:
             continue  # the family allows only one network per layer
         for name in of_larger:
-            if name not in own and name in weights:
+            if name not in expected and name in weights:
                 raise ModelError(
                     f"{key}: the configuration says {getattr(config, key)}, but the weights have "
                     f"more: {name}"

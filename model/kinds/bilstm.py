@@ -1,11 +1,11 @@
-"""A bidirectional LSTM, the student of Tang et al. (arXiv 1903.12136)."""
+"""A bidirectional LSTM, the student of Tang et al. (arXiv 1903.12136), also of pairs (siamese)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,57 @@ from torch import Tensor, nn
 from configs.durations import counted
 from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
+from model.accounting import head_flops
 from model.crf import ConditionalRandomField
 from model.errors import ModelError
-from model.flops import head_flops
 from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
 from model.protocol import Model, register
-from model.segment_pairs import SegmentPairs
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
+
+
+class SegmentPairs(NamedTuple):
+    """Where the segments of B pairs [CLS] a [SEP] b [SEP] lie. Neither of them has the [CLS].
+
+    As texts of their own they are 2 B rows: all first segments, then all second ones.
+    """
+
+    split: Tensor  # int64 [B], the place of the second segment's first token
+    tokens: Tensor  # int64 [B], the number of tokens, padding not counted
+
+    @classmethod
+    def of(cls, segment_ids: Tensor, tokens: Tensor) -> SegmentPairs:
+        """The segments by their ids [B, L], 0 and 1, of which `tokens` [B] are no padding."""
+        places = torch.arange(segment_ids.shape[1], device=segment_ids.device)
+        is_first = (segment_ids == 0) & (places < tokens[:, None])
+        return cls(is_first.sum(dim=1), tokens)
+
+    @property
+    def sizes(self) -> Tensor:
+        """The tokens of each text, int64 [2 B]."""
+        return torch.cat([self.split - 1, self.tokens - self.split])
+
+    def apart(self, x: Tensor) -> Tensor:
+        """Pairs [B, L, H] as texts [2 B, L, H]; what follows a text is padding."""
+        length = x.shape[1]
+        begins = torch.cat([torch.ones_like(self.split), self.split])[:, None]
+        places = (begins + torch.arange(length, device=x.device)).clamp(max=length - 1)
+        return x.repeat(2, 1, 1).gather(1, places[..., None].expand(-1, -1, x.shape[2]))
+
+    def joined(self, states: Tensor) -> Tensor:
+        """Texts [2 B, L, H] as pairs [B, L, H], with the states of padding at [CLS] and padding."""
+        rows, length = len(self.split), states.shape[1]
+        places = torch.arange(length, device=states.device).expand(rows, -1)
+        is_second = places >= self.split[:, None]
+        within = torch.where(is_second, places - self.split[:, None], places - 1) % length
+        text = torch.arange(rows, device=states.device)[:, None] + rows * is_second
+        flat = (text * length + within).flatten()
+        return states.flatten(0, 1).index_select(0, flat).unflatten(0, (rows, length))
+
 
 WORD_RANGE = 0.25  # of word vectors, in the original
 
@@ -101,11 +140,11 @@ class BiLSTMConfig(ModelConfig):
         )
 
     def with_dropout(self, rate: float) -> Self:
-        """The same with this dropout."""
+        """This configuration with a dropout of `rate`."""
         return replace(self, dropout=rate)
 
     def with_layers(self, layers: int) -> Self:
-        """The same with this many layers."""
+        """This configuration with `layers` layers."""
         return replace(self, layers=layers)
 
 
@@ -226,7 +265,7 @@ class BiLSTM(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As in `Model.encode`. Padding must follow the tokens; its states are meaningless.
+        """The states [B, L, H]. Padding must follow the tokens; its states are meaningless.
 
         So are those of a siamese model at [CLS]. It raises ModelError without segment ids.
         """
@@ -234,21 +273,23 @@ class BiLSTM(Model):
         pairs = self._pairs(segment_ids, tokens)
         x = self.embeddings(input_ids)
         if pairs is None:
-            found = self.encoder(x, reversal(tokens, x), capture)
+            encoded = self.encoder(x, reversal(tokens, x), capture)
         else:
-            found = self.encoder(pairs.apart(x), reversal(pairs.sizes, x), capture)
-            states = {number: pairs.joined(one) for number, one in found.hidden_states.items()}
-            found = Encoded(pairs.joined(found.last_hidden_state), states, {})
+            encoded = self.encoder(pairs.apart(x), reversal(pairs.sizes, x), capture)
+            states = {
+                number: pairs.joined(state) for number, state in encoded.hidden_states.items()
+            }
+            encoded = Encoded(pairs.joined(encoded.last_hidden_state), states, {})
         if rows is None:
-            return found
-        last = found.last_hidden_state.flatten(0, 1).index_select(0, rows)
-        return found._replace(last_hidden_state=last)
+            return encoded
+        last = encoded.last_hidden_state.flatten(0, 1).index_select(0, rows)
+        return encoded._replace(last_hidden_state=last)
 
     def rows_read(
         self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
     ) -> Tensor | None:
-        whole = capture.reads_last_layer(self.config.layers) or capture.heads
-        return None if whole else masked_positions
+        all_rows = capture.reads_last_layer(self.config.layers) or capture.heads
+        return None if all_rows else masked_positions
 
     def pool(
         self,
@@ -260,8 +301,7 @@ class BiLSTM(Model):
         if last is None:
             return None
         tokens = token_counts(last[..., 0], attention_mask)
-        found: Tensor = self.pooler(last, tokens, self._pairs(segment_ids, tokens))
-        return found
+        return self.pooler(last, tokens, self._pairs(segment_ids, tokens))
 
     def projection_parts(self) -> ProjectionParts:
         assert self.head is not None, "a model without a masked-LM head"

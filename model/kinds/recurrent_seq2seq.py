@@ -83,7 +83,7 @@ class RecurrentSeq2SeqConfig(ModelConfig):
         )
 
     def with_dropout(self, rate: float) -> Self:
-        """The same with this dropout."""
+        """This configuration with a dropout of `rate`."""
         return replace(self, dropout=rate)
 
 
@@ -130,7 +130,7 @@ class RecurrentDecoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def source(self, states: Tensor, attention_mask: Tensor | None) -> _Source:
-        """What attention reads of the encoder's last states [B, S, H]; the mask as in `encode`."""
+        """The source for attention, of the encoder's last states [B, S, H]; mask as in `encode`."""
         visible = visible_keys(attention_mask, states.shape[1], 0, states.device)
         return _Source(states, self.key(states), None if visible is None else visible[:, 0])
 
@@ -174,7 +174,7 @@ class RecurrentSeq2Seq(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As in `Model.encode`, of B / 2 pairs. What is captured are the encoder's, [B / 2, ...].
+        """The states of B / 2 pairs, as in `Model.encode`; it captures the encoder's, [B / 2, ...].
 
         Padding must follow the tokens.
         """

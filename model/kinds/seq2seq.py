@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from configs.rules import PROBABILITY, Doc, OneOf, Unit, positive
 from configs.section import Refusal
+from model.accounting import flops_per_token
 from model.attention_kernel import visible_keys
 from model.config import EncoderConfig
 from model.decoder import Decoder, KeysValues
 from model.embedding import Embeddings
 from model.encoder import Encoder
-from model.flops import flops_per_token
 from model.heads import OutputBias, ProjectionParts
 from model.initial_values import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
@@ -119,11 +119,11 @@ class Seq2SeqConfig(ModelConfig):
         )
 
     def with_dropout(self, rate: float) -> Self:
-        """The same with this dropout."""
+        """This configuration with a dropout of `rate`."""
         return replace(self, dropout=rate)
 
     def without_attention_dropout(self) -> Self:
-        """The same without dropout, which all parts share."""
+        """This configuration without dropout, which all parts share."""
         return replace(self, dropout=0.0)
 
 
@@ -154,7 +154,7 @@ class Seq2Seq(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
-        """As in `Model.encode`, of B / 2 pairs. What is captured are the encoder's, [B / 2, ...].
+        """The states of B / 2 pairs, as in `Model.encode`; it captures the encoder's, [B / 2, ...].
 
         Padding must follow the tokens.
         """
@@ -170,8 +170,8 @@ class Seq2Seq(Model):
 
     def decoding(self, source_ids: Tensor, lengths: Tensor | None) -> CachedDecoding:
         source = self.encoder(self.embeddings(source_ids), lengths, NOTHING).last_hidden_state
-        there = visible_keys(lengths, source.shape[1], 0, source.device)
-        return CachedDecoding(self, list(self.decoder.memory(source)), there)
+        visible = visible_keys(lengths, source.shape[1], 0, source.device)
+        return CachedDecoding(self, list(self.decoder.memory(source)), visible)
 
     def projection_parts(self) -> ProjectionParts:
         return ProjectionParts(self.embeddings.word.weight, self.head.bias)
@@ -182,7 +182,7 @@ class Seq2Seq(Model):
         fill(self.config.part, module, key, name, parameter, generator)
 
     def flops_per_token(self, length: int, masked_fraction: float) -> float:
-        """As in `model.flops`, where source and target have `length` tokens each.
+        """The operations per token where source and target have `length` tokens each.
 
         A layer of the decoder also has the four projections and two products of cross-attention.
         """
@@ -196,9 +196,9 @@ class Seq2Seq(Model):
 class CachedDecoding:
     """The decoding of sources (`model.generation.Decoding`), with the keys and values so far."""
 
-    def __init__(self, model: Seq2Seq, memory: list[KeysValues], there: Tensor | None) -> None:
-        """`there`: the keys of the `memory` that are tokens, bool [N, 1, 1, S]; None: all."""
-        self._model, self._memory, self._there = model, memory, there
+    def __init__(self, model: Seq2Seq, memory: list[KeysValues], visible: Tensor | None) -> None:
+        """`visible`: the keys of the `memory` that are tokens, bool [N, 1, 1, S]; None: all."""
+        self._model, self._memory, self._there = model, memory, visible
         self._past: list[KeysValues | None] = [None] * len(memory)
 
     def log_probabilities(self, tokens: Tensor) -> Tensor:
@@ -211,9 +211,11 @@ class CachedDecoding:
     def repeat(self, count: int) -> None:
         rows = torch.arange(len(self._memory[0].k), device=self._memory[0].k.device)
         rows = rows.repeat_interleave(count)
-        self._memory = [one.select(rows) for one in self._memory]
+        self._memory = [keys_values.select(rows) for keys_values in self._memory]
         self._there = None if self._there is None else self._there.index_select(0, rows)
         self.select(rows)
 
     def select(self, rows: Tensor) -> None:
-        self._past = [None if one is None else one.select(rows) for one in self._past]
+        self._past = [
+            None if keys_values is None else keys_values.select(rows) for keys_values in self._past
+        ]

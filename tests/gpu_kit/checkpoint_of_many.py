@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 import configs
-from model.skeleton import skeleton
+from model.initialisation import skeleton
 from trainer.checkpoint.folder import MANIFEST, Retention, StoredFile, step_name
 from trainer.checkpoint.manifest import digest
 from trainer.checkpoint.publication import Save, Store, _commit, _Part

@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import configs
 import model
-from model.accounting import describe
-from model.flops import flops_per_token
+from model.accounting import describe, flops_per_token
 from tests.model.chunked import chunked_cross_entropy
 
 torch.set_num_threads(1)

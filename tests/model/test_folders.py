@@ -378,7 +378,7 @@ def interrupt(*_: object, **__: object) -> None:
     ("place", "filled"),
     [
         ("safetensors.torch.save_file", fill_at_the_weights),
-        ("model.hugging_face.importing.write_config", fill_at_the_yaml),
+        ("model.hugging_face.folder.write_config", fill_at_the_yaml),
     ],
 )
 def test_a_full_disk_leaves_no_part_of_a_model(
