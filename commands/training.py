@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trainer.config import JobConfig
-    from trainer.measure.startup import Startup
+    from trainer.measure.process import Startup
 
 
 @click.command()
@@ -87,7 +87,7 @@ def run_ranks(
 
     words: the name of the config and the overrides, for ranks that are no forks of this process.
     """
-    from trainer.measure.startup import Startup
+    from trainer.measure.process import Startup
 
     def train_as_fork(startup: Startup) -> int:
         startup.mark("starting the ranks")

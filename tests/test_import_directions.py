@@ -92,14 +92,14 @@ ROOMS = {
     "trainer/schedules/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
-    "trainer/watch": "guard rollback first_failure hang_watch rank_zero replicas slow_ranks",
+    "trainer/watch": "guard rollback ranks replicas slow_ranks",
     "trainer/tracking": "metric_rows wandb_follower trackers tracking kinds",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),
-    "trainer/measure": "parts timing profiling startup machine",
-    "trainer/run_folder": "folder metrics metrics_log run_files",
-    "trainer/control": "requests requested asking heartbeat run_context",
+    "trainer/measure": "timing process",
+    "trainer/run_folder": "folder metrics run_files",
+    "trainer/control": "requests run_context",
     "trainer/job_data": "digests task_heads examples batch_plan fit prefetch staging counting feed",
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (

@@ -31,7 +31,7 @@ from trainer.checkpoint import Ranking
 from trainer.folder_models import with_models
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
-from trainer.measure.profiling import ProfileConfig
+from trainer.measure.process import ProfileConfig
 from trainer.named_tasks import with_tasks
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.column import Column

@@ -21,11 +21,10 @@ from trainer.learners.uncompiled import leave_compiler_out
 from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import StartedRun, start_run
 from trainer.loop import Outcome, train
-from trainer.measure.startup import Startup
+from trainer.measure.process import Startup
 from trainer.process_group import limit_waiting
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.first_failure import FAILED, explained, on_rank_0
-from trainer.watch.rank_zero import SendHeartbeat, run_on_rank_zero
+from trainer.watch.ranks import FAILED, SendHeartbeat, explained, on_rank_0, run_on_rank_zero
 
 _log = logging.getLogger(__name__)
 Announce = Callable[[RunFolder, dict[str, Any]], None]

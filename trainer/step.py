@@ -13,7 +13,7 @@ import torch.distributed as dist
 from data_pipeline import Batch
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.batches import to_micro_batches
-from trainer.control.requested import NO_REQUESTS, Requests
+from trainer.control.requests import NO_REQUESTS, Requests
 from trainer.denominators import StepSums
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner, MicroStep

@@ -50,7 +50,7 @@ from trainer.stored_logits.manifest import KEY, NAME, SHARD_NAME, Manifest, writ
 from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
 from trainer.teacher_outputs import OutputProjection
 from trainer.vocabulary_projection import Projection, chunks
-from trainer.watch.first_failure import explained, on_rank_0
+from trainer.watch.ranks import explained, on_rank_0
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
 

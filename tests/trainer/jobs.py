@@ -20,12 +20,10 @@ from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import start_run
 from trainer.loop import Outcome, train
-from trainer.measure.startup import Startup
+from trainer.measure.process import Startup
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.first_failure import on_rank_0
-from trainer.watch.hang_watch import HangWatch
-from trainer.watch.rank_zero import run_on_rank_zero
+from trainer.watch.ranks import HangWatch, on_rank_0, run_on_rank_zero
 
 
 def tiny_job(corpus: Path, runs: Path, *overrides: str) -> JobConfig:

@@ -30,9 +30,8 @@ from trainer.job_data import counting
 from trainer.job_data.counting import count_sequences
 from trainer.job_data.feed import Feed
 from trainer.lifecycle.start import start_run
-from trainer.measure.startup import Startup
-from trainer.watch.first_failure import on_rank_0
-from trainer.watch.hang_watch import HangWatch
+from trainer.measure.process import Startup
+from trainer.watch.ranks import HangWatch, on_rank_0
 
 RANKS = 2
 PHASES = "data.phases=[{from_step: 4, sequence_length: 24}, {from_step: 6, packing: contiguous}]"

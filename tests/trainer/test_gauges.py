@@ -18,15 +18,14 @@ from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.config import JobConfig, LogConfig
-from trainer.control.requested import NO_REQUESTS
+from trainer.control.requests import NO_REQUESTS
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learners import learner
 from trainer.learners.memory_errors import named_for
 from trainer.learners.state import JobState
-from trainer.measure.parts import PARTS
-from trainer.measure.profiling import ProfileConfig
-from trainer.measure.timing import watch_collectives
+from trainer.measure.process import ProfileConfig
+from trainer.measure.timing import PARTS, watch_collectives
 from trainer.record import utilisation
 from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder

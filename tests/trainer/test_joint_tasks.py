@@ -35,7 +35,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.job import Job
 from trainer.job_data.examples import with_examples
 from trainer.lifecycle.start import start_run
-from trainer.measure.startup import Startup
+from trainer.measure.process import Startup
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.errors import TrainingError
-from trainer.run_folder import metrics, metrics_log
-from trainer.run_folder.metrics_log import MetricsLog, Resumed, resume
+from trainer.run_folder import metrics
+from trainer.run_folder.metrics import MetricsLog, Resumed, resume
 
 
 def log(path, *rows):
@@ -51,7 +51,7 @@ def test_lines_are_strict_json_even_with_nan_and_infinity():
 def test_a_row_is_in_the_file_when_append_returns(tmp_path):
     path = tmp_path / "deep" / "metrics.jsonl"
     program = (
-        "import os, sys, pathlib; from trainer.run_folder.metrics_log import MetricsLog\n"
+        "import os, sys, pathlib; from trainer.run_folder.metrics import MetricsLog\n"
         "MetricsLog(pathlib.Path(sys.argv[1])).append({'step': 7}); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", program, path], check=False, timeout=120)
@@ -165,7 +165,7 @@ def test_rows_that_the_disk_lost_are_said_and_come_back_from_the_checkpoint(tmp_
 
 def test_what_is_older_than_the_checkpoint_keeps_is_said_to_be_lost(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
-    monkeypatch.setattr(metrics_log, "KEPT_BYTES", 500)
+    monkeypatch.setattr(metrics, "KEPT_BYTES", 500)
     kept, rows = whole_log(path)
     resume(path, 40)
     whole = path.read_bytes()

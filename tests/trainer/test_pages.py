@@ -21,7 +21,7 @@ from trainer.analysis.patterns import KEY_SETS, PATTERNS
 from trainer.evaluation.mistakes import LARGEST
 from trainer.report.layout import around_points
 from trainer.report.page import render
-from trainer.run_folder.metrics_log import MetricsLog
+from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.column import ACCURACY
 from trainer.suites.comparison import write_comparison

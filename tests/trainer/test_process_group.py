@@ -48,8 +48,7 @@ def a_rank_of_a_job(folder):
     """The number of open files before and after the job's engines and writer are created."""
     from tests.trainer import tiny
     from trainer.learners.engine import join_process_group
-    from trainer.watch.hang_watch import HangWatch
-    from trainer.watch.rank_zero import run_on_rank_zero
+    from trainer.watch.ranks import HangWatch, run_on_rank_zero
 
     before = descriptors()
     join_process_group()

@@ -17,7 +17,7 @@ from trainer.report.chart import curve
 from trainer.report.curves import is_term
 from trainer.report.page import LiveReport, render, write_report
 from trainer.report.table import student_table
-from trainer.run_folder.metrics_log import MetricsLog
+from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.column import ACCURACY, LOSS, NUMBER, Column
 

@@ -27,9 +27,9 @@ from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
 from trainer.job import Job
 from trainer.lifecycle.start import start_run
-from trainer.measure.startup import Startup
+from trainer.measure.process import Startup
 from trainer.step import train_step
-from trainer.watch.first_failure import on_rank_0
+from trainer.watch.ranks import on_rank_0
 
 STEPS = 8
 SOFT = "{teacher: mean, tasks: [moods, alike], loss: cross_entropy, weight: 0.5}"

@@ -16,7 +16,7 @@ from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
 from trainer.checkpoint.attempts import Attempt
 from trainer.config import LogConfig
-from trainer.run_folder.metrics_log import MetricsLog, resume
+from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.tracking import tracking
 from trainer.tracking.metric_rows import Tail
 from trainer.tracking.tracking import current_id, first_id
@@ -155,7 +155,7 @@ def test_a_file_that_a_resumed_run_replaced_is_read_from_the_start(run):
 TRAINER = """
 import os, pathlib, signal, sys
 from trainer.tracking import tracking
-from trainer.run_folder.metrics_log import MetricsLog
+from trainer.run_folder.metrics import MetricsLog
 run = pathlib.Path(sys.argv[1])
 tracking.start(run, mode="offline", about={"project": "tandem"}, run_id="abcd1234")
 with MetricsLog(run / "metrics.jsonl") as log:

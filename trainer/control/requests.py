@@ -1,4 +1,4 @@
-"""Requests that people leave in the folder of a live run: `tandem stop` and `tandem checkpoint`.
+"""Requests to a live run, from signals or people (`tandem stop`, `tandem checkpoint`), and answers.
 
 ``requests/KIND.json`` is a request. It is created exclusively, so that two people who ask at once
 make one request. Rank 0 looks for requests in every step, the ranks agree on them in the collective
@@ -16,20 +16,44 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
 from configs.strict_json import from_json, read_json
+from trainer.checkpoint import live_owner, owner_has_ended
 from trainer.durable import atomic_write
+from trainer.errors import TrainingError
+from trainer.run_folder.folder import RunFolder
 
 STOP, CHECKPOINT = "stop", "checkpoint"
 KINDS = (STOP, CHECKPOINT)
 LOOK_SECONDS = 1.0  # between reads of the folder, which may be on a slow file system
-
 _log = logging.getLogger(__name__)
+POLL_SECONDS = 0.2
+UNSEEN_SECONDS = 60.0  # for which NFS may not show here what another machine has written
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The requests that one rank knows of; the job follows those of any rank."""
+
+    stop: bool = False  # save, and end
+    save: bool = False  # save, and continue
+
+    def votes(self) -> list[float]:
+        """One number per request, to be summed over the ranks."""
+        return [float(self.stop), float(self.save)]
+
+    @classmethod
+    def agreed(cls, votes: Sequence[float]) -> Requests:
+        """The requests of all ranks together, from the sums of their `votes`."""
+        return cls(*(bool(count) for count in votes))
+
+
+NO_REQUESTS = Requests()
 
 
 class RequestBox:
@@ -48,9 +72,9 @@ class RequestBox:
         if self._reads and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             for kind in KINDS:
-                found = _id_in(self._folder / f"{kind}.json")
-                if found and found not in self._begun:
-                    self._seen[kind] = found
+                request = _id_in(self._folder / f"{kind}.json")
+                if request and request not in self._begun:
+                    self._seen[kind] = request
         return frozenset(self._seen)
 
     def answer_after_save(self, step: int) -> Callable[[Exception | None], None]:
@@ -90,8 +114,8 @@ def ask(folder: Path, kind: str) -> str:
         with path.open("x") as file:
             file.write(content)
     except FileExistsError:
-        if there := _id_in(path):
-            return there
+        if pending := _id_in(path):
+            return pending
         # Its writer died, or the disk was full, before the request was complete.
         atomic_write(path, content)
     return request
@@ -131,3 +155,35 @@ def _id_in(path: Path) -> str:
         return from_json(read_json(path), _Request, path).id
     except (OSError, ConfigError):
         return ""
+
+
+def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
+    """Request a stop or a checkpoint; returns the run's answer in one line.
+
+    Raises TrainingError if the run is not live, if the save failed, or if there is no answer within
+    `seconds`. In the last case the run still acts on the request as soon as it sees it.
+    """
+    owner = live_owner(run.path)
+    if owner is None:
+        raise TrainingError(f"{run.path}: no job is at work in it, so there is nothing to {kind}")
+    request = ask(run.requests, kind)
+    end = ended_at = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        is_gone = owner.is_on_this_machine and not owner.has_process
+        has_ended = is_gone or owner_has_ended(run.path)
+        answer = answer_to(run.requests, kind, request)  # read after: it may end right behind it
+        if answer is None:
+            ended_at = min(now, ended_at) if has_ended else end
+            if is_gone or now > ended_at + UNSEEN_SECONDS:
+                raise TrainingError(f"{run.path}: the job ended before it could {kind}")
+        elif answer["error"] is not None:
+            raise TrainingError(f"{run.path}: not saved: {answer['error']}")
+        elif kind != STOP:
+            return f"{run.path}: saved at step {answer['step']:,}"
+        elif has_ended or live_owner(run.path) is None:
+            return f"{run.path}: saved at step {answer['step']:,} and ended"
+        time.sleep(POLL_SECONDS)
+    raise TrainingError(
+        f"{run.path}: its job ({owner}) has not answered for {seconds:.0f} s; the request "
+        "stays, and the job follows it after its current step"
+    )

@@ -23,13 +23,13 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
-from trainer.measure.machine import describe as describe_machine
+from trainer.measure.process import describe_machine
 from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.column import Column
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import Metrics, columns_of
 from trainer.scoring.task_mean import mean_column
-from trainer.watch.rank_zero import SendHeartbeat
+from trainer.watch.ranks import SendHeartbeat
 
 ON_TEST = "test_"  # prefix of a column: the score on a task's test file
 SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured

@@ -32,7 +32,7 @@ from trainer.job_data.examples import views_of
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown
 from trainer.scoring.task_mean import task_mean
-from trainer.watch.rank_zero import SendHeartbeat
+from trainer.watch.ranks import SendHeartbeat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
 SEED = 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from data_pipeline import Corpus, CorpusSplit, DataConfig
 from data_pipeline.packing.sequences import PackingRules
 from trainer.process_group import background_group
-from trainer.watch.rank_zero import SendHeartbeat
+from trainer.watch.ranks import SendHeartbeat
 
 _log = logging.getLogger(__name__)
 

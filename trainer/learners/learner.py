@@ -41,8 +41,7 @@ from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
 from trainer.learners.step_decision import StepDecision, loss_scale, regime
 from trainer.learners.zero import whole_copies
-from trainer.measure.parts import BACKWARD, FORWARD, STEP
-from trainer.measure.timing import clock
+from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
 from trainer.objectives.term import ExampleLosses
 from trainer.optimizers import GatedOptimizer, build_optimizer

@@ -9,7 +9,7 @@ import torch
 
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
-from trainer.measure.parts import BACKWARD, FORWARD, STEP
+from trainer.measure.timing import BACKWARD, FORWARD, STEP
 
 BEGINNING, EVALUATION = "beginning", "evaluation"  # building weights and engine; scoring
 IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)

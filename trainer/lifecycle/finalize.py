@@ -18,7 +18,7 @@ from trainer.job_data.examples import test_contents
 from trainer.report.page import write_report
 from trainer.run_folder.folder import EXPORTED, RunFolder
 from trainer.run_folder.run_files import read_evaluation
-from trainer.watch.rank_zero import SendHeartbeat
+from trainer.watch.ranks import SendHeartbeat
 
 
 def finalize(

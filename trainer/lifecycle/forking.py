@@ -29,7 +29,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState
 from trainer.lifecycle.continuity import SHAPE, Change, changes
 from trainer.run_folder.folder import RunFolder
-from trainer.run_folder.metrics_log import resume
+from trainer.run_folder.metrics import resume
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from trainer.lifecycle.first_stages import require_no_first_stage_again
 from trainer.lifecycle.start import accept, config_of
 from trainer.run_folder.folder import RunFolder
 from trainer.tracking import tracking
-from trainer.watch.first_failure import on_rank_0
+from trainer.watch.ranks import on_rank_0
 from trainer.watch.rollback import applied_state, checkpoint_to_resume
 
 _log = logging.getLogger(__name__)

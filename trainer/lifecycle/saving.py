@@ -12,7 +12,7 @@ from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.first_failure import on_rank_0
+from trainer.watch.ranks import on_rank_0
 from trainer.watch.replicas import verify
 
 

@@ -16,7 +16,7 @@ from trainer.job_data.examples import predicts_by_example
 from trainer.learners.learner import Learner
 from trainer.lifecycle.continuity import ORDER, Change, changes
 from trainer.stored_logits.manifest import KEY, Manifest
-from trainer.watch.first_failure import on_rank_0
+from trainer.watch.ranks import on_rank_0
 from trainer.watch.rollback import batches_covered
 
 # Besides what an order and a shape depend on: what decides which numbers are stored.

@@ -19,12 +19,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import deepspeed.comm.comm
 import torch
 from torch import Tensor
 
-from trainer.measure.parts import COMMUNICATION
-
+# The parts of a learner's step, as metrics name them.
+FORWARD, BACKWARD, STEP, COMMUNICATION = PARTS = ("forward", "backward", "step", "communication")
 COLLECTIVES = (
     "all_reduce",
     "all_reduce_coalesced",
@@ -133,6 +132,8 @@ class TimedBackend:
 
 def watch_collectives() -> None:
     """Let the clock time DeepSpeed's collectives."""
+    import deepspeed.comm.comm  # late: the report reads the names of the parts without it
+
     if not isinstance(deepspeed.comm.comm.cdb, TimedBackend):
         deepspeed.comm.comm.cdb = TimedBackend(deepspeed.comm.comm.cdb)
 
@@ -151,9 +152,9 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
 def _size(arguments: list[Any]) -> int:
     """The bytes of the largest argument: a gather's result, or a scatter's input."""
     sizes = [0]
-    for one in arguments:
-        tensors = one if isinstance(one, list | tuple) else [one]
-        sizes.append(sum(each.nbytes for each in tensors if isinstance(each, Tensor)))
+    for argument in arguments:
+        tensors = argument if isinstance(argument, list | tuple) else [argument]
+        sizes.append(sum(part.nbytes for part in tensors if isinstance(part, Tensor)))
     return max(sizes)
 
 

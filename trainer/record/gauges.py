@@ -11,9 +11,8 @@ import torch.distributed as dist
 
 from trainer.config import JobConfig
 from trainer.learners.learner import Learner
-from trainer.measure.parts import BACKWARD, COMMUNICATION, FORWARD, STEP
-from trainer.measure.profiling import Tracer
-from trainer.measure.timing import clock
+from trainer.measure.process import Tracer
+from trainer.measure.timing import BACKWARD, COMMUNICATION, FORWARD, STEP, clock
 from trainer.record import utilisation
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.slow_ranks import SlowRanks

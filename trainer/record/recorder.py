@@ -26,7 +26,7 @@ from trainer.record.gauges import Gauges
 from trainer.report.page import LiveReport, write_report
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.run_folder.metrics_log import MetricsLog, resume
+from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.scoring.task_mean import TASK_MEAN
 from trainer.step import StepResult
 from trainer.tracking import tracking

@@ -35,7 +35,7 @@ class RunFolder:
 
     @classmethod
     def begun(cls, run: str) -> RunFolder:
-        """As `existing`, but also a run that is still queued, or loading in its first start."""
+        """A run like `existing`, or one that is still queued, or loading in its first start."""
         for path in (Path(run), Path("runs") / run):
             if is_run(path):
                 return cls(path)

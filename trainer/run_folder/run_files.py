@@ -144,7 +144,7 @@ def columns_of(evaluation: Mapping[str, Any]) -> list[Column]:
 
 def primary_of(evaluation: Mapping[str, Any]) -> Column:
     """The run's primary metric among them."""
-    return next(one for one in columns_of(evaluation) if one.name == evaluation["metric"])
+    return next(column for column in columns_of(evaluation) if column.name == evaluation["metric"])
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,13 @@ class RunFiles:
     def held_out(self, learner: str, column: str) -> tuple[Floats, Floats]:
         """The steps [N] and values [N] of a held-out score, the mean over the corpora."""
         scores = [(row["step"], metrics.held_out(row, learner, column)) for row in self.rows]
-        found = np.array([(step, score) for step, score in scores if score is not None])
-        return found.reshape(-1, 2)[:, 0], found.reshape(-1, 2)[:, 1]
+        points = np.array([(step, score) for step, score in scores if score is not None])
+        return points.reshape(-1, 2)[:, 0], points.reshape(-1, 2)[:, 1]
 
     def held_out_columns(self) -> list[str]:
         """The names of the held-out scores that any learner has, the run's primary one first."""
-        found = (metrics.split_held_out(key) for row in self.rows for key in row)
-        names = dict.fromkeys(parts[2] for parts in found if parts)
+        keys = (metrics.split_held_out(key) for row in self.rows for key in row)
+        names = dict.fromkeys(parts[2] for parts in keys if parts)
         first = self.evaluation["metric"] if self.evaluation else TASK_MEAN.name
         return sorted(names, key=lambda name: name != first)
 
@@ -223,15 +223,15 @@ class RunFiles:
     def _heads(self) -> list[str]:
         """The names that a task's head may have: those of terms and of several tasks."""
         learners = [self.config["teacher"], *self.config["students"].values()]
-        terms = [name for one in learners for name in (one or {}).get("objective") or {}]
+        terms = [name for learner in learners for name in (learner or {}).get("objective") or {}]
         return sorted({*terms, *(self.config["data"].get("tasks") or {})}, key=len)
 
     def columns_of(self, learner: str) -> list[str]:
         """The columns of a learner, without its name, in file order."""
-        found: dict[str, None] = {}
+        columns: dict[str, None] = {}
         for row in self.rows:
-            found.update(dict.fromkeys(key for key in row if key.startswith(f"{learner}/")))
-        return [key.removeprefix(f"{learner}/") for key in found]
+            columns.update(dict.fromkeys(key for key in row if key.startswith(f"{learner}/")))
+        return [key.removeprefix(f"{learner}/") for key in columns]
 
     def clock(self, column: str) -> tuple[Floats, Floats]:
         """The `curve` of a cumulative column (tokens, seconds), starting at step 0 with value 0."""

@@ -41,10 +41,10 @@ def verify(engines: Mapping[str, DeepSpeedEngine], step: int) -> None:
     """
     if dist.get_world_size() == 1:
         return
-    own = torch.stack([torch.stack(checksums(engine)) for engine in engines.values()])
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, own)
-    sums = torch.stack(everyone).tolist()  # [ranks][learners][kinds]
+    local = torch.stack([torch.stack(checksums(engine)) for engine in engines.values()])
+    gathered = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, local)
+    sums = torch.stack(gathered).tolist()  # [ranks][learners][kinds]
     for number, name in enumerate(engines):
         for kind, what in enumerate(KINDS):
             differing = minority([rank[number][kind] for rank in sums])

@@ -44,7 +44,7 @@ class RollbackConfig(Section):
 def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
     """The number of the batch that a 0-based step reads."""
     number = step
-    for begin, end in sorted(tuple(one.skip) for one in rollbacks if one.skip):
+    for begin, end in sorted(tuple(entry.skip) for entry in rollbacks if entry.skip):
         if number >= begin:
             number += end - begin
     return number
@@ -57,17 +57,17 @@ def batches_covered(steps: int, rollbacks: Sequence[RollbackConfig]) -> int:
 
 def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]:
     """The entries that skip a batch which their checkpoint, or an earlier entry, has covered."""
-    for number, one in enumerate(rollbacks):
-        if one.skip is None:
+    for number, entry in enumerate(rollbacks):
+        if entry.skip is None:
             continue
         key, before = f"rollback[{number}].skip", rollbacks[:number]
-        if one.skip[0] < batch_number(one.checkpoint, before):
+        if entry.skip[0] < batch_number(entry.checkpoint, before):
             yield (
                 key,
-                f"the checkpoint of step {one.checkpoint} has trained on batch {one.skip[0]} "
+                f"the checkpoint of step {entry.checkpoint} has trained on batch {entry.skip[0]} "
                 "already; skip later batches, or name an earlier checkpoint",
             )
-        if any(e.skip and e.skip[0] < one.skip[1] and one.skip[0] < e.skip[1] for e in before):
+        if any(e.skip and e.skip[0] < entry.skip[1] and entry.skip[0] < e.skip[1] for e in before):
             yield key, "must not overlap an entry before it"
 
 
@@ -89,7 +89,7 @@ def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range)
 def recovery_advice(
     rollbacks: Sequence[RollbackConfig], newest: int, sound: int | None, steps: range
 ) -> str:
-    """What a user can do after a learner has skipped `steps`; ends with an override.
+    """Advice to the user after a learner has skipped `steps`; ends with an override.
 
     `newest` is the step of the newest checkpoint, `sound` that of the newest which is not suspect.
     Where they differ, the override skips every batch since `sound`: one of them ruined the weights.
@@ -116,7 +116,7 @@ def _as_yaml(rollbacks: Iterable[RollbackConfig]) -> str:
 
 def applied_state(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
     """The record of these applied entries, for the trainer's state."""
-    return [asdict(one) for one in rollbacks]
+    return [asdict(entry) for entry in rollbacks]
 
 
 def checkpoint_to_resume(
@@ -135,11 +135,11 @@ def checkpoint_to_resume(
         return None
     done = newest.trainer_state["rolled_back"]
     if applied_state(rollbacks)[: len(done)] != done:
-        applied = _as_yaml(RollbackConfig(**one) for one in done)
+        applied = _as_yaml(RollbackConfig(**entry) for entry in done)
         raise TrainingError(
             f"rollback: the run has applied {applied}; keep these entries, and add new ones after"
         )
-    target = min((one.checkpoint for one in rollbacks[len(done) :]), default=newest.step)
+    target = min((entry.checkpoint for entry in rollbacks[len(done) :]), default=newest.step)
     folder = newest.path.parent
     if target == newest.step or (target > newest.step and target in published(folder)):
         return newest  # the named checkpoint is damaged

@@ -1,28 +1,41 @@
-"""Which rank failed first: only its error is shown, since the others' errors follow from it.
+"""Ranks that fail or hang, and work that rank 0 does alone while the others wait.
 
 When one rank ends, the others lose their connection to it and fail too. Under ``srun`` and torchrun
 every rank can write to the terminal. So the first rank to fail creates ``attempts/000002.failure``
 exclusively, and only that rank prints its error.
+
+A rank that makes no progress is ended, with the stack of each of its threads in its log. The timer
+is the kernel's (`setitimer`), and the handler is `faulthandler`'s, in C. It needs neither the GIL
+nor a running thread, so it works wherever the rank is stuck. After it has written the stacks, the
+signal ends the process, with an exit code other than 0 and 1: the scheduler starts the job again.
+Ranks run in lockstep, so one hang stops them all, and each log has its rank's stacks.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import Attempt, Owner
 from trainer.errors import TrainingError
+from trainer.process_group import background_group
 
 T = TypeVar("T")
 FAILED = 1
 FIRST_EXIT_SECONDS = 3.0
 # What gloo says in a RuntimeError when the process at the other end is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+SendHeartbeat = Callable[[], None]
 
 
 class FirstFailure:
@@ -92,3 +105,59 @@ def explained(error: Exception) -> Exception:
         f"rank {os.environ['RANK']} lost the connection to another rank, which was killed or whose "
         "machine failed; start the job again to resume from its newest checkpoint"
     )
+
+
+class HangWatch:
+    """While it is open, ends the process if `seconds` pass between two calls of `heartbeat`.
+
+    It counts these calls: ``heartbeats``.
+    """
+
+    def __init__(self, log: Path, seconds: float) -> None:
+        """`log` is the file to append the stacks to. One watch at a time, on the main thread."""
+        self._path, self._seconds = log, seconds
+        self._log: TextIOWrapper | None = None
+        self.heartbeats = 0
+
+    def heartbeat(self) -> None:
+        """Report progress. One system call, about a microsecond."""
+        self.heartbeats += 1
+        if self._log is not None:
+            signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __enter__(self) -> HangWatch:
+        self._log = self._path.open("a")
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, self._log, all_threads=True, chain=True)
+        self.heartbeat()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.unregister(signal.SIGALRM)
+        assert self._log is not None
+        self._log.close()
+
+
+def run_on_rank_zero(work: Callable[[SendHeartbeat], object], watch: HangWatch) -> None:
+    """Call ``work(heartbeat)`` on rank 0, and return on all ranks when it is done. Collective.
+
+    Each call of `heartbeat` resets the `watch` of every rank. The whole work may take any time.
+    If rank 0 hangs between two heartbeats, or its machine is gone, the watch of every rank fires.
+    """
+    # All ranks wait, since a launcher takes a rank that exits early for one that died.
+    group = background_group()
+    working = torch.ones(1, dtype=torch.int64)
+
+    def heartbeat() -> None:
+        watch.heartbeat()
+        dist.broadcast(working, 0, group)
+
+    if dist.get_rank() == 0:
+        work(heartbeat)
+        working.zero_()
+        heartbeat()
+    else:
+        while working:
+            heartbeat()
+    dist.barrier(group)
