@@ -98,11 +98,17 @@ def evaluate(run: str | Path, learner: str | None = None) -> dict[str, Any]:
 
 
 def export(
-    run: str | Path, learner: str, out: str | Path, *, step: str | int | None = None
+    run: str | Path,
+    learner: str,
+    out: str | Path,
+    *,
+    step: str | int | None = None,
+    average: bool = False,
 ) -> Path:
     """Write a learner of a run to the folder `out`, in Hugging Face format; returns it.
 
     `step`: ``best``, ``last`` or a checkpoint's, by default as the run's ``evaluation.final`` says.
+    `average`: its averaged weights.
     Raises ModelError where `out` exists, TrainingError for an unknown run, learner or step.
     """
     from model import require_free
@@ -112,7 +118,8 @@ def export(
 
     folder = Path(out)
     require_free(folder)
-    export_learner(SavedLearners(RunFolder.existing(str(run)), which=step), learner, folder)
+    saved = SavedLearners(RunFolder.existing(str(run)), which=step)
+    export_learner(saved.averages() if average else saved, learner, folder)
     return folder
 
 

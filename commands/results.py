@@ -123,6 +123,7 @@ def which_step(
     help="Which checkpoint: the one with the learner's best evaluation.metric on validation, the "
     "last one, or one of this step. default: as evaluation.final says.",
 )
+@click.option("--average", is_flag=True, help="The learner's averaged weights.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")
 @click.option(
     "--int8",
@@ -135,6 +136,7 @@ def export(
     out: str,
     head: str | None,
     step: str | int | None,
+    average: bool,
     onnx: bool,
     int8: bool,
 ) -> None:
@@ -149,6 +151,7 @@ def export(
     from trainer.run_folder.folder import RunFolder
 
     saved = SavedLearners(RunFolder.existing(run), which=step)
+    saved = saved.averages() if average else saved
     if onnx or int8:
         from model.onnx_export import require_onnx
 

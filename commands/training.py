@@ -190,7 +190,7 @@ def announce_if_finished(job: JobConfig) -> bool:
     if changed := [str(change) for change in changes_since_run(job)]:
         way_out = "for another run, set another name"
         click.echo(f"changed since, without effect: {'; '.join(changed[:3])}; {way_out}", err=True)
-    if not (folder.has_final_report() and all(map(folder.has_export, results["learners"]))):
+    if folder.missing_exports(results) or not folder.has_final_report():
         from trainer.lifecycle.finalize import finalize
 
         results = finalize(folder)

@@ -76,15 +76,17 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention predictions",
     "trainer/learners": (
-        "state step_decision admission uncompiled zero gradients engine memory_errors programs "
-        "module learner first_weights learners"
+        "state step_decision admission uncompiled zero gradients averages engine memory_errors "
+        "programs module learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/optimizers": "config norms moments shards tensorwise gated groups loss_scale kinds",
+    "trainer/optimizers": (
+        "config averages norms moments shards tensorwise gated groups loss_scale kinds"
+    ),
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),

@@ -378,6 +378,8 @@ class JobConfig(Section):
         yield from self._conflicts_of_first_stages()
         if self.stop.patience and self.teacher.stacking.steps:
             yield "stop.patience", "is for a teacher of one size; remove it, or teacher.stacking"
+        if self.stop.patience and self.teacher.average is not None:
+            yield "stop.patience", "leaves a teacher its weights alone; remove it, or its average"
         yield from self._conflicts_of_length()
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.teachers, self.students)

@@ -166,7 +166,7 @@ class Job:
 
         Raises TrainingError where a learner has diverged, or learnt nothing.
         """
-        self.saving.save(wait=True)
+        self.saving.save(wait=True, is_last=True)
         for name in self.learners.waiting:
             self.recorder.say(f"{name} never joined: its `start` was not reached")
         self._skip_limit.check_at_end(self.state.step, self.learners.counters())
@@ -199,9 +199,14 @@ def _checkpoint_writer(
     config: JobConfig, context: RunContext, resumption: Resumption
 ) -> CheckpointWriter:
     keep = config.checkpoint
+    averages = [learner.average for learner in config.learners.values()]
     return CheckpointWriter(
         RunFolder.of(config).checkpoints,
-        Retention(keep.keep, keep.keep_every, keep.keep_best, config.rankings),
+        Retention(
+            *(keep.keep, keep.keep_every, keep.keep_best, config.rankings),
+            regular=keep.every,
+            averaged=max((one.window for one in averages if one), default=0),
+        ),
         context.attempt,
         _log.warning,
         resumed_from=resumption.checkpoint.step if resumption.checkpoint else None,

@@ -30,6 +30,7 @@ from trainer.objectives.stages import (
     TaskFirstConfig,
 )
 from trainer.optimizers import OptimizerConfig, optimizer_config
+from trainer.optimizers.averages import AverageConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
 from trainer.schedules.stacking import StackingConfig
@@ -51,9 +52,9 @@ _ABILITIES = {
 }
 TRANSFERS = ("progressive", "intermediate", "task_first")
 _FOR_TRAINING = (
-    "objective", "optimizer", "schedule", "loss_scale", "gradient_clipping", "clip_each_parameter",
-    "guard", "dropout", "checkpoint_activations", "stacking", "freeze_positions", "encoder",
-    *TRANSFERS,
+    "objective", "optimizer", "average", "schedule", "loss_scale", "gradient_clipping",
+    "clip_each_parameter", "guard", "dropout", "checkpoint_activations", "stacking",
+    "freeze_positions", "encoder", *TRANSFERS,
 )  # fmt: skip
 
 
@@ -154,6 +155,7 @@ class LearnerConfig(Section):
     intermediate: IntermediateConfig | None = None
     task_first: TaskFirstConfig | None = None
     optimizer: OptimizerConfig = field(default_factory=optimizer_config)
+    average: AverageConfig | None = None
     schedule: ScheduleConfig = field(default_factory=schedule_config)
     start: StartConfig = field(default_factory=StartConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)

@@ -271,6 +271,8 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "budget", "a frozen teacher has none; remove it, or frozen"
     if teacher.budget != BudgetConfig() and teacher.stacking.steps:
         yield "budget", "is for a teacher of one size; remove it, or stacking"
+    if teacher.average is not None and teacher.budget != BudgetConfig():
+        yield "average", "ends with the budget, which leaves only the weights; remove it, or budget"
     if teacher.init.teacher_layers is not None or teacher.init.teacher_embeddings:
         yield "init", "its teacher_... keys are for students"
     if teacher.stacking.steps:

@@ -72,7 +72,7 @@ def test_what_is_missing_is_made_and_nothing_else(ended, scored, monkeypatch):
         shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
     conclusion.finalize(ended)
     assert scored == ["teacher", "students/tinybert"]
-    assert all(map(ended.has_export, LEARNERS))
+    assert not ended.missing_exports({"learners": {name: {} for name in LEARNERS}})
     scored.clear()
     opened.clear()
     cut(ended.evaluation)

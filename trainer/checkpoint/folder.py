@@ -253,6 +253,7 @@ class Ranking:
 class Retention(Section):
     """Keeps the ``last`` checkpoints, those at multiples of ``every`` steps, and the ``best`` ones.
 
+    Of those at multiples of ``regular`` steps it keeps the last ``averaged``.
     The best are those of each learner among `rankings`, by the scores passed to ``save``. Suspect
     checkpoints are never among the best, and never replace sound ones among the last.
     """
@@ -261,6 +262,8 @@ class Retention(Section):
     every: Annotated[int | None, COUNT] = None
     best: Annotated[int, INDEX] = 0
     rankings: tuple[Ranking, ...] = field(default=())
+    regular: Annotated[int, COUNT] = 1
+    averaged: Annotated[int, INDEX] = 0
 
     def scores_to_store(self, scores: Mapping[str, float]) -> dict[str, dict[str, Any]]:
         """The finite ones among the learners' scores, each with the name of its metric."""
@@ -289,6 +292,8 @@ class Retention(Section):
         keep = {*steps[-self.last :], *[*sound][-self.last :], *pinned}
         for ranking in self.rankings:
             keep.update(ranking.ranked(sound)[: self.best])
+        if self.averaged:
+            keep.update([step for step in steps if step % self.regular == 0][-self.averaged :])
         if self.every is not None:
             keep |= {step for step in steps if step % self.every == 0}
         return [step for step in steps if step not in keep]

@@ -10,9 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from data_pipeline.shards.manifest import sha256
 from trainer.checkpoint.folder import MANIFEST, StoredFile
-from trainer.checkpoint.snapshot import Fragment, Health, Snapshot
+from trainer.checkpoint.snapshot import Fragment, Health, Snapshot, fragment_key
 from trainer.errors import CheckpointError
 
 FORMAT = 1
@@ -170,3 +174,43 @@ def _digest(content: Mapping[str, Any]) -> str:
     """The digest of JSON with sorted keys, equal for equal content; a dataclass is an object."""
     ordered = json.dumps(content, sort_keys=True, default=vars)
     return hashlib.sha256(ordered.encode()).hexdigest()
+
+
+class Fragments:
+    """Reads any range of a tensor from the stored fragments."""
+
+    def __init__(self, folder: Path, files: Sequence[StoredFile]) -> None:
+        self._folder = folder
+        self._files = files
+        self._open: dict[int, Any] = {}
+
+    def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:
+        """Copy the elements ``[start, start + out.numel())`` of a state into ``out`` [numel]."""
+        stop, copied = start + out.numel(), 0
+        for at, numel, file in record.fragments:
+            low, high = max(at, start), min(at + numel, stop)
+            if low < high:
+                key = fragment_key(name, state, at)
+                part = self._file(file).get_slice(key)[low - at : high - at]
+                out[low - start : high - start].copy_(part)
+                copied += high - low
+        assert copied == out.numel(), f"{name} {state}: {copied} of {out.numel()} elements"
+
+    def whole(self, name: str, record: TensorRecord, state: str) -> Tensor:
+        """One state of one tensor, flat; floating point tensors are fp32."""
+        stored = getattr(torch, record.states[state])
+        dtype = torch.float32 if stored.is_floating_point else stored
+        out = torch.empty(prod(record.shape), dtype=dtype)
+        self.fill(name, record, state, 0, out)
+        return out
+
+    def _file(self, index: int) -> Any:
+        if index not in self._open:
+            path = self._folder / self._files[index].path
+            try:
+                self._open[index] = safe_open(path, "pt")
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{path}: the run has deleted this checkpoint; try again with a newer one"
+                ) from None
+        return self._open[index]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor
 
 from trainer.checkpoint.attempts import published
@@ -36,13 +34,14 @@ from trainer.checkpoint.layout import (
     torch_optimizer,
 )
 from trainer.checkpoint.manifest import (
+    Fragments,
     LearnerRecord,
     Manifest,
     TensorRecord,
     check_file,
     read_manifest,
 )
-from trainer.checkpoint.snapshot import MASTER, fragment_key
+from trainer.checkpoint.snapshot import MASTER
 from trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> No
         _check_same_scalars(held, saved.tensors)
     for piece in pieces:
         if piece.group == FROZEN:
-            _fill(piece, MASTER, piece.holder, saved.tensors, source)
+            fill_piece(piece, MASTER, piece.of(piece.holder), saved.tensors, source)
     for held in holders:
         _restore_holder(held, optimizer, saved.tensors, source)
     refresh(engine)
@@ -134,15 +133,18 @@ def _restore_holder(
             state[key] = torch.zeros_like(holder, dtype=getattr(torch, dtype), requires_grad=False)
     for piece in held:
         for key in first.states:
-            _fill(piece, key, holder if key == MASTER else state[key], saved, source)
+            out = piece.of(holder if key == MASTER else state[key])
+            fill_piece(piece, key, out, saved, source)
     optimizer.state[holder] = state
 
 
-def _fill(
-    piece: Piece, state: str, tensor: Tensor, saved: Mapping[str, TensorRecord], source: Source
+def fill_piece(
+    piece: Piece, state: str, out: Tensor, saved: Mapping[str, TensorRecord], source: Source
 ) -> None:
-    """Read a piece of one state; what every rank holds whole, rank 0 reads for all of them."""
-    out = piece.of(tensor)
+    """Read a piece of one state into `out` [numel]; what every rank holds whole, rank 0 reads.
+
+    Collective.
+    """
     if not piece.replicated or dist.get_rank() == 0:
         source.fill(piece.name, saved[piece.name], state, piece.start, out)
     if piece.replicated:
@@ -235,15 +237,40 @@ class Checkpoint:
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {learner}: {error}") from None
 
-    def master_weights(self, learner: str) -> dict[str, Tensor]:
+    def fits(self, learner: str, shapes: Mapping[str, list[int]]) -> bool:
+        """Whether it has this learner, with tensors of these shapes."""
+        if learner not in self.learners:
+            return False
+        tensors = self._record(learner).tensors
+        return all(name in tensors and tensors[name].shape == shapes[name] for name in shapes)
+
+    def weights_of(self, learner: str) -> Callable[[Piece], Tensor]:
+        """Reads pieces of a learner's weights, [numel], where their holders are; collective."""
+        record, fragments = self._record(learner), self._fragments()
+
+        def read(piece: Piece) -> Tensor:
+            out = torch.empty_like(piece.of(piece.holder))
+            fill_piece(piece, MASTER, out, record.tensors, fragments)
+            return out
+
+        return read
+
+    def has_state(self, learner: str, state: str) -> bool:
+        """Whether a parameter of the learner has this optimizer state."""
+        return any(state in tensor.states for tensor in self._record(learner).tensors.values())
+
+    def master_weights(self, learner: str, state: str = MASTER) -> dict[str, Tensor]:
         """A learner's parameters and persistent buffers, by the module's names, on the CPU.
 
-        Floating point tensors are the fp32 master weights; other tensors keep their dtype.
+        Floating point tensors are the fp32 master weights, or the `state` of those that have it;
+        other tensors keep their dtype.
         """
         fragments = self._fragments()
         return {
-            name: fragments.whole(name, tensor).reshape(tensor.shape)
-            for name, tensor in self._record(learner).tensors.items()
+            name: fragments.whole(name, one, state if state in one.states else MASTER).reshape(
+                one.shape
+            )
+            for name, one in self._record(learner).tensors.items()
         }
 
     def stored(self, learner: str) -> tuple[LearnerRecord, dict[int, StoredFile]]:
@@ -252,8 +279,8 @@ class Checkpoint:
         used = {file for tensor in record.tensors.values() for _, _, file in tensor.fragments}
         return record, {index: self._manifest.files[index] for index in sorted(used)}
 
-    def _fragments(self) -> _Fragments:
-        return _Fragments(self.path, self._manifest.files)
+    def _fragments(self) -> Fragments:
+        return Fragments(self.path, self._manifest.files)
 
     def _record(self, learner: str) -> LearnerRecord:
         if learner not in self._manifest.learners:
@@ -366,43 +393,3 @@ def _damage(folder: Path, step: int, part: int, parts: int) -> str | None:
     except CheckpointError as error:
         return str(error)
     return None
-
-
-class _Fragments:
-    """Reads any range of a tensor from the stored fragments."""
-
-    def __init__(self, folder: Path, files: Sequence[StoredFile]) -> None:
-        self._folder = folder
-        self._files = files
-        self._open: dict[int, Any] = {}
-
-    def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:
-        """Copy the elements ``[start, start + out.numel())`` of a state into ``out`` [numel]."""
-        stop, copied = start + out.numel(), 0
-        for at, numel, file in record.fragments:
-            low, high = max(at, start), min(at + numel, stop)
-            if low < high:
-                key = fragment_key(name, state, at)
-                part = self._file(file).get_slice(key)[low - at : high - at]
-                out[low - start : high - start].copy_(part)
-                copied += high - low
-        assert copied == out.numel(), f"{name} {state}: {copied} of {out.numel()} elements"
-
-    def whole(self, name: str, record: TensorRecord) -> Tensor:
-        """The values of one tensor, flat; floating point tensors are fp32."""
-        stored = getattr(torch, record.states[MASTER])
-        dtype = torch.float32 if stored.is_floating_point else stored
-        out = torch.empty(prod(record.shape), dtype=dtype)
-        self.fill(name, record, MASTER, 0, out)
-        return out
-
-    def _file(self, index: int) -> Any:
-        if index not in self._open:
-            path = self._folder / self._files[index].path
-            try:
-                self._open[index] = safe_open(path, "pt")
-            except FileNotFoundError:
-                raise CheckpointError(
-                    f"{path}: the run has deleted this checkpoint; try again with a newer one"
-                ) from None
-        return self._open[index]

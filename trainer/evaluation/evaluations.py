@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.setbacks import Setback, setbacks
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_names import TEACHER
+from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 
@@ -33,28 +34,34 @@ class Evaluations:
     def run(self, learners: Learners, state: JobState) -> dict[str, Scores]:
         """Every learner's scores after `state.step` steps; `state` gets the teacher's. Collective.
 
-        The score of an untrained head is None.
+        The score of an untrained head is None. Those of averaged weights stand beside the others.
         """
-        where = (self._device, dist.get_rank(), dist.get_world_size())
         found: dict[str, Scores] = {}
         for name, learner in learners.by_name.items():
             # A finished teacher's own config has no objective any more.
             teacher = self._config.teacher.in_steps(self._config.steps)
             config = teacher if name == TEACHER else learner.config
             trained = trained_heads(config, learner.counters, state.step)
-            scores = self._validation.evaluate(
-                learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where
-            )
-            tasks = self._config.data.tasks
-            found[name] = scores.of_trained_heads(learner.metrics, trained, tasks)
+            found[name] = self._of_weights(learner, trained)
             if (loss := found[name].overall.get("loss")) is not None:
                 self.newest[name] = (state.step, loss)
                 own_steps = learner.counters.steps_made(state.step)
                 state.held_out.setdefault(name, []).append([own_steps, loss])
+            if learner.has_average:
+                with learner.averaged():
+                    found[name] = found[name].beside(self._of_weights(learner, trained))
         known = {name: one for name, one in found[TEACHER].overall.items() if one is not None}
         state.teacher_held_out = known
         self._rank(learners, found, state.step)
         return found
+
+    def _of_weights(self, learner: Learner, trained: Collection[str]) -> Scores:
+        """The scores of a learner with the weights that it has now."""
+        where = (self._device, dist.get_rank(), dist.get_world_size())
+        scores = self._validation.evaluate(
+            learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where
+        )
+        return scores.of_trained_heads(learner.metrics, trained, self._config.data.tasks)
 
     def _rank(self, learners: Learners, found: Mapping[str, Scores], step: int) -> None:
         """Note the primary scores of the learners that are trained."""

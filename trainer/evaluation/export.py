@@ -28,6 +28,7 @@ from trainer.objectives.term import TermConfig
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
+from trainer.scoring.column import OF_AVERAGE
 from trainer.scoring.scores import columns_of
 from trainer.task_facts import TaskFacts, write_facts
 
@@ -57,6 +58,8 @@ def export_learner(
     if head is not None:
         config, weights = with_head_alone(config, head, weights)
     title = f"{saved.job.name} {name.removeprefix('students/')}"
+    if saved.are_averages:
+        title += ", averaged"
     results = results or read_evaluation(saved.folder.evaluation)
     training = None if saved.config(name).frozen else _training(saved, name, results)
     card = partial(model_card, title, config, training)
@@ -207,13 +210,18 @@ def _scores(
     step = saved.checkpoint_of(name).step
     facts = {} if results is None else results["learners"].get(name, {})
     if results is None or facts.get("step", results["step"]) != step or not facts:
-        return _newest_scores(saved.folder, name, step)
-    corpora = facts["corpora"]
+        found = _newest_scores(saved.folder, name, step)
+    else:
+        found = {
+            (corpus, kind): value
+            for corpus, scores in facts["corpora"].items()
+            for kind, value in scores.items()
+            if value is not None
+        }
     return {
-        (corpus, kind): value
-        for corpus, scores in corpora.items()
-        for kind, value in scores.items()
-        if value is not None
+        (corpus, kind.removeprefix(OF_AVERAGE)): value
+        for (corpus, kind), value in found.items()
+        if kind.startswith(OF_AVERAGE) is saved.are_averages
     }
 
 

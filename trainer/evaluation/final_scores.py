@@ -25,13 +25,12 @@ from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.measure.process import describe_machine
 from trainer.scoring.branch_metric import BranchMetric
-from trainer.scoring.column import Column
+from trainer.scoring.column import OF_AVERAGE, ON_TEST, Column
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import Metrics, columns_of
 from trainer.scoring.task_mean import mean_column
 from trainer.watch.ranks import SendHeartbeat
 
-ON_TEST = "test_"  # prefix of a column: the score on a task's test file
 SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
 
 
@@ -42,8 +41,8 @@ def evaluate_run(
 
     Returns facts about the corpus, the unigram baseline, and for each learner: its parameters
     (embeddings, encoder, pooler) and their bytes, its FLOPs per token, the step of its checkpoint,
-    its scores by column (those
-    on a task's test file begin with ``test_``), its agreement with the teacher, its retention of
+    its scores by column (those on a task's test file begin with ``test_``, those of its averaged
+    weights with ``average_``), its agreement with the teacher, its retention of
     the teacher's primary metric, its speed, and the step at which it started. The score of an
     untrained head is None.
     `heartbeat` is called for every batch that is scored. Raises TrainingError when there is no
@@ -115,8 +114,13 @@ class _Measurement:
         self.columns = self._columns(scored)
         if self.test is not None:
             tested = self._columns([one for one in scored if one.head in self.test.heads])
-            on_test = [_on_test(column) for column in tested.values()]
-            self.columns |= {column.name: column for column in on_test}
+            self._add(ON_TEST, tested)
+        averages = [name for name in saved.names if saved.has_average(name)]
+        self._add(OF_AVERAGE, self._columns([m for one in averages for m in self._metrics(one)]))
+
+    def _add(self, prefix: str, columns: Mapping[str, Column]) -> None:
+        prefixed = [column.prefixed(prefix) for column in columns.values()]
+        self.columns |= {column.name: column for column in prefixed}
 
     @torch.inference_mode()
     def of(self, name: str) -> dict[str, Any]:
@@ -125,6 +129,8 @@ class _Measurement:
         model = self.teacher if is_teacher else self.saved.load(name).to(self.device)
         scores = self.teacher_scores if is_teacher else self._score(name, model)
         told = self._told(name, scores)
+        if self.saved.has_average(name):
+            told = told.beside(self._of_average(name))
         both_predict = all(MASKED in self.saved.trained_heads(one) for one in (name, TEACHER))
         size = describe(model.config, self.saved.job.data.longest)
         return {
@@ -173,6 +179,11 @@ class _Measurement:
         found = breakdown.finish()
         self.breakdowns[name] = {head: part for head, part in found.items() if head in trained}
         return scores
+
+    def _of_average(self, name: str) -> Scores:
+        """The scores of a learner's averaged weights on the validation split."""
+        model = self.saved.averages().load(name).to(self.device)
+        return self._told(name, self._scores(name, model, self.validation, self._metrics(name)))
 
     def _scores(
         self,
@@ -230,11 +241,6 @@ class _Measurement:
             "sequences_per_second": len(many.input_ids) / seconds,
             "seconds_per_sequence": _encoding_seconds(model, one, self.told),
         }
-
-
-def _on_test(column: Column) -> Column:
-    heading = f"test {column.heading}"
-    return dataclasses.replace(column, name=f"{ON_TEST}{column.name}", heading=heading)
 
 
 def _encoding_seconds(model: Model, batch: MicroBatch, told: Work) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,9 +16,10 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import TEACHER, is_teacher, student_key
+from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.first_weights import model_state
 from trainer.learners.state import JobState
+from trainer.optimizers.averages import AVERAGE
 from trainer.run_folder.folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -49,12 +51,24 @@ class SavedLearners:
         self.checkpoint: Checkpoint = checkpoint
         self.job: JobConfig = folder.load_config()
         self._corpora, self._which = corpora, which
+        self.are_averages = False  # whether weights are averaged ones
         self._checkpoints: dict[str, Checkpoint] = {}
 
     @cached_property
     def corpora(self) -> Mapping[str, Corpus]:
         """The corpora of the run's job. Raises DataError where one of them is missing."""
         return self._corpora or open_corpora(self.job.data)
+
+    def averages(self) -> SavedLearners:
+        """The learners of the same checkpoints, with their averaged weights."""
+        averages = copy.copy(self)
+        averages.are_averages = True
+        return averages
+
+    def has_average(self, name: str) -> bool:
+        """Whether the checkpoint of the learner with this full name has averaged weights."""
+        is_wanted = self.job.learners[name].average is not None
+        return is_wanted and self.checkpoint_of(name).has_state(name, AVERAGE)
 
     @property
     def names(self) -> list[str]:
@@ -124,8 +138,18 @@ class SavedLearners:
         return trained_heads(config, state.learners[name], state.step)
 
     def weights(self, name: str) -> dict[str, Tensor]:
-        """The model's float32 weights, without its objective's projections."""
-        return model_state(self.checkpoint_of(name).master_weights(name))
+        """The model's float32 weights, without its objective's projections.
+
+        Raises TrainingError where they are to be averaged ones, of which there are none.
+        """
+        checkpoint = self.checkpoint_of(name)
+        if not self.are_averages:
+            return model_state(checkpoint.master_weights(name))
+        if not self.has_average(name):
+            raise TrainingError(
+                f"{checkpoint.path}: {name} has no averaged weights; set {section_of(name)}.average"
+            )
+        return model_state(checkpoint.master_weights(name, AVERAGE))
 
     def load(self, name: str) -> Model:
         """The model, in evaluation mode, on the CPU."""

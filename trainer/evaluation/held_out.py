@@ -29,6 +29,7 @@ from data_pipeline import (
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of
+from trainer.scoring.column import OF_AVERAGE
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown
 from trainer.scoring.task_mean import task_mean
@@ -60,6 +61,18 @@ class Scores:
         by_corpus = {name: shown(one, metrics, heads) for name, one in self.by_corpus.items()}
         overall = shown(self.overall, metrics, heads)
         return Scores({**task_mean(overall, metrics, tasks), **overall}, by_corpus)
+
+    def beside(self, averages: Scores) -> Scores:
+        """These scores, and those of the averaged weights in columns of their own."""
+        by_corpus = {
+            corpus: {**scores, **_of_average(averages.by_corpus[corpus])}
+            for corpus, scores in self.by_corpus.items()
+        }
+        return Scores({**self.overall, **_of_average(averages.overall)}, by_corpus)
+
+
+def _of_average(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {f"{OF_AVERAGE}{column}": score for column, score in scores.items()}
 
 
 class ValidationSet:

@@ -29,7 +29,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
 from trainer.learners.module import LearnerModule
 from trainer.learners.programs import Train
-from trainer.optimizers import OptimizerConfig, parameter_groups
+from trainer.optimizers import parameter_groups
 
 
 def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -196,7 +196,7 @@ class _Run:
         return _Measured(
             parameters=sum(p.numel() for p in parameters),
             trained=trained,
-            states=_states(self.module, config.optimizer) / max(1, trained),
+            states=_states(self.module, config) / max(1, trained),
             projection=projection,
             forward_flops=self.forward_flops,
             backward_flops=self.work.flops - self.forward_flops,
@@ -206,11 +206,13 @@ class _Run:
         )
 
 
-def _states(module: LearnerModule, optimizer: OptimizerConfig) -> int:
-    """Elements of the states that an optimizer keeps for a module's trained parameters."""
+def _states(module: LearnerModule, config: LearnerConfig) -> int:
+    """Elements of the states that are kept for a module's trained parameters."""
+    groups = parameter_groups(module, config.optimizer, module.objective)
+    averages = int(config.average is not None)
     return sum(
-        len(group["states"]) * sum(parameter.numel() for parameter in group["params"])
-        for group in parameter_groups(module, optimizer, module.objective)
+        (len(group["states"]) + averages) * sum(parameter.numel() for parameter in group["params"])
+        for group in groups
     )
 
 

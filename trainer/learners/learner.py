@@ -22,6 +22,7 @@ from trainer.denominators import Totals
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
+from trainer.learners.averages import averaged, has_means
 from trainer.learners.engine import (
     DeepSpeedEngine,
     backward,
@@ -272,6 +273,8 @@ class Learner:
         together = 0.0 if self.config.clip_each_parameter else self.config.gradient_clipping
         wanted = gradient_factor(norm, together, scale)
         assert self._optimizer is not None
+        if self.config.average is not None:
+            self._optimizer.mean_kept = self.config.average.kept(self.counters.steps_taken(step))
         self._optimizer.gradient_factor = wanted if decision.is_taken else None
         with self._part(STEP):
             self.engine.step()
@@ -380,6 +383,15 @@ class Learner:
             readings = self._run(Score(self.metrics), batch)
         self.engine.train(self.config.in_training_mode)
         return readings
+
+    @property
+    def has_average(self) -> bool:
+        """Whether it has averaged weights by now."""
+        return self.config.average is not None and has_means(self.engine)
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """In the block the learner has its averaged weights."""
+        return averaged(self.engine)
 
     def _forget_the_stage_before(self, own_step: int) -> None:
         """Reset the moments where a stage begins, even when skipping."""

@@ -39,7 +39,7 @@ def finalize(
         results = evaluate_run(saved, heartbeat=heartbeat)
         _export(saved, results, list(results["learners"]), heartbeat)
         atomic_write(folder.evaluation, strict_json(results) + "\n")
-    elif missing := [name for name in results["learners"] if not folder.has_export(name)]:
+    elif missing := folder.missing_exports(results):
         _export(SavedLearners(folder, corpora), results, missing, heartbeat)
     heartbeat()
     if not folder.has_final_report():
@@ -68,9 +68,11 @@ def _export(
     saved: SavedLearners, results: Mapping[str, Any], names: list[str], heartbeat: SendHeartbeat
 ) -> None:
     for name in names:
-        heartbeat()
-        out = saved.folder.export(name)
-        (out / EXPORTED[-1]).unlink(missing_ok=True)  # an export without this file is incomplete
-        with work(f"exporting {name.removeprefix('students/')}", ticks=True):
-            note = export_learner(saved, name, out, results)
-        results["learners"][name] |= {"export": str(out), "export_format": note or TRANSFORMERS}
+        for one in [saved, *([saved.averages()] if saved.has_average(name) else [])]:
+            heartbeat()
+            out = saved.folder.export(name, average=one.are_averages)
+            (out / EXPORTED[-1]).unlink(missing_ok=True)  # without this file it is incomplete
+            with work(f"exporting {name.removeprefix('students/')}", ticks=True):
+                note = export_learner(one, name, out, results)
+            key = "export_of_average" if one.are_averages else "export"
+            results["learners"][name] |= {key: str(out), "export_format": note or TRANSFORMERS}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from trainer.checkpoint import CheckpointWriter, intact, published
+from trainer.checkpoint import Checkpoint, CheckpointWriter, intact, published
 from trainer.config import JobConfig
 from trainer.control.requests import RequestBox
 from trainer.evaluation.evaluations import Evaluations
+from trainer.learners.averages import average_checkpoints
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
 from trainer.record.recorder import Recorder
@@ -52,14 +53,16 @@ class Saving:
             or step // self._every > self._saved_at // self._every
         )
 
-    def save(self, wait: bool = False) -> None:
+    def save(self, wait: bool = False, *, is_last: bool = False) -> None:
         """Save a checkpoint; training continues meanwhile, unless `wait` is set. Collective.
 
+        `is_last`: the job has ended.
         Finished students are released once a checkpoint holds them. Raises DivergenceError, before
         saving, where the ranks' replicas differ.
         """
         began = time.monotonic()
         finishing = self._learners.finishing
+        self._average_checkpoints(is_last)
         self._write(wait)
         self._saved_at = step = self._state.step
         if finishing and self._writer.wait():
@@ -86,6 +89,28 @@ class Saving:
                 continue
             intact(folder, best.step).load(learner.name, learner.engine)
             self._recorder.say(f"{told} its best weights, of step {best.step:,}")
+
+    def _average_checkpoints(self, is_last: bool) -> None:
+        """Average the weights of learners over their last checkpoints, this one included.
+
+        Checkpoints that an interruption adds do not count, so that it changes nothing.
+        """
+        step = self._state.step
+        regular = is_last or step % self._every == 0
+        averaging = [
+            (learner, learner.config.average.window)
+            for learner in [self._learners.teacher, *self._learners.students]
+            if learner.config.average is not None and learner.config.average.window
+            if learner.counters.finished_at in ([None, step] if regular else [step])
+        ]
+        if not averaging:
+            return
+        self._writer.wait()
+        before = on_rank_0(lambda: [n for n in published(self._folder) if n < step])
+        steps = [number for number in before if number % self._every == 0]
+        for learner, window in averaging:
+            earlier = [Checkpoint(self._folder, number) for number in steps[-(window - 1) :]]
+            average_checkpoints(learner.engine, learner.name, earlier)
 
     def _write(self, wait: bool) -> None:
         learners, state = self._learners, self._state

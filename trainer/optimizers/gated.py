@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.snapshot import elementwise
+from trainer.optimizers.averages import AVERAGE, put_means, take_means
 from trainer.optimizers.norms import squared_norms
 from trainer.optimizers.shards import Shards, Tensorwise, parameter_views
 
@@ -21,13 +22,15 @@ class GatedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer, whose parameter groups and state it shares, and may skip its steps.
 
     Gradients are multiplied by `gradient_factor` before each step; None skips the step. Groups
-    whose learning rate is 0 stay untouched: their moments do not advance either.
+    whose learning rate is 0 stay untouched: their moments do not advance either. `mean_kept` is
+    the part of the weights' means that stays in a step (`averages`); None: there are no means.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, inner.defaults)
         self.inner, self.state = inner, inner.state
         self.gradient_factor: float | None = 1.0
+        self.mean_kept: float | None = None
         self.clipping = 0.0  # the largest norm of each parameter's gradient by itself; 0: any
         self._shards: Shards | None = None
         self._forgets = False
@@ -60,14 +63,17 @@ class GatedOptimizer(torch.optim.Optimizer):
             return
         # DeepSpeed puts groups in and out of `param_groups` between its steps.
         self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
-        self._drop_states_of_another_kind()
         parameters = [p for group in self.inner.param_groups for p in group["params"]]
+        means = take_means(self.state, parameters)
+        self._drop_states_of_another_kind()
         holders = [p for p in parameters if p.grad is not None]
         if holders and self.gradient_factor != 1.0:
             torch._foreach_mul_([p.grad for p in holders], self.gradient_factor)
         if holders and self.clipping:
             self._clip_each(holders)
         self.inner.step(closure)
+        if self.mean_kept is not None:
+            put_means(self.state, parameters, means, self.mean_kept)
 
     def _clip_each(self, holders: list[Tensor]) -> None:
         """Clip each parameter's gradient as `torch.nn.utils.clip_grad_norm_` does. Collective."""
@@ -94,5 +100,6 @@ class GatedOptimizer(torch.optim.Optimizer):
     def _reset(self) -> None:
         self._forgets = False
         for state in self.state.values():
-            for tensor in state.values():
-                tensor.zero_()
+            for name, tensor in state.items():
+                if name != AVERAGE:
+                    tensor.zero_()

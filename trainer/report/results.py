@@ -77,10 +77,11 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     rows = [_row(name, facts, columns, colour(run, name)) for name, facts in learners.items()]
     baseline = "".join(f"<td>{score_of(evaluation['unigram'], column)}</td>" for column in columns)
     exports = "".join(
-        f"<li>{escape(plain_name(name))}: <code>{escape(facts['export'])}</code>"
+        f"<li>{escape(plain_name(name) + kind)}: <code>{escape(facts[key])}</code>"
         f"{escape(', ' + facts['export_format']) if 'export_format' in facts else ''}</li>"
         for name, facts in learners.items()
-        if "export" in facts
+        for key, kind in (("export", ""), ("export_of_average", ", averaged"))
+        if key in facts
     )
     nothing = "<td></td>" * len(SIZES_AND_SPEED)
     if evaluation["unigram"]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import configs
 from configs.runs import is_run, revision_in
@@ -12,6 +14,7 @@ from trainer.errors import TrainingError
 
 # The files of every export, in the order in which they are written.
 EXPORTED = ("config.json", "model.safetensors", "model.yaml")
+AVERAGED = ".average"  # what follows a learner's name in the export of its averaged weights
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,21 @@ class RunFolder:
         """The HTML report."""
         return self.path / "report.html"
 
-    def export(self, learner: str) -> Path:
-        """The export folder of a learner, given by its full name (``students/NAME``)."""
-        return self.exports / learner.removeprefix("students/")
+    def export(self, learner: str, *, average: bool = False) -> Path:
+        """The export folder of a learner, given by its full name (``students/NAME``).
 
-    def has_export(self, learner: str) -> bool:
-        """Whether a learner's export is complete."""
-        return all((self.export(learner) / name).is_file() for name in EXPORTED)
+        That of its averaged weights stands beside it: no learner's name has a dot.
+        """
+        return self.exports / (learner.removeprefix("students/") + AVERAGED * average)
+
+    def missing_exports(self, results: Mapping[str, Any]) -> list[str]:
+        """The learners of a run's final results with an incomplete export."""
+        return [
+            name
+            for name, facts in results["learners"].items()
+            for average in (False, True)[: 1 + ("export_of_average" in facts)]
+            if not all((self.export(name, average=average) / one).is_file() for one in EXPORTED)
+        ]
 
     def has_final_report(self) -> bool:
         """Whether the report was written after the final results."""

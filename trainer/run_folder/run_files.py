@@ -106,6 +106,7 @@ class _Learner(Section):
     flops_per_token: float | None = None
     bytes: int | None = None
     export: str = ""
+    export_of_average: str = ""
     export_format: str = ""
     breakdown: dict[str, _Breakdown] = field(default_factory=dict)
     listens_to: list[str] = field(default_factory=list)

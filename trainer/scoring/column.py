@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+# Prefixes of columns: the score on a task's test file, and that of a learner's averaged weights.
+ON_TEST, OF_AVERAGE = "test_", "average_"
 SHARE, NUMBER = "share", "number"  # the format of a score: 0.1234 as 12.3%, or as 0.123
 
 
@@ -24,6 +26,11 @@ class Column:
         """The fraction of the teacher's `reference` that a student retains; None if undefined."""
         part, whole = (score, reference) if self.higher_is_better else (reference, score)
         return part / whole if whole > 0 else None
+
+    def prefixed(self, prefix: str) -> Column:
+        """The column of the same score on a test file, or of averaged weights."""
+        heading = f"{prefix.rstrip('_')} {self.heading}"
+        return replace(self, name=f"{prefix}{self.name}", heading=heading)
 
 
 LOSS = Column("loss", "loss", NUMBER, higher_is_better=False)

@@ -1,0 +1,150 @@
+"""Averaged weights are their formula, change nothing else, resume exactly, and are exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from transformers import AutoModelForMaskedLM
+
+from configs import ConfigError
+from model import from_pretrained
+from tests.distributed import run_distributed
+from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.checkpoint import Checkpoint
+from trainer.errors import TrainingError
+from trainer.evaluation.export import export_learner
+from trainer.evaluation.finished import SavedLearners
+from trainer.optimizers import GatedOptimizer
+from trainer.optimizers.averages import AVERAGE, ExponentialAverage
+from trainer.run_folder.folder import RunFolder
+
+STEPS, STOP, WINDOW = 7, 5, 3
+TEACHER, DISTILBERT, TINYBERT = "teacher", "students/distilbert", "students/tinybert"
+AVERAGES = [
+    "teacher.average={kind: ema, decay: 0.9}",
+    f"students.distilbert.average={{kind: last, checkpoints: {WINDOW}}}",
+    "students.distilbert.start={}",
+    "students.tinybert.average={kind: ema, decay: 0.5}",
+]
+LEARNERS = ("teacher", "students.distilbert", "students.tinybert")
+STAGES, MOVED = (
+    [f"{learner}.zero_stage={stage}" for learner, stage in zip(LEARNERS, stages, strict=True)]
+    for stages in ((2, 3, 1), (3, 1, 0))
+)
+
+
+def test_the_moving_average_is_torchs_with_a_decay_that_rises_and_follows_taken_steps_only():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    config = ExponentialAverage(decay=0.25)
+    taken = 0
+
+    def by_hand(mean: Tensor, weights: Tensor, count: Tensor | int) -> Tensor:
+        decay = min(0.25, (1 + int(count)) / (10 + int(count)))
+        return decay * mean + (1 - decay) * weights
+
+    theirs = AveragedModel(model, avg_fn=by_hand)
+    optimizer = GatedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
+    for step in range(8):
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.mean_kept = config.kept(taken)
+        optimizer.gradient_factor = None if step in (2, 5) else 1.0
+        optimizer.step()
+        optimizer.zero_grad()
+        if optimizer.gradient_factor is not None:
+            theirs.update_parameters(model)
+            taken += 1
+    for parameter, mean in zip(model.parameters(), theirs.module.parameters(), strict=True):
+        torch.testing.assert_close(optimizer.state[parameter][AVERAGE], mean.data)
+        assert not torch.equal(mean, parameter)
+    optimizer.forget()  # moments, but no weights
+    optimizer.step()
+    assert all(state[AVERAGE].any() for state in optimizer.state.values())
+    optimizer.mean_kept = None
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    assert not any(AVERAGE in state for state in optimizer.state.values())
+
+
+def averaged_jobs(corpus: Path, runs: Path) -> None:
+    """A run without averages, one with them, and one that is stopped and resumed."""
+    words = [f"steps={STEPS}", "checkpoint.keep=1", "checkpoint.keep_best=0", *STAGES]
+    run(tiny_job(corpus, runs, "name=plain", *words, AVERAGES[2]))
+    finish(run(tiny_job(corpus, runs, "name=straight", *words, *AVERAGES)))
+    for name in ("stopped", "moved"):
+        run(tiny_job(corpus, runs, f"name={name}", *words, *AVERAGES), stop_after=STOP)
+    run(tiny_job(corpus, runs, "name=stopped", *words, *AVERAGES))
+
+
+def on_one_rank(corpus: Path, runs: Path) -> None:
+    """The run from its start in one process, and the rest of the one that was stopped."""
+    words = [f"steps={STEPS}", "checkpoint.keep=1", "checkpoint.keep_best=0", *AVERAGES]
+    run(tiny_job(corpus, runs, "name=alone", *words))
+    run(tiny_job(corpus, runs, "name=moved", *words, *MOVED))
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("averages")
+    run_distributed(averaged_jobs, 2, corpus, folder)
+    run_distributed(on_one_rank, 1, corpus, folder)
+    return folder
+
+
+def weights(run: Path, learner: str, step: int = STEPS, state: str = "master") -> dict[str, Tensor]:
+    return Checkpoint(run / "checkpoints", step).master_weights(learner, state)
+
+
+@pytest.mark.parametrize("learner", [TEACHER, DISTILBERT, TINYBERT])
+def test_averages_change_nothing_and_are_equal_however_they_came_about(runs, learner):
+    own, means = weights(runs / "straight", learner), {}
+    for name in ("straight", "stopped", "moved", "alone"):
+        means[name] = weights(runs / name, learner, state=AVERAGE)
+    for key, weight in weights(runs / "plain", learner).items():
+        assert torch.equal(weight, own[key])
+        assert torch.equal(means["stopped"][key], means["straight"][key])
+        for other in ("moved", "alone"):
+            theirs = means[other][key]
+            torch.testing.assert_close(theirs, means["straight"][key], rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(means["straight"][key], own[key]) for key in own)
+
+
+def test_the_mean_of_checkpoints_is_theirs_and_they_are_kept(runs):
+    steps = (4, 6, 7)  # every second, and the last
+    parts = [weights(runs / "straight", DISTILBERT, step) for step in steps]
+    mean = weights(runs / "stopped", DISTILBERT, state=AVERAGE)  # step 5 does not count
+    for key, tensor in mean.items():
+        expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_averages_are_scored_and_exported_beside_the_weights(runs, tmp_path):
+    folder = RunFolder(runs / "straight")
+    results = json.loads(folder.evaluation.read_text())
+    assert {"average_loss", "average_accuracy"} <= {one["name"] for one in results["columns"]}
+    scored = {key for _, key, _ in curve(folder)}
+    for learner in (TEACHER, DISTILBERT, TINYBERT):
+        assert results["learners"][learner]["average_loss"] != results["learners"][learner]["loss"]
+        assert any(key.endswith(f"/{learner}/average_loss") for key in scored)
+        exported = from_pretrained(folder.export(learner, average=True)).state_dict()
+        mean = weights(folder.path, learner, state=AVERAGE)
+        assert all(torch.equal(exported[key], mean[f"model.{key}"]) for key in exported)
+    saved = SavedLearners(folder)
+    export_learner(saved.averages(), "teacher", tmp_path / "teacher")
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "teacher")
+    card = (tmp_path / "teacher" / "README.md").read_text()
+    assert f"{results['learners'][TEACHER]['average_loss']:.4f}" in card
+    plain = SavedLearners(RunFolder(runs / "plain")).averages()
+    with pytest.raises(TrainingError, match="teacher has no averaged weights"):
+        export_learner(plain, "teacher", tmp_path / "none")
+
+
+def test_a_teacher_whose_training_ends_before_the_job_has_no_average(corpus, tmp_path):
+    for other in ("teacher.budget.steps=3", "stop.patience=2"):
+        with pytest.raises(ConfigError, match="remove it"):
+            tiny_job(corpus, tmp_path, AVERAGES[0], other)

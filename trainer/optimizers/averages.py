@@ -1,0 +1,105 @@
+"""The `average` section of a learner: a second set of weights, the mean of those that it had.
+
+The mean is a state of each parameter beside the optimizer's own: ZeRO cuts it, and checkpoints
+store it, as they do those.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from configs.kinds import add_kind
+from configs.rules import PROBABILITY, Doc, OneOf, Range
+from configs.section import Section
+
+AVERAGE = "average"  # its name among a parameter's states
+KIND = Doc("Over which weights the mean is.")
+
+
+@dataclass
+class AverageConfig(Section, ABC):
+    """A mean of a learner's weights, scored and exported beside the weights themselves."""
+
+    kind: Annotated[str, KIND] = "ema"
+
+    @property
+    def window(self) -> int:
+        """How many checkpoints it is the mean of; 0: it follows every step."""
+        return 0
+
+    @abstractmethod
+    def kept(self, steps: int) -> float:
+        """The part of the mean that stays in the step after this many; 1: all of it."""
+
+
+@dataclass
+class ExponentialAverage(AverageConfig):
+    """The exponential moving average of the weights after each step (Polyak and Juditsky, 1992).
+
+    ``mean = decay * mean + (1 - decay) * weights``. After t steps the decay is at most
+    (1 + t) / (10 + t), as in TensorFlow's ExponentialMovingAverage and diffusers' EMAModel, so that
+    the weights of the start are soon forgotten.
+    """
+
+    kind: Annotated[str, OneOf("ema"), KIND] = "ema"
+    decay: Annotated[
+        float, PROBABILITY, Doc("The part of the mean that stays in a step, at most.")
+    ] = 0.999
+
+    def kept(self, steps: int) -> float:
+        return min(self.decay, (1 + steps) / (10 + steps))
+
+
+@dataclass
+class CheckpointAverage(AverageConfig):
+    """The mean of the last checkpoints (Vaswani et al., arXiv 1706.03762, section 6.1; LAWA, arXiv
+    2209.14981): those at multiples of `checkpoint.every`, and the one at the learner's end.
+    """
+
+    kind: Annotated[str, OneOf("last"), KIND] = "last"
+    checkpoints: Annotated[
+        int, Range(2, 1000), Doc("Of how many checkpoints, which are kept for it.")
+    ] = 5
+
+    @property
+    def window(self) -> int:
+        return self.checkpoints
+
+    def kept(self, steps: int) -> float:
+        return 1.0
+
+
+for _kind in (ExponentialAverage, CheckpointAverage):
+    add_kind(AverageConfig, _kind)
+
+
+def take_means(
+    states: Mapping[Tensor, dict[str, Any]], parameters: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Take the means of `parameters` out of their states, which an optimizer takes for its own."""
+    return [states[p].pop(AVERAGE, None) if p in states else None for p in parameters]
+
+
+@torch.no_grad()
+def put_means(
+    states: Mapping[Tensor, dict[str, Any]],
+    parameters: Sequence[Tensor],
+    means: Sequence[Tensor | None],
+    kept: float,
+) -> None:
+    """Put them back, moved towards the `parameters`; one that is missing begins as its parameter.
+
+    With a `kept` of 1 they stay as they are.
+    """
+    for parameter, mean in zip(parameters, means, strict=True):
+        if mean is not None or kept < 1:
+            states[parameter][AVERAGE] = parameter.detach().clone() if mean is None else mean
+    if kept < 1 and parameters:
+        current = [states[parameter][AVERAGE] for parameter in parameters]
+        torch._foreach_lerp_(current, list(parameters), weight=1 - kept)
