@@ -48,7 +48,7 @@ from tests.gpu_kit.joint_step import SYNCS
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner
-from trainer.record.utilisation import known_device
+from trainer.record.gauges import known_device
 from trainer.step import train_step
 from trainer.teacher_outputs import detach
 

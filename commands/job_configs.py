@@ -168,9 +168,9 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
 def warn_about(job: JobConfig) -> None:
     """Warn of keys that name a step after the job's last one, or a folder that is not here."""
     from trainer.learner_names import section_of
-    from trainer.lifecycle import unreached
+    from trainer.lifecycle.continuity import unreached_warning
 
-    if late := unreached.warning(job):
+    if late := unreached_warning(job):
         click.echo(f"warning: {late}", err=True)
     for name, learner in job.learners.items():
         folder = learner.init.pretrained

@@ -94,7 +94,7 @@ ROOMS = {
     "trainer/schedules/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
-    "trainer/watch": "guard rollback ranks replicas slow_ranks",
+    "trainer/watch": "guard rollback ranks replicas",
     "trainer/tracking": "metric_rows wandb_follower trackers tracking kinds",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
@@ -122,12 +122,9 @@ ROOMS = {
     "trainer/suites": "results comparison",
     "trainer/analysis": "patterns maps linguistic disabling examples analysis words table "
     "example_maps page",
-    "trainer/record": "utilisation gauges display recorder syncing",
+    "trainer/record": "gauges display recorder syncing",
     "trainer/stored_logits": "shard manifest reading",
-    "trainer/lifecycle": (
-        "unreached continuity first_stages stored_teacher start resumption saving skips forking "
-        "finalize"
-    ),
+    "trainer/lifecycle": "continuity stored_teacher start saving skips forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"

@@ -22,12 +22,11 @@ from trainer.checkpoint.manifest import Manifest
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity
-from trainer.lifecycle.first_stages import require_no_first_stage_again
-from trainer.lifecycle.resumption import Resumption
-from trainer.lifecycle.start import accept, changes_since_checkpoint, start_run
+from trainer.lifecycle.continuity import require_no_first_stage_again
+from trainer.lifecycle.start import Resumption, accept, changes_since_checkpoint, start_run
 from trainer.run_folder.folder import RunFolder
 
-accepted_changes = partial(continuity.accepted_changes, read={}, there={})
+accepted_changes = partial(continuity.accepted_changes, read={}, present={})
 
 
 def job(*overrides: str) -> JobConfig:

@@ -26,12 +26,10 @@ from trainer.learners.memory_errors import named_for
 from trainer.learners.state import JobState
 from trainer.measure.process import ProfileConfig
 from trainer.measure.timing import PARTS, watch_collectives
-from trainer.record import utilisation
-from trainer.record.gauges import Gauges
+from trainer.record.gauges import Gauges, SlowRanks, known_device, seconds_at_peak, slow_among
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult, train_step
-from trainer.watch.slow_ranks import SlowRanks, slow_among
 
 
 def measured(folder: str):
@@ -40,19 +38,19 @@ def measured(folder: str):
     watch_collectives()
     teacher = learners[0]
     config = JobConfig("job", DataConfig(path="none", packing="segment_pair"), teacher.config, 4)
-    gauges = Gauges(config, RunFolder(Path(folder)), attempt=3, device=torch.device("cpu"))
+    meters = Gauges(config, RunFolder(Path(folder)), attempt=3, device=torch.device("cpu"))
     rows, said = [], []
     for step in range(4):
-        gauges.before(step, is_logged=True)
+        meters.before(step, is_logged=True)
         train_step(teacher, learners[1:], tiny.my_rows(tiny.random_batch(step)), step)
-        row, lines = gauges.read(step + 1, 100.0, learners)
+        row, lines = meters.read(step + 1, 100.0, learners)
         rows, said = [*rows, row], [*said, *lines]
         if step == 0 and dist.get_rank() == 1:
             teacher.engine.module.register_forward_pre_hook(lambda *_: time.sleep(1.0))
     named = (Path(folder) / "slow_ranks.json").read_text() if dist.get_rank() == 0 else ""
-    gauges.before(4, is_logged=False)
+    meters.before(4, is_logged=False)
     train_step(teacher, learners[1:], tiny.my_rows(tiny.random_batch(4)), 4)
-    unlogged, _ = gauges.read(5, 100.0, learners)
+    unlogged, _ = meters.read(5, 100.0, learners)
     sizes = [sum(p.numel() for p in learner.model.parameters()) for learner in learners]
     return rows, said, unlogged, sizes, named
 
@@ -176,9 +174,9 @@ def test_mfu_is_model_flops_over_the_peak():
     teacher = tiny.learner_configs((0, 0, 0))["teacher"]
     data = DataConfig(path="x", sequence_length=16)
     size = describe(teacher.model, 16, 0.15)
-    seconds = utilisation.seconds_at_peak([teacher], data, 0, h100)
+    seconds = seconds_at_peak([teacher], data, 0, h100)
     assert seconds == pytest.approx(size.flops_per_token / 494.7e12)
-    assert utilisation.known_device(torch.device("cpu")) is None
+    assert known_device(torch.device("cpu")) is None
 
 
 def test_a_span_of_steps():

@@ -11,7 +11,7 @@ import configs
 from model import EncoderConfig
 from tests.conftest import TINY_JOB
 from trainer.config import JobConfig
-from trainer.lifecycle.unreached import warning
+from trainer.lifecycle.continuity import unreached_warning
 
 
 def load(*overrides: str) -> JobConfig:
@@ -139,7 +139,7 @@ def test_what_cannot_be_meant_is_refused(override, words):
 def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
     learners = ("teacher", "students.distilbert", "students.tinybert")
     short = [f"{learner}.schedule.warmup_steps=2" for learner in learners]
-    assert warning(load(*short)) == ""
+    assert unreached_warning(load(*short)) == ""
     long_job = [
         *short,
         "teacher.schedule.warmup_steps=8",
@@ -151,7 +151,7 @@ def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
         "data.phases=[{from_step: 1000, sequence_length: 16}]",
         "profile.steps=20:22",
     ]
-    assert warning(load(*long_job)) == (
+    assert unreached_warning(load(*long_job)) == (
         "steps: 8 end before teacher.schedule.warmup_steps (8), students.distilbert.start.step (9),"
         " students.tinybert.schedule.warmup_steps (3), "
         "the end of students.tinybert.intermediate (4), batch.growth (8), data.phases (1000), "
@@ -159,7 +159,7 @@ def test_what_the_steps_do_not_reach_is_said_in_one_line_and_never_refused():
     )
     layer_by_layer = [*short, "students.tinybert.intermediate=null"]
     per_layer = "students.tinybert.progressive.steps_per_layer"  # of four layers
-    assert warning(load(*layer_by_layer, f"{per_layer}=1")) == ""
-    assert warning(load(*layer_by_layer, f"{per_layer}=2")) == (
+    assert unreached_warning(load(*layer_by_layer, f"{per_layer}=1")) == ""
+    assert unreached_warning(load(*layer_by_layer, f"{per_layer}=2")) == (
         "steps: 8 end before the end of students.tinybert.progressive (8); fine for a trial run"
     )

@@ -1,8 +1,8 @@
-"""Which changes of its config a run can resume with.
+"""Which changes of its config a run can resume with, and what in a config its steps never reach.
 
 Whatever determines the order of the sequences, or the shape of a learner's tensors, must stay the
 same. Everything else may change, and changes are logged. A corpus may move, but its content must
-stay the same.
+stay the same. More steps must not take a learner back into a first stage that it has left.
 """
 
 from __future__ import annotations
@@ -68,39 +68,41 @@ class Change:
 
 
 def accepted_changes(
-    before: JobConfig, now: JobConfig, read: Mapping[str, str], there: Mapping[str, str]
+    before: JobConfig, now: JobConfig, read: Mapping[str, str], present: Mapping[str, str]
 ) -> list[str]:
     """The changes, each as a line ``key: old -> new``.
 
-    `read` and `there` are the contents (`data_pipeline.contents`) of the corpora that the run has
+    `read` and `present` are the contents (`data_pipeline.contents`) of the corpora that the run has
     read so far and of those that it would read now. `read` lacks corpora that may not have been
     read.
 
     Raises TrainingError, naming the key, where the run cannot resume with a change.
     """
-    found = list(changes(before, now))
-    same = {key for key, content in read.items() if there.get(key) == content}
+    all_changes = list(changes(before, now))
+    same = {key for key, content in read.items() if present.get(key) == content}
     run = shlex.quote(f"{now.output_dir}/{now.name}")
     fork = f"begin another run from a checkpoint of this one: tandem fork {run} --step N --name NEW"
-    refused = [one for one in found if one.refusal and one.key not in same]  # others only moved
-    differing = {one.key for one in refused} | (read.keys() & there.keys()) - same
+    refused = [
+        change for change in all_changes if change.refusal and change.key not in same
+    ]  # others only moved
+    differing = {change.key for change in refused} | (read.keys() & present.keys()) - same
     if folders := _folders_of_examples(now) & differing:
-        refused = _with_causes(refused, found, now, folders - read.keys())
+        refused = _with_causes(refused, all_changes, now, folders - read.keys())
     if refused:
         _require_folders_of_models(now, refused)
-        words = [shlex.quote(configs.assignment(one.key, one.new)) for one in refused]
+        words = [shlex.quote(configs.assignment(change.key, change.new)) for change in refused]
         way_out = " ".join([fork, *words])
-        if any(one.refusal == SHAPE and one.key.startswith("teacher.") for one in refused):
+        if any(change.refusal == SHAPE and change.key.startswith("teacher.") for change in refused):
             way_out = "begin another run: name=NEW (a fork would keep its teacher)"
         first, old = refused[0], _shown(refused[0].old)
         raise TrainingError(f"{first}: {first.refusal or ORDER}; put {old} back, or {way_out}")
-    if read.keys() == there.keys() and [*read] != [*there]:  # rows are assigned in this order
+    if read.keys() == present.keys() and [*read] != [*present]:  # rows are assigned in this order
         raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
-    for key in sorted(read.keys() & there.keys() - same):
+    for key in sorted(read.keys() & present.keys() - same):
         raise TrainingError(
             f"{key}: the corpus there is not what the run has read so far; put that back, or {fork}"
         )
-    return [str(change) for change in found]
+    return [str(change) for change in all_changes]
 
 
 def _folders_of_examples(job: JobConfig) -> set[str]:
@@ -112,7 +114,10 @@ def _folders_of_examples(job: JobConfig) -> set[str]:
 
 
 def _with_causes(
-    refused: Sequence[Change], found: Sequence[Change], now: JobConfig, unknown: Collection[str]
+    refused: Sequence[Change],
+    all_changes: Sequence[Change],
+    now: JobConfig,
+    unknown: Collection[str],
 ) -> list[Change]:
     """The refused changes of a job whose encoded examples differ, and what made them differ.
 
@@ -121,12 +126,13 @@ def _with_causes(
     """
     folders, deciding = _folders_of_examples(now), tuple(_keys_of_examples(now))
     causes = [
-        one
-        for one in found
-        if one.key not in folders and (one in refused or f"{one.key}.".startswith(deciding))
+        change
+        for change in all_changes
+        if change.key not in folders
+        and (change in refused or f"{change.key}.".startswith(deciding))
     ]
-    if all(one.key.endswith(".test") for one in causes):  # nothing is trained on test files
-        return [one for one in refused if one.key in unknown]
+    if all(change.key.endswith(".test") for change in causes):  # nothing is trained on test files
+        return [change for change in refused if change.key in unknown]
     return causes
 
 
@@ -138,7 +144,7 @@ def _keys_of_examples(job: JobConfig) -> Iterator[str]:
         if job.data.tokenizer is None:  # the model's folder has it
             yield f"{section_of(name)}.init.pretrained."
         for term, task in learner.objective.task_terms().items():
-            keys = (one.name for one in dataclasses.fields(task))
+            keys = (option.name for option in dataclasses.fields(task))
             encoded = (key for key in keys if key not in task.not_encoded)
             yield from (f"{section_of(name)}.objective.{term}.{key}." for key in encoded)
 
@@ -147,7 +153,7 @@ def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> Non
     """Raise TrainingError where a refused model is the default, since its folder is gone."""
     for name, learner in now.learners.items():
         folder, section = learner.init.pretrained, section_of(name)
-        has_other_model = any(one.key.startswith(f"{section}.model.") for one in refused)
+        has_other_model = any(change.key.startswith(f"{section}.model.") for change in refused)
         if has_other_model and folder is not None and not Path(folder).is_dir():
             raise TrainingError(
                 f"{section}.init.pretrained: {folder}: no such folder; put it back, or resume with "
@@ -169,8 +175,8 @@ def _plain(job: JobConfig) -> dict[str, Any]:
     tree = dataclasses.asdict(job)
     tree["teacher"]["model"] = dataclasses.asdict(job.teacher.architecture)
     for role, named in (("teachers", job.teachers), ("students", job.students)):
-        for name, one in named.items():
-            tree[role][name]["model"] = dataclasses.asdict(one.architecture)
+        for name, learner in named.items():
+            tree[role][name]["model"] = dataclasses.asdict(learner.architecture)
     return tree
 
 
@@ -203,3 +209,65 @@ def _shown(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+
+
+def require_no_first_stage_again(
+    before: JobConfig, now: JobConfig, state: Mapping[str, Any]
+) -> None:
+    """Raise TrainingError where a learner would go back into a first stage that it has left.
+
+    More `steps` lengthen a stage that is a fraction of them. `state` is that of the checkpoint,
+    which was made with the config `before`.
+    """
+    old, new = before.in_steps(), now.in_steps()
+    for name, counters in state.get("learners", {}).items():
+        is_named = name in old.learners and name in new.learners
+        if not is_named or counters["finished_at"] is not None:
+            continue
+        made = state["step"] - counters["started_at"]
+        first, will_be = (job.learners[name].stages.last_begins for job in (old, new))
+        if made and first <= made < will_be:
+            (key,) = new.learners[name].transfers
+            raise TrainingError(
+                f"{section_of(name)}.{key}: would begin again, {made} steps on, with "
+                f"{will_be} in place of {first}; put it back (a fraction of more steps is "
+                f"longer: set {section_of(name)}.{key}.steps={first}, and fraction to null)"
+            )
+
+
+def unreached_warning(config: JobConfig) -> str:
+    """One line that names everything scheduled after the last step; empty if there is nothing.
+
+    Such events are normal in the config of a short trial run.
+    """
+    events = list(_unreached(config)) if config.steps else []  # not known before it is prepared
+    if not events:
+        return ""
+    return f"steps: {config.steps} end before {', '.join(events)}; fine for a trial run"
+
+
+def _unreached(config: JobConfig) -> Iterator[str]:
+    steps = config.steps
+    for name, learner in config.in_steps().learners.items():
+        section = section_of(name)
+        if learner.schedule.warmup_steps >= _steps_of(learner, steps):
+            yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
+        for key, section_of_stages in learner.transfers.items():
+            first = section_of_stages.build(learner.model.layers).last_begins
+            if first >= _steps_of(learner, steps):
+                yield f"the end of {section}.{key} ({first})"
+        if learner.start.step >= steps:
+            yield f"{section}.start.step ({learner.start.step})"
+    for key, starts in {
+        "batch.growth": [entry.step for entry in config.batch.growth],
+        "data.phases": [entry.from_step for entry in config.data.phases],
+        "teacher.stacking.steps": config.teacher.stacking.steps,
+        "profile.steps": list(config.profile.span or ())[:1],
+    }.items():
+        late = [step for step in starts if step >= steps]
+        if late:
+            yield f"{key} ({late[0]})"
+
+
+def _steps_of(learner: LearnerConfig, steps: int) -> int:
+    return min(learner.budget.steps or steps, steps)

@@ -55,9 +55,9 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     """
     if any(word.partition("=")[0] == "name" for word in overrides):
         raise TrainingError("name: set it with --name only")
-    there = published(run.checkpoints)
-    if step not in there:
-        raise missing(run.checkpoints, step, there)
+    steps = published(run.checkpoints)
+    if step not in steps:
+        raise missing(run.checkpoints, step, steps)
     checkpoint = Checkpoint(run.checkpoints, step)
     checkpoint.verify()
     text, source = checkpoint.trainer_state["config"], str(checkpoint.path)
@@ -70,11 +70,13 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         raise TrainingError(f"{new.path}: exists; give the fork another name")
     now = _with_own_examples(before, now, overrides)
     learners = _that_come_along(checkpoint, before, now)
-    found = list(changes(before, now))
+    all_changes = list(changes(before, now))
     new.path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with unfinished(new.path) as beside:
-            _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, found)
+            _fill(
+                RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, all_changes
+            )
             os.rename(beside, new.path)
         sync_folder(new.path.parent)
     except FileNotFoundError as error:
@@ -83,8 +85,8 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         raise CheckpointError(
             f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
         ) from None
-    begin_anew = [one for one in checkpoint.learners if one not in learners]
-    return Fork(new, step, [str(change) for change in found], begin_anew)
+    begin_anew = [learner for learner in checkpoint.learners if learner not in learners]
+    return Fork(new, step, [str(change) for change in all_changes], begin_anew)
 
 
 def _with_own_examples(before: JobConfig, now: JobConfig, overrides: Sequence[str]) -> JobConfig:
@@ -96,8 +98,8 @@ def _with_own_examples(before: JobConfig, now: JobConfig, overrides: Sequence[st
     if not now.data.has_examples:
         return now
     named = {word.partition("=")[0] for word in overrides}
-    had = {(one.path_key, one.data.path) for one in tasks_of(before)}
-    kept = {(one.path_key, one.data.path) for one in tasks_of(now)} & had
+    had = {(task.path_key, task.data.path) for task in tasks_of(before)}
+    kept = {(task.path_key, task.data.path) for task in tasks_of(now)} & had
     return with_examples(now, {key for key, _ in kept} - named)
 
 
@@ -133,45 +135,46 @@ def _fill(
     config: JobConfig,
     learners: Sequence[str],
     state: dict[str, Any],
-    found: Sequence[Change],
+    all_changes: Sequence[Change],
 ) -> None:
     counters, curves = (
         {name: of for name, of in state.get(part, {}).items() if name in learners}
         for part in ("learners", "held_out")
     )
-    there = contents(config.data)
-    own: dict[str, Any] = {"config": configs.dump(config), "corpora": there}
-    own |= {"wandb_id": secrets.token_hex(4), "learners": counters, "held_out": curves}
-    is_other = _reads_other_data(found, state.get("corpora", {}), there)
+    corpora = contents(config.data)
+    changed: dict[str, Any] = {"config": configs.dump(config), "corpora": corpora}
+    changed |= {"wandb_id": secrets.token_hex(4), "learners": counters, "held_out": curves}
+    is_other = _reads_other_data(all_changes, state.get("corpora", {}), corpora)
     if is_other:
-        own |= _without_losses(counters)
+        changed |= _without_losses(counters)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
     rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
-    state = {**state, **own, "rows": rows}
+    state = {**state, **changed, "rows": rows}
     branch(run.checkpoints, step, new.checkpoints, learners, state, keep_scores=not is_other)
-    lines = [str(change) for change in found]
+    lines = [str(change) for change in all_changes]
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": lines}
     atomic_write(new.origin, json.dumps(origin, indent=2) + "\n")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
-    atomic_write(new.config, text + own["config"])
+    atomic_write(new.config, text + changed["config"])
 
 
 def _reads_other_data(
-    found: Sequence[Change], read: Mapping[str, str], there: Mapping[str, str]
+    all_changes: Sequence[Change], read: Mapping[str, str], present: Mapping[str, str]
 ) -> bool:
     """Whether losses of the fork do not compare with those of its source.
 
-    `read` and `there` are the contents of their corpora. A corpus that has only moved is the same;
-    `read` is empty in old checkpoints, which leaves the path.
+    `read` and `present` are the contents of their corpora. A corpus that has only moved is the
+    same; `read` is empty in old checkpoints, which leaves the path.
     """
-    ways = (one for one in found if one.key.startswith("data.") and one.key not in read)
-    return any(one.refusal for one in ways) or (bool(read) and read != there)
+    of_data = [change for change in all_changes if change.key.startswith("data.")]
+    refused = any(change.refusal for change in of_data if change.key not in read)
+    return refused or (bool(read) and read != present)
 
 
 def _without_losses(counters: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a job's state holds of losses, emptied: those of its learners are of other data."""
-    learners = {name: LearnerState.from_json(one) for name, one in counters.items()}
+    """The parts of a job's state that hold losses, emptied, since they are of other data."""
+    learners = {name: LearnerState.from_json(stored) for name, stored in counters.items()}
     for learner in learners.values():
         learner.guard.forget()
         learner.best = None

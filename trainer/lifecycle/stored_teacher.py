@@ -59,11 +59,11 @@ def require_written_for(
 ) -> None:
     """Raise TrainingError where the predictions were written for another order, or otherwise."""
     assert config.teacher.stored is not None
-    there = contents(config.data, corpora)
-    if found := next(_differences(manifest, config, there), None):
+    present = contents(config.data, corpora)
+    if difference := next(_differences(manifest, config, present), None):
         raise TrainingError(
-            f"{KEY}: {config.teacher.stored.path}: was written for another job: {found}; change it "
-            "back, or name another folder and run `tandem store`"
+            f"{KEY}: {config.teacher.stored.path}: was written for another job: {difference}; "
+            "change it back, or name another folder and run `tandem store`"
         )
 
 
@@ -71,8 +71,8 @@ def require_same_teacher(config: JobConfig, teacher: Learner) -> None:
     """Raise TrainingError unless the stored predictions, if any, are this teacher's. Collective."""
     if config.teacher.stored is None:
         return
-    folder, own = Path(config.teacher.stored.path), fingerprint(teacher)
-    on_rank_0(lambda: require_written_by(Manifest.load(folder), own, folder))
+    folder, weights = Path(config.teacher.stored.path), fingerprint(teacher)
+    on_rank_0(lambda: require_written_by(Manifest.load(folder), weights, folder))
 
 
 def require_written_by(manifest: Manifest, teacher: str, folder: Path) -> None:
@@ -93,16 +93,20 @@ def fingerprint(learner: Learner) -> str:
     return digest.hexdigest()
 
 
-def _differences(manifest: Manifest, now: JobConfig, there: Mapping[str, str]) -> Iterator[str]:
-    """What decides the stored numbers, and differs; `there` are the contents of the corpora."""
+def _differences(manifest: Manifest, now: JobConfig, present: Mapping[str, str]) -> Iterator[str]:
+    """Differences that decide the stored numbers; `present` are the contents of the corpora."""
     before = configs.load_text(manifest.job, JobConfig, "job", [], KEY)
     read = manifest.corpora
-    same = {key for key, content in read.items() if there.get(key) == content}
-    yield from (str(one) for one in changes(before, now) if _matters(one) and one.key not in same)
+    same = {key for key, content in read.items() if present.get(key) == content}
+    yield from (
+        str(change)
+        for change in changes(before, now)
+        if _matters(change) and change.key not in same
+    )
     if manifest.by_example != predicts_by_example(now):
         kinds = ("of every batch", "of each example once")
         yield f"predictions {kinds[manifest.by_example]} -> {kinds[not manifest.by_example]}"
-    if [*read] != [*there]:  # rows are assigned in this order
+    if [*read] != [*present]:  # rows are assigned in this order
         yield "data.mixture: its entries, or their order"
     yield from (f"{key}: the corpus there has other content" for key in read.keys() - same)
 

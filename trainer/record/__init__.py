@@ -1,1 +1,1 @@
-"""What a run reports while it is in progress: metrics, the display, the report."""
+"""The record of a run in progress: metrics, the display, the report."""

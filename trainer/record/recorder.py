@@ -123,16 +123,18 @@ class Recorder:
         if not self._speaks:
             return
         row: dict[str, float] = {"step": state.step, "tokens": state.tokens}
-        for learner, found in scores.items():
-            for corpus, score in found.by_corpus.items():
+        for learner, evaluated in scores.items():
+            for corpus, score in evaluated.by_corpus.items():
                 for column, value in score.items():
                     if value is not None:
                         row[metrics.held_out_key(corpus, learner, column)] = value
-            if (mean := found.overall.get(TASK_MEAN.name)) is not None:
+            if (mean := evaluated.overall.get(TASK_MEAN.name)) is not None:
                 row[metrics.held_out_key(metrics.TASKS, learner, TASK_MEAN.name)] = mean
         self._append(row)
         primary = self._config.primary_column.name
-        untrained = [name for name, one in scores.items() if one.overall.get(primary, 0.0) is None]
+        untrained = [
+            name for name, results in scores.items() if results.overall.get(primary, 0.0) is None
+        ]
         self._display.update(state.step, row, untrained=untrained)
         self._name(setbacks)
 
@@ -181,13 +183,14 @@ class Recorder:
 
     def _name(self, setbacks: Sequence[Setback]) -> None:
         """Report each setback once, when it begins; the file has those of the newest evaluation."""
-        for one in setbacks:
-            if (one.learner, one.kind) not in self._named:
-                self.say(f"step {one.step:,}: {one.says}")
-        self._named = {(one.learner, one.kind) for one in setbacks}
+        for setback in setbacks:
+            if (setback.learner, setback.kind) not in self._named:
+                self.say(f"step {setback.step:,}: {setback.says}")
+        self._named = {(setback.learner, setback.kind) for setback in setbacks}
         with contextlib.suppress(OSError):  # a full disk: the log has the lines
             atomic_write(
-                self._folder.setbacks, json.dumps([dataclasses.asdict(one) for one in setbacks])
+                self._folder.setbacks,
+                json.dumps([dataclasses.asdict(setback) for setback in setbacks]),
             )
 
     def _append(self, row: metrics.Row) -> None:
