@@ -72,9 +72,10 @@ ROOMS = {
         "folder layout attempts snapshot manifest reader carried publication writer"
     ),
     "trainer/objectives": (
-        "stages term layers row_losses vocabulary labels task terms objective_config objective"
+        "stages term layers row_losses vocabulary labels task label_names terms objective_config "
+        "objective"
     ),
-    "trainer/objectives/terms": "states attention predictions",
+    "trainer/objectives/terms": "states attention predictions early_exits",
     "trainer/learners": (
         "state step_decision admission uncompiled zero gradients averages engine memory_errors "
         "programs module learner first_weights learners"

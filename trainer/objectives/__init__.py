@@ -1,4 +1,4 @@
-"""What a learner minimises: a weighted sum of terms, each a pure loss divided by a known count."""
+"""A learner's objective: a weighted sum of terms, each a pure loss divided by a known count."""
 
 from trainer.objectives.objective import Objective
 from trainer.objectives.objective_config import ObjectiveConfig

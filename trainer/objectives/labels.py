@@ -34,8 +34,10 @@ def label_cross_entropy(
     if weights is not None:
         weights = weights.float()
     loss = F.cross_entropy(logits.float(), labels, weights, ignore_index=NO_LABEL, reduction="sum")
-    there = labels != NO_LABEL
-    return loss, there.sum() if weights is None else (weights[labels.clamp(min=0)] * there).sum()
+    is_labelled = labels != NO_LABEL
+    return loss, is_labelled.sum() if weights is None else (
+        weights[labels.clamp(min=0)] * is_labelled
+    ).sum()
 
 
 def binary_cross_entropy(
@@ -46,12 +48,12 @@ def binary_cross_entropy(
     logits: [B, K]; labels: [B, K] int64, -100 where a row has none; weights: of each label.
     Count: decisions, as torch's BCEWithLogitsLoss has it, or the sum of their weights.
     """
-    there = (labels != NO_LABEL).expand(logits.shape).float()
+    decisions = (labels != NO_LABEL).expand(logits.shape).float()
     if weights is not None:
-        there = there * weights.float()
+        decisions = decisions * weights.float()
     right = labels.clamp(min=0).expand(logits.shape).float()
-    loss = F.binary_cross_entropy_with_logits(logits.float(), right, there, reduction="sum")
-    return loss, there.sum()
+    loss = F.binary_cross_entropy_with_logits(logits.float(), right, decisions, reduction="sum")
+    return loss, decisions.sum()
 
 
 def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,9 +61,9 @@ def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]
 
     predictions: [B, 1]; numbers: [B] float32, NaN where an example has none. Count: numbers.
     """
-    there = ~numbers.isnan()
-    error = predictions.float()[:, 0] - torch.where(there, numbers, 0.0)
-    return (error.square() * there).sum(), there.sum()
+    has_number = ~numbers.isnan()
+    error = predictions.float()[:, 0] - torch.where(has_number, numbers, 0.0)
+    return (error.square() * has_number).sum(), has_number.sum()
 
 
 @dataclass
@@ -83,10 +85,14 @@ class PairConfig(TermConfig):
         return model.with_pair_head()
 
     def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
-        wrong = [one for one in packings if PACKINGS[one].pair_labels and one not in self.packings]
+        wrong = [
+            packing
+            for packing in packings
+            if PACKINGS[packing].pair_labels and packing not in self.packings
+        ]
         if wrong or not set(packings) & set(self.packings):
-            there = ", ".join(wrong or packings)
-            yield (f"data.packing {there} has no such pairs; it takes {' or '.join(self.packings)}")
+            named = ", ".join(wrong or packings)
+            yield (f"data.packing {named} has no such pairs; it takes {' or '.join(self.packings)}")
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return PairTerm(self)

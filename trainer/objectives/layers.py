@@ -167,10 +167,10 @@ class LayerTerm(Term):
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         pairs = self.pairs(inputs.step)
-        found = self.compare(inputs, pairs)
-        losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, found, strict=True)]
+        results = self.compare(inputs, pairs)
+        losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, results, strict=True)]
         divisor = len(self.map) if self.averaged else 1
-        return torch.stack(losses).sum() / divisor, found[0][1]
+        return torch.stack(losses).sum() / divisor, results[0][1]
 
     def follow(self, stages: Stages) -> None:
         self.stages = stages

@@ -89,7 +89,7 @@ class Objective(nn.Module):
                 term.set_teacher_layers(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
-        """Each term's weight at the learner's `step`, at the teacher's present `lead`."""
+        """The weight of each term at the learner's `step`, at the teacher's present `lead`."""
         return {
             name: term.weight.at(step) * self._part_heard(term)
             for name, term in self.by_name.items()
@@ -130,7 +130,7 @@ class Objective(nn.Module):
         return self.stages.factor(group if readers is None else self.stages.group(group), step)
 
     def student_capture(self, step: int, targets: Targets = None) -> Capture:
-        """What the learner's own forward must return at its `step`.
+        """The outputs that the learner's own forward returns for its terms at its `step`.
 
         `targets` are those of the batch, about which a term may ask for nothing; None: any batch.
         """
@@ -152,7 +152,7 @@ class Objective(nn.Module):
         return [name for name, term in self.by_name.items() if term.source is None]
 
     def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
-        """What the forward of `source` must return at the learner's `step`; as above."""
+        """The outputs that the forward of `source` returns for the terms; as above."""
         return union(term.source_capture(step) for term in self._reading(source, step, targets))
 
     def over_whole_batch(self, step: int) -> dict[str, WholeBatchTerm]:
@@ -187,7 +187,9 @@ class Objective(nn.Module):
         parts = list(self._parts(inputs))
         loss = torch.stack([part / totals[denominator] for denominator, part, _ in parts]).sum()
         sums = {
-            name: (denominator, own) for denominator, _, owns in parts for name, own in owns.items()
+            name: (denominator, value)
+            for denominator, _, values in parts
+            for name, value in values.items()
         }
         zero = loss.detach().new_zeros(())
         shares = [
@@ -257,7 +259,7 @@ def _build(
 
 @dataclass(frozen=True)
 class Demand:
-    """What the terms of all students read of one teacher.
+    """The demand of all students' terms on one teacher.
 
     is_read: whether any does, by itself or in the mean of several; capture: what its features are
     to hold; own_logits, mean_logits: how many students compare with its distributions, and with
@@ -277,13 +279,13 @@ class Demand:
         students: Iterable[tuple[Objective, int]],
         targets: Targets = None,
     ) -> Demand:
-        """What the students ask of this teacher, by the objective and own step of each student.
+        """The students' demand on this teacher, by the objective and own step of each student.
 
         `heads` are the teacher's task heads: it has no part in the mean of others. `targets` are
         those of the batch; None: whatever they are.
         """
         students = list(students)
-        own, mean = (
+        direct, mean = (
             union(objective.source_capture(step, targets, name) for objective, step in students)
             for name in (teacher, MEAN)
         )
@@ -292,7 +294,7 @@ class Demand:
         is_read = any(objective.reads(step, teacher, targets) for objective, step in students)
         return cls(
             is_read=is_read or mean_logits > 0 or bool(mean.heads),
-            capture=union([own, mean]),
+            capture=union([direct, mean]),
             own_logits=sum(objective.reads_logits(step, teacher) for objective, step in students),
             mean_logits=mean_logits,
         )

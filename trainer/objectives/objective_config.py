@@ -31,9 +31,9 @@ class KindOfTask(Section):
     """
 
     def sections(self) -> list[TaskConfig]:
-        """Those that are on."""
-        found = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return [section for section in found if section is not None]
+        """The sections that are on."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [section for section in values if section is not None]
 
 
 @dataclass
@@ -58,29 +58,31 @@ class ObjectiveConfig(Section):
             for name, kind in several.items()
         }
         sections |= {name: section for name, section in fields.items() if section is not None}
-        tasks = [one.head for one in sections.values() if isinstance(one, TaskConfig)]
+        tasks = [config.head for config in sections.values() if isinstance(config, TaskConfig)]
         return {
-            term: one
+            term: config
             for name, section in sections.items()
-            for term, one in section.beside(name, tasks).items()
+            for term, config in section.beside(name, tasks).items()
         }
 
     def task_terms(self) -> dict[str, TaskConfig]:
-        """Those of the `terms` that are tasks."""
-        return {name: one for name, one in self.terms().items() if isinstance(one, TaskConfig)}
+        """The `terms` that are tasks."""
+        return {
+            name: config for name, config in self.terms().items() if isinstance(config, TaskConfig)
+        }
 
     def with_task(self, name: str, task: TaskConfig) -> ObjectiveConfig:
-        """The same with this section for a task that it has."""
+        """This objective with the section `task` for a task that it has."""
         if self.tasks and name in self.tasks:
             kind = KindOfTask(**{task.name: task})
             return dataclasses.replace(self, tasks={**self.tasks, name: kind})
-        own: dict[str, Any] = {name: task}
-        return dataclasses.replace(self, **own)
+        changes: dict[str, Any] = {name: task}
+        return dataclasses.replace(self, **changes)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_of_tasks()
         on = self.terms()
-        trained = {one.head for one in on.values() if one.source != OWN}
+        trained = {config.head for config in on.values() if config.source != OWN}
         for name, section in on.items():
             needed = MASKED if section.head is None else section.head
             if section.source == OWN and needed not in trained:
@@ -108,7 +110,7 @@ class ObjectiveConfig(Section):
     @property
     def sources(self) -> set[str]:
         """The names of those whose outputs any term reads."""
-        return {one.source for one in self.terms().values() if one.source is not None}
+        return {config.source for config in self.terms().values() if config.source is not None}
 
     def needs_teacher(self) -> bool:
         """Whether any term reads a teacher's outputs, or the mean of several."""
@@ -124,7 +126,7 @@ class ObjectiveConfig(Section):
 
     def waits_for(self, teacher: ObjectiveConfig) -> bool:
         """Whether a term counts only once the job's own teacher is ahead, which can be measured."""
-        is_gated = any(one.min_lead_over_student is not None for one in self.terms().values())
+        is_gated = any(config.min_lead_over_student is not None for config in self.terms().values())
         return is_gated and not self.label_terms().isdisjoint(teacher.label_terms())
 
     def conflicts_with_masked_only(
@@ -172,7 +174,7 @@ class ObjectiveConfig(Section):
         """The terms that train or read a head which this model cannot have."""
         terms = self.terms().items()
         # Heads are there before those who read them are asked, whatever their places in the sum.
-        for name, section in sorted(terms, key=lambda one: isinstance(one[1], HeadTermConfig)):
+        for name, section in sorted(terms, key=lambda item: isinstance(item[1], HeadTermConfig)):
             reasons = list(section.unequippable(model))
             yield from ((name, why) for why in reasons)
             if not reasons:
@@ -195,9 +197,9 @@ class ObjectiveConfig(Section):
         `each_layer`: a progressive transfer needs a teacher's layer for each of ours.
         """
         for name, section in self.terms().items():
-            found = list(_misfits(section, learner, teachers))
-            yield from within(name, iter(found))
-            if each_layer and isinstance(section, LayerTermConfig) and not found:
+            refusals = list(_misfits(section, learner, teachers))
+            yield from within(name, iter(refusals))
+            if each_layer and isinstance(section, LayerTermConfig) and not refusals:
                 for layer in sorted(section.left_out(learner, model_read_by(section, teachers))):
                     yield (
                         f"{name}.layers",
@@ -208,8 +210,8 @@ class ObjectiveConfig(Section):
         """The names of the terms that compare what `first` lists, and of the others."""
         terms = self.terms().items()
         return (
-            [name for name, one in terms if one.compares in first],
-            [name for name, one in terms if one.compares not in first],
+            [name for name, config in terms if config.compares in first],
+            [name for name, config in terms if config.compares not in first],
         )
 
 
@@ -219,12 +221,12 @@ def _misfits(
     if not isinstance(section, TeacherTermConfig):
         yield from section.misfits(learner, model_read_by(section, teachers))
         return
-    read = {name: one for name, one in teachers.items() if section.source in (name, MEAN)}
+    read = {name: teacher for name, teacher in teachers.items() if section.source in (name, MEAN)}
     if section.source == MEAN and len(teachers) == 1:
         yield "teacher", "mean is of several; name further teachers in teachers"
     if not read:
-        there = ", ".join(name.removeprefix("teachers/") for name in teachers)
-        yield "teacher", f"no teacher {section.teacher!r}; there are: {there}"
+        names = ", ".join(name.removeprefix("teachers/") for name in teachers)
+        yield "teacher", f"no teacher {section.teacher!r}; there are: {names}"
     for name, teacher in read.items():
         for key, why in section.misfits(learner, teacher):
             yield key, why if name == TEACHER else f"{why} ({section_of(name)})"

@@ -23,7 +23,7 @@ Room = Callable[[], Tensor]
 
 
 class Target(Protocol):
-    """What a student's distribution is compared with."""
+    """The distribution that a student's is compared with."""
 
     def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
         """``target . s`` [C] plus any constant that the loss subtracts; `scaled` is s, [C, V].
@@ -94,7 +94,9 @@ class RowLosses:
         by_hand = [number for number, loss in enumerate(losses) if loss.target is not None]
         self._by_autograd = [number for number, loss in enumerate(losses) if loss.target is None]
         self._order = [*by_hand, *self._by_autograd]
-        self._by_hand = _ByHand([losses[one] for one in by_hand], [scales[one] for one in by_hand])
+        self._by_hand = _ByHand(
+            [losses[number] for number in by_hand], [scales[number] for number in by_hand]
+        )
 
     def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
         """The sum of each loss over some rows, [losses].
@@ -114,8 +116,8 @@ class RowLosses:
     def _differentiate_by_autograd(
         self, logits: Tensor, rows: slice
     ) -> tuple[list[Tensor], Tensor]:
-        losses = [self._losses[one] for one in self._by_autograd]
-        scales = [self._scales[one] for one in self._by_autograd]
+        losses = [self._losses[number] for number in self._by_autograd]
+        scales = [self._scales[number] for number in self._by_autograd]
         temperatures = {loss.temperature for loss in losses}
         with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
             x = logits.detach().requires_grad_()
@@ -124,9 +126,9 @@ class RowLosses:
                 (loss.weights[rows] * loss.function(log_q[loss.temperature], rows)).sum()
                 for loss in losses
             ]
-            scaled = [scale * one for scale, one in zip(scales, sums, strict=True)]
+            scaled = [scale * total for scale, total in zip(scales, sums, strict=True)]
             (gradient,) = torch.autograd.grad(torch.stack(scaled).sum(), x)
-        return [one.detach() for one in sums], gradient
+        return [total.detach() for total in sums], gradient
 
 
 class _ByHand:
@@ -148,14 +150,16 @@ class _ByHand:
         Overwrites the rows' logits [C, V] with the gradient of the scaled sum of all losses.
         """
         subtract_largest(logits)
-        scaled = {one: self._divided(logits, one) for one in self._temperatures}
+        scaled = {
+            temperature: self._divided(logits, temperature) for temperature in self._temperatures
+        }
         room = partial(self._room, "product", logits)
         dots = [
             cast(Target, loss.target).dot(scaled[loss.temperature], rows, room)
             for loss in self._losses
         ]
         exponentials = _exponentials(scaled)
-        totals = {one: values.sum(dim=-1) for one, values in exponentials.items()}
+        totals = {temperature: values.sum(dim=-1) for temperature, values in exponentials.items()}
         self._to_gradient(exponentials, totals, rows)
         sums = [
             ((totals[loss.temperature].log() - dot) * loss.weights[rows]).sum()

@@ -1,4 +1,4 @@
-"""What a learner trains, by which terms and for how long: a list of stages.
+"""The stages of a learner: what it trains, by which terms and for how long.
 
 Everything is a pure function of the learner's own step, so a resumed learner continues alike.
 
@@ -96,7 +96,7 @@ class Stages:
         return any(stage.layer is not None for stage in self._stages)
 
     def factor(self, group: str, step: int) -> float:
-        """What the learning rate of a group is multiplied by at the learner's own `step`."""
+        """The factor of a group's learning rate at the learner's own `step`."""
         stage, done = self.at(step)
         return stage.factor(group, done)
 

@@ -8,9 +8,8 @@ whose objective contains the task.
 from __future__ import annotations
 
 import dataclasses
-import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -20,10 +19,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from configs.errors import ConfigError
-from configs.rules import PROBABILITY, WEIGHT, Doc, Range
+from configs.rules import PROBABILITY, Doc, Range
 from configs.section import Refusal
-from configs.typed import convert
 from data_pipeline import (
     MASKED,
     NO_LABEL,
@@ -100,28 +97,7 @@ class HeadTerm(Term):
 Record = TypeVar("Record")
 MAX_DIGITS = 18  # of a column's number
 LABEL = "label"  # the field that is predicted
-MISSING = ("nan", "<na>")  # labels that other programs write where there is none
-_NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d+)?")
 STATISTICS = ("means", "deviations")  # keys that the training examples fill in
-UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
-ClassWeights = Annotated[
-    dict[str, Annotated[float, WEIGHT]],
-    Doc(
-        "Weights of labels in the loss, 1 unless named; it is divided by their sum over "
-        "the examples' labels, as torch's CrossEntropyLoss does."
-    ),
-]
-
-
-def weights_of(labels: Sequence[str], named: Mapping[str, float]) -> list[float]:
-    """The weight of each label; none where all are 1."""
-    return [named.get(label, 1.0) for label in labels if named]
-
-
-def unknown_weights(labels: Sequence[str], named: Mapping[str, float]) -> str:
-    """What is wrong with weights of labels other than these, if there are any."""
-    unknown = ", ".join(sorted(named.keys() - set(labels)))
-    return f"{unknown} is none of the labels: {', '.join(labels)}" if unknown else ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +120,9 @@ class TaskFile:
     def columns_of(self, *fields: str) -> Columns:
         """The column of each of these fields: from ``data.columns``, else the field's own name."""
         named = {name: self.columns.get(name, name) for name in fields}
-        return {name: int(one) if _is_number(one) else one for name, one in named.items()}
+        return {
+            name: int(column) if _is_number(column) else column for name, column in named.items()
+        }
 
     def column_number(self, name: str) -> int | None:
         """The number of a field's column, from 1, in a file without a header; None if not set.
@@ -266,7 +244,7 @@ class TaskConfig(TermConfig):
         return [path]
 
     def references(self, file: TaskFile, part: Part) -> Any:
-        """What its metrics compare predictions with besides the targets, as JSON; None: nothing."""
+        """The values, besides the targets, with which its metrics compare predictions, as JSON."""
         return None
 
     def scored_on(self, folder: Path) -> TaskConfig:
@@ -358,7 +336,7 @@ class TaskConfig(TermConfig):
                 yield example
 
     def unit_of(self, number: int, example: EncodedExample) -> int:
-        """What an example, the file's `number`-th from 0, is held out with."""
+        """The unit with which an example, the file's `number`-th from 0, is held out."""
         return number
 
     @abstractmethod
@@ -373,7 +351,7 @@ class TaskConfig(TermConfig):
         """The metrics of its head, the primary one first."""
 
     def metrics_in(self, view: str) -> tuple[Metric[Any], ...]:
-        """Those of a learner of this view."""
+        """The metrics of a learner of this view."""
         return self.own_metrics()
 
 
@@ -403,45 +381,6 @@ class TaskTerm(HeadTerm):
         self.denominator = self.head
 
 
-def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
-    """The different labels in a training file, sorted. `rows`: (place, label) of each example.
-
-    Numbers are in the order of numbers. Raises DataError for a label that is missing or that a
-    config cannot hold, for one number in two forms, and for fewer than two labels.
-    """
-    places: dict[str, str] = {}
-    for place, label in rows:
-        places.setdefault(label, place)
-    for label, place in places.items():
-        if not label or label.lower() in MISSING:
-            why = f"is {label or 'empty'}; give one, or set unlabelled: true"
-            raise DataError(f"{place}: {LABEL}: {why}")
-        try:
-            convert(label, str, LABEL)
-        except ConfigError:
-            why = "is a placeholder or has a control character; name it otherwise"
-            raise DataError(f"{place}: {LABEL}: {label!r} {why}") from None
-    if len(places) < 2:
-        there = ", ".join(map(repr, places)) or "none"
-        raise DataError(
-            f"{file.path}: has only one label, {there}; a task needs two; if another column holds "
-            "them, name it in data.columns"
-        )
-    return _in_order(places)
-
-
-def _in_order(places: Mapping[str, str]) -> list[str]:
-    """Labels sorted; numbers by their value. `places`: where each label comes first."""
-    values: dict[float, str] = {}
-    for label, place in places.items():
-        if not _NUMBER.fullmatch(label):
-            return sorted(places)
-        other = values.setdefault(float(label), label)
-        if other != label:
-            raise DataError(f"{place}: {LABEL}: {label} is {other} elsewhere; write them alike")
-    return [values[value] for value in sorted(values)]
-
-
 class WholeBatchTerm(TaskTerm):
     """A task's loss of which one example's depends on the whole global batch.
 
@@ -459,17 +398,19 @@ class WholeBatchTerm(TaskTerm):
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         outputs = inputs.features.heads[self.head]
-        found = inputs.whole_batch.get(self.head)
-        if found is None:  # this rank has one micro-batch
-            (found,) = self.over_batch([outputs.detach()], [inputs.batch])
-        through = (outputs.float() * found.gradients).sum()
-        total = found.losses.sum() + (through - through.detach())  # this value, that gradient
+        example_losses = inputs.whole_batch.get(self.head)
+        if example_losses is None:  # this rank has one micro-batch
+            (example_losses,) = self.over_batch([outputs.detach()], [inputs.batch])
+        through = (outputs.float() * example_losses.gradients).sum()
+        total = example_losses.losses.sum() + (
+            through - through.detach()
+        )  # this value, that gradient
         return total, (inputs.batch.row_labels(self.denominator) != NO_LABEL).sum()
 
 
 def over_ranks(rows: Tensor) -> Tensor:
     """The rows of all ranks, [ranks * rows, ...], in their order; all have equally many."""
     rows = rows.contiguous()
-    everyone = rows.new_empty((dist.get_world_size() * len(rows), *rows.shape[1:]))
-    dist.all_gather_into_tensor(everyone, rows)
-    return everyone
+    gathered = rows.new_empty((dist.get_world_size() * len(rows), *rows.shape[1:]))
+    dist.all_gather_into_tensor(gathered, rows)
+    return gathered

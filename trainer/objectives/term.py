@@ -91,7 +91,7 @@ def registered_terms() -> dict[str, type[TermConfig]]:
 
 @dataclass(frozen=True)
 class ExampleLosses:
-    """What a loss over the whole batch says of a micro-batch (`WholeBatchTerm`).
+    """The part of a micro-batch in a loss over the whole batch (`WholeBatchTerm`).
 
     losses: of each example, [examples]; gradients: at the outputs of a head, in their shape.
     """
@@ -273,11 +273,11 @@ class Term(nn.Module, ABC):
         return [setting.segment(step) for setting in settings]
 
     def student_capture(self, step: int) -> Capture:
-        """What the learner's own forward must return at its `step`."""
+        """The outputs that the learner's own forward returns for the term at its `step`."""
         return Capture()
 
     def source_capture(self, step: int) -> Capture:
-        """What its source's forward must return at the learner's `step`."""
+        """The outputs that its source's forward returns for the term at the learner's `step`."""
         return Capture()
 
     def concerns(self, targets: Collection[str]) -> bool:

@@ -96,7 +96,7 @@ class _ProjectAndSum(torch.autograd.Function):
                 gradients.add(logits, rows)
         ctx.gradients, ctx.scale = gradients.cast(x, weight, bias), gradients.scale
         ctx.mark_non_differentiable(sums)
-        weighted = [one * weight for one, weight in zip(sums.unbind(), weights, strict=True)]
+        weighted = [total * weight for total, weight in zip(sums.unbind(), weights, strict=True)]
         return torch.stack(weighted).sum(), sums
 
     @staticmethod

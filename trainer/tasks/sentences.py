@@ -28,19 +28,15 @@ from model import (
 from model.task_head_config import conflicts_of_numbers
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
-from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy, squared_error
-from trainer.objectives.task import (
-    LABEL,
-    STATISTICS,
+from trainer.objectives.label_names import (
     UNKNOWN_LABELS,
     ClassWeights,
-    TaskConfig,
-    TaskFile,
-    TaskTerm,
     labels_among,
     unknown_weights,
     weights_of,
 )
+from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy, squared_error
+from trainer.objectives.task import LABEL, STATISTICS, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import (

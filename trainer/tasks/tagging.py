@@ -20,17 +20,15 @@ from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
-from trainer.objectives.labels import label_cross_entropy
-from trainer.objectives.task import (
+from trainer.objectives.label_names import (
     UNKNOWN_LABELS,
     ClassWeights,
-    TaskConfig,
-    TaskFile,
-    TaskTerm,
     labels_among,
     unknown_weights,
     weights_of,
 )
+from trainer.objectives.labels import label_cross_entropy
+from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import TAG_SCORES, TagMetric

@@ -14,11 +14,11 @@ from trainer.objectives.terms.attention import (
     QueryRelation,
     ValueRelation,
 )
+from trainer.objectives.terms.early_exits import EarlyExits
 from trainer.objectives.terms.predictions import (
     AlphaBeta,
     Blended,
     DecoupledKD,
-    EarlyExits,
     FromStudent,
     JensenShannon,
     ReverseKL,

@@ -14,18 +14,17 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import COUNT, FRACTION, WEIGHT, Ascending, Doc, OneOf, Range, Unit, positive
+from configs.rules import COUNT, FRACTION, WEIGHT, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
-from model import Capture, ModelConfig, ModelShape
-from trainer.learner_names import OWN, student_key
+from model import ModelConfig, ModelShape
+from trainer.learner_names import student_key
 from trainer.objectives.row_losses import (
     RowLoss,
     Target,
     TeacherTarget,
     cross_entropy,
     kl_divergence,
-    kl_divergence_rows,
 )
 from trainer.objectives.term import (
     POSITIONS,
@@ -33,15 +32,12 @@ from trainer.objectives.term import (
     Setting,
     StepSchedule,
     TeacherTermConfig,
-    Term,
     TermConfig,
     register,
 )
 from trainer.objectives.vocabulary import (
     VocabularyTerm,
     labels_at,
-    project_and_sum,
-    projected,
     weigh_positions,
 )
 from trainer.teacher_outputs import TeacherOutputs
@@ -107,20 +103,20 @@ class DivergenceConfig(VocabularyTermConfig):
 
     @property
     def temperature(self) -> Setting:
-        """What divides the logits."""
+        """The divisor of the logits."""
         return 1.0
 
     @property
     def teacher_temperature(self) -> Setting | None:
-        """What divides the source's logits; None: the temperature."""
+        """The divisor of the source's logits; None: the temperature."""
         return None
 
     def factor(self, temperature: float, vocabulary: int) -> float:
-        """What the loss is multiplied by."""
+        """The factor of the loss."""
         return temperature**2
 
     def target(self, teacher: Distribution, temperature: float) -> Target | None:
-        """What gives the loss a gradient that is written by hand, if anything."""
+        """The target for the loss's gradient where that is written by hand."""
         return None
 
     def outputs(self, outputs: TeacherOutputs) -> Distribution:
@@ -354,7 +350,7 @@ def alpha_beta(log_q: Tensor, log_p: Tensor, alpha: float, beta: float) -> Tenso
     """
     both = alpha + beta
     mixed = (alpha * log_p + beta * log_q).exp().sum(dim=-1)
-    theirs, ours = ((both * one).exp().sum(dim=-1) for one in (log_p, log_q))
+    theirs, ours = ((both * logs).exp().sum(dim=-1) for logs in (log_p, log_q))
     return (alpha / both * theirs + beta / both * ours - mixed) / (alpha * beta)
 
 
@@ -364,8 +360,8 @@ def decoupled(
     """KL of label against rest, and KL among the rest (decoupled KD, arXiv 2203.08679, eq. 7)."""
     at = labels.clamp(min=0)[:, None]
     (label_q, rest_q, sum_q), (label_p, rest_p, sum_p) = (
-        (one.gather(1, at), rest := one.scatter(1, at, ABSENT), rest.logsumexp(1, keepdim=True))
-        for one in (log_q, log_p)
+        (logs.gather(1, at), rest := logs.scatter(1, at, ABSENT), rest.logsumexp(1, keepdim=True))
+        for logs in (log_q, log_p)
     )
     pair = kl_divergence(torch.cat([label_q, sum_q], 1), torch.cat([label_p, sum_p], 1))
     return label_weight * pair + rest_weight * kl_divergence(rest_q - sum_q, rest_p - sum_p)
@@ -395,62 +391,3 @@ class FromStudent(DivergenceConfig):
 
     def target(self, teacher: Distribution, temperature: float) -> Target | None:
         return TeacherTarget(teacher, temperature)
-
-
-@register("early_exits", order=190)
-@dataclass
-class EarlyExits(TermConfig):
-    """T^2 KL(softmax(t / T) || softmax(s / T)) at masked positions (arXiv 1905.08094).
-
-    t are the learner's own final predictions, detached; s are those of its masked-LM head from the
-    output of an earlier layer. Summed over `layers`. The forward pass can then end at each of them.
-    """
-
-    layers: Annotated[
-        list[int],
-        Range(1, 4096),
-        Ascending(),
-        Doc("The layers that learn, from 1. All learn from the last layer, which is not listed."),
-    ] = field(default_factory=list)
-    temperature: Temperature = 1.0
-
-    source: ClassVar[str] = OWN
-    reads_masked: ClassVar[bool] = True
-    reads_states: ClassVar[bool] = False
-
-    def conflicts(self) -> Iterator[Refusal]:
-        yield from super().conflicts()
-        if not self.layers:
-            yield "layers", "name at least one"
-
-    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        if self.layers[-1] >= student.layers:
-            why = f"must be below {student.layers}, the last layer, from which they learn"
-            yield "layers", why
-
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return EarlyExitsTerm(self)
-
-
-class EarlyExitsTerm(Term):
-    denominator = MASKED
-    reads_logits = True
-
-    def __init__(self, config: EarlyExits) -> None:
-        super().__init__(config)
-        self.layers = tuple(config.layers)
-        self.temperature = StepSchedule.read(config.temperature)
-
-    def student_capture(self, step: int) -> Capture:
-        return Capture(exits=self.layers)
-
-    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        temperature, weights = self.temperature.at(inputs.step), weigh_positions(inputs, MASKED)
-        own = self.outputs(inputs).distributions[MASKED]
-        row_loss = kl_divergence_rows(own, temperature, weights * temperature**2)
-        _, projection = projected(inputs, MASKED)
-        losses = [
-            project_and_sum(inputs.features.exits[layer], projection, [row_loss])[0]
-            for layer in self.layers
-        ]
-        return torch.stack(losses).sum(), weights.sum()
