@@ -30,7 +30,7 @@ ROOMS = {
     "data_pipeline/task_files": (
         "contents dropped tables squad conll multiple_choice parallel retrieval "
         "collection "
-        "minimal_pairs prose_tasks"
+        "prose_tasks"
     ),
     "data_pipeline/shards": (
         "blocks manifest cached_counts index sources ranges staged writing locking"
@@ -106,13 +106,12 @@ ROOMS = {
     "trainer/job_data": "digests task_heads examples batch_plan fit prefetch staging counting feed",
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
-        "column metric scores task_mean task_scores task_metrics answer_spans span_metric "
-        "exact_search ranking_metric translating branch_metric"
+        "column metric scores task_scores task_metrics span_metric ranking_metric translating"
     ),
     "trainer/footprint": "models_table fake_step footprint demands",
     "trainer/evaluation": (
-        "text_vectors pseudo_likelihood minimal_pairs trained_heads held_out setbacks "
-        "evaluations finished agreement mistakes rankings breakdown labelled_files "
+        "text_vectors minimal_pairs held_out setbacks "
+        "evaluations finished agreement mistakes breakdown labelled_files "
         "final_scores export"
     ),
     "trainer/prediction": (

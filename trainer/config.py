@@ -35,8 +35,7 @@ from trainer.measure.process import ProfileConfig
 from trainer.named_tasks import with_tasks
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.column import Column
-from trainer.scoring.scores import Metrics, columns_of
-from trainer.scoring.task_mean import TASK_MEAN, mean_column
+from trainer.scoring.scores import TASK_MEAN, Metrics, columns_of, mean_column
 from trainer.tasks import load_plugins
 from trainer.teacher_heads import with_named_heads
 from trainer.tracking import kinds as _trackers  # noqa: F401 - registers those shipped

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.task_files.conll import read_conll
-from data_pipeline.task_files.minimal_pairs import read_minimal_pairs
 from data_pipeline.task_files.prose_tasks import OTHER_NUMBER, TRAIN, VALIDATION, documents, main
 from data_pipeline.task_files.tables import read_table
+from trainer.evaluation.minimal_pairs import read_minimal_pairs
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from data_pipeline import DataError
-from data_pipeline.task_files.minimal_pairs import read_minimal_pairs
 from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice
 from data_pipeline.task_files.retrieval import (
     Judgement,
@@ -20,6 +19,7 @@ from data_pipeline.task_files.retrieval import (
     read_queries,
     read_retrieval_documents,
 )
+from trainer.evaluation.minimal_pairs import read_minimal_pairs
 
 RACE = {
     "id": "high1.txt",

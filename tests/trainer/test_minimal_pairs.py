@@ -17,8 +17,12 @@ from data_pipeline.tokenization.training import train
 from model import ModelError, build, from_pretrained, save_pretrained
 from model.kinds.seq2seq import Seq2SeqConfig
 from tests.trainer import tiny
-from trainer.evaluation.minimal_pairs import PairScores, require_scorable, score_minimal_pairs
-from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
+from trainer.evaluation.minimal_pairs import (
+    PairScores,
+    pseudo_log_likelihoods,
+    require_scorable,
+    score_minimal_pairs,
+)
 
 PAIRS = [
     ("The system runs a small command.", "The system run a small command.", "agreement"),

@@ -23,8 +23,12 @@ from trainer.footprint.footprint import footprints
 from trainer.job_data.examples import with_examples
 from trainer.learner_names import TEACHER
 from trainer.run_folder.folder import RunFolder
-from trainer.scoring.exact_search import nearest_documents
-from trainer.scoring.ranking_metric import PairRanking, RankingMetric, with_others
+from trainer.scoring.ranking_metric import (
+    PairRanking,
+    RankingMetric,
+    nearest_documents,
+    with_others,
+)
 from trainer.tasks.retrieval import documents_of, relevant_of
 
 JOB = """
@@ -209,8 +213,8 @@ def test_exact_search_in_blocks(monkeypatch) -> None:
     torch.manual_seed(0)
     queries, documents = torch.randn(7, 5), torch.randn(23, 5)
     scores, rows = (queries @ documents.t()).topk(4, dim=1)
-    monkeypatch.setattr("trainer.scoring.exact_search.QUERIES", 3)
-    monkeypatch.setattr("trainer.scoring.exact_search.DOCUMENTS", 6)
+    monkeypatch.setattr("trainer.scoring.ranking_metric.QUERIES", 3)
+    monkeypatch.setattr("trainer.scoring.ranking_metric.DOCUMENTS", 6)
     found, places = nearest_documents(queries, documents, 4)
     assert torch.equal(places, rows)
     torch.testing.assert_close(found, scores)

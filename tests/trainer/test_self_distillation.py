@@ -35,7 +35,7 @@ from trainer.batches import MicroBatch, MicroTarget
 from trainer.checkpoint import intact
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
-from trainer.evaluation.trained_heads import trained_heads
+from trainer.evaluation.held_out import trained_heads
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
 from trainer.learners.module import build_module

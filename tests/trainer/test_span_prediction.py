@@ -22,8 +22,7 @@ from tests.trainer.test_prediction import predicted, refused
 from trainer.batches import to_device
 from trainer.learners.programs import score
 from trainer.objectives.task import Part, TaskFile
-from trainer.scoring.answer_spans import BestAnswer, best_answers
-from trainer.scoring.span_metric import SpanMetric
+from trainer.scoring.span_metric import BestAnswer, SpanMetric, best_answers
 from trainer.task_facts import TaskFacts, write_facts
 from trainer.tasks.span import ReadQuestion, Span
 

@@ -19,7 +19,7 @@ from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import job_of_moods  # noqa: F401 - a fixture
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.config import JobConfig
-from trainer.evaluation.trained_heads import trained_heads
+from trainer.evaluation.held_out import trained_heads
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER

@@ -15,8 +15,7 @@ from trainer.batches import MicroBatch, MicroTarget
 from trainer.errors import TrainingError
 from trainer.scoring import task_scores
 from trainer.scoring.metric import Tally
-from trainer.scoring.scores import ScoreInputs
-from trainer.scoring.task_mean import mean_column, task_mean
+from trainer.scoring.scores import ScoreInputs, mean_column, task_mean
 from trainer.scoring.task_metrics import (
     ClassMetric,
     GroupRanking,

@@ -6,7 +6,7 @@ import pytest
 
 from model import build
 from tests.trainer import tiny
-from trainer.evaluation.trained_heads import trained_heads
+from trainer.evaluation.held_out import trained_heads
 from trainer.learner_config import LearnerConfig
 from trainer.learners.first_weights import heads_in
 from trainer.learners.state import LearnerState

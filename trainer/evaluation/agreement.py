@@ -44,20 +44,25 @@ def agreement(
     for corpus in validation.corpora.values():
         for batch in corpus.batches():
             for micro in to_micro_batches(batch, micro_batch, device):
-                own, teachers = map(micro.view, views)
-                if MASKED in own.targets:
-                    sums += _compare(student, teacher, own, teachers)
+                student_batch, teacher_batch = map(micro.view, views)
+                if MASKED in student_batch.targets:
+                    sums += _compare(student, teacher, student_batch, teacher_batch)
     same, divergence, positions = sums.tolist()
     return Agreement(same / positions, divergence / positions) if positions else None
 
 
-def _compare(student: Model, teacher: Model, own: MicroBatch, teachers: MicroBatch) -> Tensor:
+def _compare(
+    student: Model, teacher: Model, student_batch: MicroBatch, teacher_batch: MicroBatch
+) -> Tensor:
     """[3] float64: positions with the same first choice, summed KL divergence, all positions.
 
     Each model reads the same examples in its own form.
     """
-    labelled = own.targets[MASKED].labels >= 0  # [P]
-    ours, theirs = _vocabulary_input(student, own), _vocabulary_input(teacher, teachers)
+    labelled = student_batch.targets[MASKED].labels >= 0  # [P]
+    ours, theirs = (
+        _vocabulary_input(student, student_batch),
+        _vocabulary_input(teacher, teacher_batch),
+    )
     divergence, positions = chunked_kl_divergence(
         ours,
         student.output_projection(),
@@ -73,8 +78,8 @@ def _compare(student: Model, teacher: Model, own: MicroBatch, teachers: MicroBat
 
 
 def _vocabulary_input(model: Model, batch: MicroBatch) -> Tensor:
-    found = model.features(
+    vocabulary_input = model.features(
         batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
     ).vocabulary_input
-    assert found is not None
-    return found
+    assert vocabulary_input is not None
+    return vocabulary_input

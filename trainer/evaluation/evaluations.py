@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.config import JobConfig
-from trainer.evaluation.held_out import Scores, ValidationSet
+from trainer.evaluation.held_out import Scores, ValidationSet, trained_heads
 from trainer.evaluation.setbacks import Setback, setbacks
-from trainer.evaluation.trained_heads import trained_heads
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
@@ -36,24 +35,26 @@ class Evaluations:
 
         The score of an untrained head is None. Those of averaged weights stand beside the others.
         """
-        found: dict[str, Scores] = {}
+        by_learner: dict[str, Scores] = {}
         for name, learner in learners.by_name.items():
             # A finished teacher's own config has no objective any more.
             teacher = self._config.teacher.in_steps(self._config.steps)
             config = teacher if name == TEACHER else learner.config
             trained = trained_heads(config, learner.counters, state.step)
-            found[name] = self._of_weights(learner, trained)
-            if (loss := found[name].overall.get("loss")) is not None:
+            by_learner[name] = self._of_weights(learner, trained)
+            if (loss := by_learner[name].overall.get("loss")) is not None:
                 self.newest[name] = (state.step, loss)
                 own_steps = learner.counters.steps_made(state.step)
                 state.held_out.setdefault(name, []).append([own_steps, loss])
             if learner.has_average:
                 with learner.averaged():
-                    found[name] = found[name].beside(self._of_weights(learner, trained))
-        known = {name: one for name, one in found[TEACHER].overall.items() if one is not None}
+                    by_learner[name] = by_learner[name].beside(self._of_weights(learner, trained))
+        known = {
+            name: score for name, score in by_learner[TEACHER].overall.items() if score is not None
+        }
         state.teacher_held_out = known
-        self._rank(learners, found, state.step)
-        return found
+        self._rank(learners, by_learner, state.step)
+        return by_learner
 
     def _of_weights(self, learner: Learner, trained: Collection[str]) -> Scores:
         """The scores of a learner with the weights that it has now."""
@@ -63,14 +64,14 @@ class Evaluations:
         )
         return scores.of_trained_heads(learner.metrics, trained, self._config.data.tasks)
 
-    def _rank(self, learners: Learners, found: Mapping[str, Scores], step: int) -> None:
+    def _rank(self, learners: Learners, by_learner: Mapping[str, Scores], step: int) -> None:
         """Note the primary scores of the learners that are trained."""
         scores: dict[str, float] = {}
         for ranking in self._config.rankings:
             learner = learners.by_name.get(ranking.learner)
             if learner is None or not learner.is_trained:
                 continue
-            score = found[ranking.learner].overall.get(ranking.metric)
+            score = by_learner[ranking.learner].overall.get(ranking.metric)
             if score is not None and math.isfinite(score):
                 scores[ranking.learner] = score
                 learner.counters.record_score(ranking, score, step)
@@ -78,9 +79,9 @@ class Evaluations:
 
     def setbacks(self, learners: Learners, state: JobState) -> list[Setback]:
         """Setbacks of active students, from the newest evaluation."""
-        at_work = {one.name for one in (learners.teacher, *learners.active)}
-        losses = {name: found for name, found in state.held_out.items() if name in at_work}
-        warm_ups = {one.name: one.warm_up_ends(state.step) for one in learners.active}
+        at_work = {learner.name for learner in (learners.teacher, *learners.active)}
+        losses = {name: curve for name, curve in state.held_out.items() if name in at_work}
+        warm_ups = {learner.name: learner.warm_up_ends(state.step) for learner in learners.active}
         return setbacks(self._config, state.step, losses, warm_ups, self.unigram.get("loss"))
 
     def scores_at(self, step: int) -> dict[str, float]:

@@ -81,22 +81,28 @@ def _write_task_facts(
     results: Mapping[str, Any] | None,
     out: Path,
 ) -> None:
-    """What `tandem predict` needs to know about the tasks of an exported model's heads, if any."""
-    tasks = [one for one in tasks_of(saved.job) if one.task.has_head(config)]
+    """Write the facts that `tandem predict` reads about the tasks of an exported model's heads."""
+    tasks = [job_task for job_task in tasks_of(saved.job) if job_task.task.has_head(config)]
     if not tasks:
         return
     scores = {kind: value for (_, kind), value in _scores(saved, learner, results).items()}
     view = saved.config(learner).view
-    write_facts(out, {one.task.head: _task_facts(one, view, scores) for one in tasks})
+    write_facts(
+        out, {job_task.task.head: _task_facts(job_task, view, scores) for job_task in tasks}
+    )
 
 
-def _task_facts(one: TaskOfJob, view: str, scores: Mapping[str, float]) -> TaskFacts:
-    task, data = one.task, one.data
+def _task_facts(job_task: TaskOfJob, view: str, scores: Mapping[str, float]) -> TaskFacts:
+    task, data = job_task.task, job_task.data
     fields = task.texts_of(view)
     settings = {"task": task.name, **dataclasses.asdict(task)}
-    own = {kind: value for kind, value in scores.items() if kind.startswith(f"{task.head}_")}
+    head_scores = {
+        kind: value for kind, value in scores.items() if kind.startswith(f"{task.head}_")
+    }
     assert data.sequence_length is not None
-    return TaskFacts(fields, dict(data.columns), data.sequence_length, settings, own, data.encoding)
+    return TaskFacts(
+        fields, dict(data.columns), data.sequence_length, settings, head_scores, data.encoding
+    )
 
 
 def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
@@ -131,7 +137,7 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         license=saved.job.license,
         revision=saved.folder.revision(),
         predicts=MASKED in saved.trained_heads(name),
-        texts=2 if any(one.task.texts_of(view) == PAIR_OF_TEXTS for one in tasks) else 1,
+        texts=2 if any(job_task.task.texts_of(view) == PAIR_OF_TEXTS for job_task in tasks) else 1,
     )
 
 
@@ -140,10 +146,12 @@ def _data(saved: SavedLearners) -> str:
     if not saved.job.data.has_examples:
         return ", ".join(saved.corpora)
     tasks = tasks_of(saved.job)
-    names = [_file_name(one, one.data.train) for one in tasks]
+    names = [_file_name(job_task, job_task.data.train) for job_task in tasks]
     if len(tasks) == 1:
         return names[0]
-    return ", ".join(f"{name} ({one.name})" for name, one in zip(names, tasks, strict=True))
+    return ", ".join(
+        f"{name} ({job_task.name})" for name, job_task in zip(names, tasks, strict=True)
+    )
 
 
 def _file_name(task: TaskOfJob, path: str | None) -> str:
@@ -177,7 +185,7 @@ def _metrics(
 
 
 def _base(learner: LearnerConfig) -> str:
-    """What the learner's first weights were: a model by its folder's name, or by run and name."""
+    """The origin of the learner's first weights: a model by its folder, or by run and name."""
     init = learner.init
     if init.teacher_layers:
         return "layers of the teacher in this job"
@@ -210,9 +218,9 @@ def _scores(
     step = saved.checkpoint_of(name).step
     facts = {} if results is None else results["learners"].get(name, {})
     if results is None or facts.get("step", results["step"]) != step or not facts:
-        found = _newest_scores(saved.folder, name, step)
+        held_out = _newest_scores(saved.folder, name, step)
     else:
-        found = {
+        held_out = {
             (corpus, kind): value
             for corpus, scores in facts["corpora"].items()
             for kind, value in scores.items()
@@ -220,19 +228,19 @@ def _scores(
         }
     return {
         (corpus, kind.removeprefix(OF_AVERAGE)): value
-        for (corpus, kind), value in found.items()
+        for (corpus, kind), value in held_out.items()
         if kind.startswith(OF_AVERAGE) is saved.are_averages
     }
 
 
 def _newest_scores(folder: RunFolder, name: str, step: int) -> dict[tuple[str, str], float]:
     """The newest held-out scores after at most `step` steps, by corpus and kind."""
-    found: dict[tuple[str, str], float] = {}
+    newest: dict[tuple[str, str], float] = {}
     for row in metrics.read(folder.metrics):
         if row["step"] > step:
             break
         for key, value in row.items():
             parts = metrics.split_held_out(key)
             if parts is not None and parts[1] == name:
-                found[parts[0], parts[2]] = value
-    return found
+                newest[parts[0], parts[2]] = value
+    return newest

@@ -24,11 +24,10 @@ from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.measure.process import describe_machine
-from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.column import OF_AVERAGE, ON_TEST, Column
 from trainer.scoring.metric import Metric
-from trainer.scoring.scores import Metrics, columns_of
-from trainer.scoring.task_mean import mean_column
+from trainer.scoring.scores import Metrics, columns_of, mean_column
+from trainer.scoring.task_metrics import BranchMetric
 from trainer.watch.ranks import SendHeartbeat
 
 SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
@@ -92,9 +91,9 @@ class _TestFile:
         scored = scored_on_test(job)
         if scored is None:
             return None
-        tested = [one for one in tasks_of(scored) if one.data.test]
-        corpora = {one.name: Corpus.open(one.data.path) for one in tested}
-        heads = frozenset(one.task.head for one in tested)
+        tested = [job_task for job_task in tasks_of(scored) if job_task.data.test]
+        corpora = {job_task.name: Corpus.open(job_task.data.path) for job_task in tested}
+        heads = frozenset(job_task.task.head for job_task in tested)
         contents = {name: corpus.content for name, corpus in corpora.items()}
         return cls(scored, ValidationSet(scored, corpora, heartbeat), heads, contents)
 
@@ -110,13 +109,13 @@ class _Measurement:
         self.teacher = saved.load(TEACHER).to(self.device)
         self.breakdowns: dict[str, dict[str, Any]] = {}  # by learner
         self.teacher_scores = self._score(TEACHER, self.teacher)
-        scored = [metric for one in saved.names for metric in self._metrics(one)]
+        scored = [metric for name in saved.names for metric in self._metrics(name)]
         self.columns = self._columns(scored)
         if self.test is not None:
-            tested = self._columns([one for one in scored if one.head in self.test.heads])
+            tested = self._columns([metric for metric in scored if metric.head in self.test.heads])
             self._add(ON_TEST, tested)
         averages = [name for name in saved.names if saved.has_average(name)]
-        self._add(OF_AVERAGE, self._columns([m for one in averages for m in self._metrics(one)]))
+        self._add(OF_AVERAGE, self._columns([m for name in averages for m in self._metrics(name)]))
 
     def _add(self, prefix: str, columns: Mapping[str, Column]) -> None:
         prefixed = [column.prefixed(prefix) for column in columns.values()]
@@ -131,7 +130,9 @@ class _Measurement:
         told = self._told(name, scores)
         if self.saved.has_average(name):
             told = told.beside(self._of_average(name))
-        both_predict = all(MASKED in self.saved.trained_heads(one) for one in (name, TEACHER))
+        both_predict = all(
+            MASKED in self.saved.trained_heads(learner) for learner in (name, TEACHER)
+        )
         size = describe(model.config, self.saved.job.data.longest)
         return {
             "parameters": size.parameters,
@@ -161,7 +162,7 @@ class _Measurement:
         return {"steps_taken": taken, "steps_skipped": skipped}
 
     def _columns(self, metrics: Sequence[Metric[Any]]) -> dict[str, Column]:
-        """What these metrics report, by name; of several tasks, their mean first."""
+        """The columns of these metrics, by name; of several tasks, their mean first."""
         return {**mean_column(metrics, self.saved.job.data.tasks), **columns_of(metrics)}
 
     def _metrics(self, name: str) -> Metrics:
@@ -176,8 +177,8 @@ class _Measurement:
         breakdown = Breakdown(metrics, model.config, corpus.tokenizer_dir)
         scores = self._scores(name, model, self.validation, metrics, breakdown)
         trained = self.saved.trained_heads(name)
-        found = breakdown.finish()
-        self.breakdowns[name] = {head: part for head, part in found.items() if head in trained}
+        by_head = breakdown.finish()
+        self.breakdowns[name] = {head: part for head, part in by_head.items() if head in trained}
         return scores
 
     def _of_average(self, name: str) -> Scores:
@@ -201,11 +202,11 @@ class _Measurement:
         """The scores on a task's test file, by column; empty where the job has no such file."""
         if self.test is None:
             return {}
-        own = self.test.job.metrics_of(self.saved.config(name))
-        metrics = tuple(metric.tuned_on(on_validation.overall) for metric in own)
+        untuned = self.test.job.metrics_of(self.saved.config(name))
+        metrics = tuple(metric.tuned_on(on_validation.overall) for metric in untuned)
         scores = self._scores(name, model, self.test.examples, metrics)
         told = self._told(name, scores).overall
-        return {f"{ON_TEST}{column}": one for column, one in told.items()}
+        return {f"{ON_TEST}{column}": score for column, score in told.items()}
 
     def _told(self, name: str, scores: Scores) -> Scores:
         """A learner's scores, with None for untrained heads; of several tasks, their mean too."""
@@ -228,18 +229,18 @@ class _Measurement:
             return None
         self.told.begin(f"comparing {name.removeprefix('students/')} with the teacher")
         both, micro_batch = (model, self.teacher), job.batch.micro_batch
-        found = agreement(*both, self.validation, micro_batch, self.device, views)
-        return None if found is None else dataclasses.asdict(found)
+        comparison = agreement(*both, self.validation, micro_batch, self.device, views)
+        return None if comparison is None else dataclasses.asdict(comparison)
 
     def _speed(self, name: str, model: Model) -> dict[str, float]:
         sample = self.validation.sample().view(self.saved.config(name).view)
         self.told.begin(f"measuring the speed of {name.removeprefix('students/')}")
-        many, one = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
+        many, single = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
         seconds = _encoding_seconds(model, many, self.told)
         return {
             "tokens_per_second": int(many.attention_mask.sum()) / seconds,
             "sequences_per_second": len(many.input_ids) / seconds,
-            "seconds_per_sequence": _encoding_seconds(model, one, self.told),
+            "seconds_per_sequence": _encoding_seconds(model, single, self.told),
         }
 
 

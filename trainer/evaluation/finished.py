@@ -14,7 +14,7 @@ from model import Model, build
 from trainer.checkpoint import Checkpoint, best_intact, intact, newest_intact
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.evaluation.trained_heads import trained_heads
+from trainer.evaluation.held_out import trained_heads
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.first_weights import model_state
@@ -73,16 +73,16 @@ class SavedLearners:
     @property
     def names(self) -> list[str]:
         """The learners that the run's config still names, the teachers first."""
-        there = self.job.learners.keys() & set(self.checkpoint.learners)
-        return sorted(there, key=lambda name: (not is_teacher(name), name))
+        learners = self.job.learners.keys() & set(self.checkpoint.learners)
+        return sorted(learners, key=lambda name: (not is_teacher(name), name))
 
     def resolve(self, learner: str) -> str:
         """The full name of a learner given as such, or of a student given as `NAME`."""
         for name in (learner, student_key(learner)):
             if name in self.names:
                 return name
-        there = ", ".join(name.removeprefix("students/") for name in self.names)
-        raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {there}")
+        choices = ", ".join(name.removeprefix("students/") for name in self.names)
+        raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {choices}")
 
     def checkpoint_of(self, name: str) -> Checkpoint:
         """The checkpoint that holds the learner with this full name as it is wanted.
@@ -100,7 +100,9 @@ class SavedLearners:
             return intact(self.folder.checkpoints, which)
         if which == "last" or self.job.learners[name].frozen:
             return self.checkpoint
-        ranking = next((one for one in self.job.rankings if one.learner == name), None)
+        ranking = next(
+            (candidate for candidate in self.job.rankings if candidate.learner == name), None
+        )
         best = ranking and best_intact(self.folder.checkpoints, ranking, _log.warning)
         if best is None and self._which:
             raise TrainingError(

@@ -1,7 +1,8 @@
 """Held-out evaluation on the same masked sequences for all learners, and the unigram baseline.
 
 The evaluated sequences are the first rows of the validation split's own stream. Their masks are
-fixed: the same at every evaluation, for every learner and on any number of ranks.
+fixed: the same at every evaluation, for every learner and on any number of ranks. Scores of a
+learner's heads that are not trained are meaningless (`trained_heads`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from data_pipeline import (
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of
+from trainer.learner_config import LearnerConfig
+from trainer.learners.state import LearnerState
+from trainer.objectives.term import StepSchedule
 from trainer.scoring.column import OF_AVERAGE
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
-from trainer.scoring.scores import shown
-from trainer.scoring.task_mean import task_mean
+from trainer.scoring.scores import shown, task_mean
 from trainer.watch.ranks import SendHeartbeat
 
 # The masks of held-out text do not depend on the job's seed, so that jobs can be compared.
@@ -53,12 +56,12 @@ class Scores:
     def of_trained_heads(
         self, metrics: Sequence[Metric[Any]], trained: Iterable[str], tasks: Collection[str]
     ) -> Scores:
-        """The same scores, with None for heads that are not in `trained`.
+        """These scores, with None for heads that are not in `trained`.
 
         Where the job has several `tasks`, the overall scores get their mean.
         """
         heads = [*trained]
-        by_corpus = {name: shown(one, metrics, heads) for name, one in self.by_corpus.items()}
+        by_corpus = {name: shown(scores, metrics, heads) for name, scores in self.by_corpus.items()}
         overall = shown(self.overall, metrics, heads)
         return Scores({**task_mean(overall, metrics, tasks), **overall}, by_corpus)
 
@@ -126,8 +129,8 @@ class ValidationSet:
             share_over_ranks([*tallies.values()])
         by_corpus = {name: tally.finish() for name, tally in tallies.items()}
         if len(by_corpus) == 1:  # not computed twice: a metric may read files
-            (whole,) = by_corpus.values()
-            return Scores(whole, by_corpus)
+            (scores,) = by_corpus.values()
+            return Scores(scores, by_corpus)
         return Scores(joined([*tallies.values()], device).finish(), by_corpus)
 
     def sample(self) -> Batch:
@@ -196,3 +199,19 @@ def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     rows = np.arange(rank * size, (rank + 1) * size)
     share = batch.take(rows % total)
     return share.without_labels(rows >= total)
+
+
+def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> frozenset[str]:
+    """The heads that are trained at the job's `step`.
+
+    Either a term of the objective has trained the head, in a stage in which the term is on, or it
+    came with the initial weights.
+    """
+    stages, made = config.stages, counters.steps_made(step)
+    trained = set(counters.given_heads)
+    for term in config.objective.terms().values():
+        weight = StepSchedule.read(term.weight)
+        spans = stages.spans(term.compares, made)
+        if term.head is not None and any(weight.weighs_between(*span) for span in spans):
+            trained.add(term.head)
+    return frozenset(trained)

@@ -39,8 +39,8 @@ from trainer.job_data.examples import TaskOfJob, tasks_of, with_validation
 from trainer.job_data.fit import require_fit
 from trainer.objectives.task import STATISTICS, TaskConfig
 from trainer.objectives.term import registered_terms
-from trainer.scoring.branch_metric import BranchMetric
 from trainer.scoring.scores import Metrics, columns_of
+from trainer.scoring.task_metrics import BranchMetric
 from trainer.task_facts import TaskFacts, chosen_head
 from trainer.tasks import load_plugins
 from trainer.tasks.multiple_choice import MultipleChoice
@@ -83,7 +83,7 @@ class LabelledExamples:
         self.head = tasks_of(self.job)[0].task.head
         _require_head(model, folder, self.job, self.head)
         metrics = self.job.metrics_of(self.job.teacher)
-        self.metrics: Metrics = tuple(one for one in metrics if one.head == self.head)
+        self.metrics: Metrics = tuple(metric for metric in metrics if metric.head == self.head)
         self.corpus = Corpus.open(self.job.data.path)
         corpora = {self.corpus.name: self.corpus}
         require_fit(self.job, corpora)
@@ -95,7 +95,7 @@ class LabelledExamples:
         """The model's scores by column, without undefined ones."""
         view, size = self.job.teacher.view, self.job.batch.micro_batch
         scores = score_examples(model, self._validation, metrics, view, size, breakdown)
-        return {name: one for name, one in scores.overall.items() if one is not None}
+        return {name: value for name, value in scores.overall.items() if value is not None}
 
 
 def evaluate_model(
@@ -124,7 +124,9 @@ def evaluate_model(
         metrics = tuple(metric.tuned_on(facts.scores) for metric in examples.metrics)
         architecture = examples.job.teacher.architecture  # whose labels are as in the file
         heads = model.config.task_heads.items()
-        branches = [BranchMetric(name) for name, one in heads if name == head and one.branches]
+        branches = [
+            BranchMetric(name) for name, task_head in heads if name == head and task_head.branches
+        ]
         read = (*metrics, *branches)
         breakdown = Breakdown(read, architecture, examples.corpus.tokenizer_dir)
         scores = examples.score(model, read, breakdown)
@@ -182,9 +184,9 @@ def _job(
     words = [*(assignment(key, value) for key, value in tree.items()), *overrides]
     job = configs.load_text("", JobConfig, "job", words, str(folder))
     views = {
-        tuple(one.task.texts_of(view)): view
-        for one in tasks_of(job)
-        for view in (*one.task.views, DEFAULT_VIEW)
+        tuple(job_task.task.texts_of(view)): view
+        for job_task in tasks_of(job)
+        for view in (*job_task.task.views, DEFAULT_VIEW)
     }
     view = views.get(tuple(facts.fields), DEFAULT_VIEW)
     return dataclasses.replace(job, teacher=dataclasses.replace(job.teacher, view=view))
@@ -258,30 +260,32 @@ def _with_labels(model: Model, folder: Path, job: JobConfig) -> JobConfig:
 
     Raises ModelError for labels that the task cannot have, or as many as the head does not have.
     """
-    one, given = tasks_of(job)[0], job.teacher.init.labels
-    head = model.config.task_heads.get(one.task.head)
-    if head is None or not head.labels or getattr(one.task, "labels", None) != []:
+    job_task, given = tasks_of(job)[0], job.teacher.init.labels
+    head = model.config.task_heads.get(job_task.task.head)
+    if head is None or not head.labels or getattr(job_task.task, "labels", None) != []:
         return job
     if given and len(given) != len(head.labels):
         counts = f"lists {len(given)} for the {len(head.labels)} labels of the head in {folder}"
         raise ModelError(f"teacher.init.labels: {counts}")
-    labels = given or (_in_order(one, folder, head) if head.is_unnamed else head.labels)
+    labels = given or (_in_order(job_task, folder, head) if head.is_unnamed else head.labels)
     changes: dict[str, Any] = {"labels": labels}  # not every task has them
-    task = dataclasses.replace(one.task, **changes)
+    task = dataclasses.replace(job_task.task, **changes)
     for key, why in task.conflicts():
-        raise ModelError(f"teacher.objective.{one.name}.{key}: {why}")
-    objective = job.teacher.objective.with_task(one.name, task)
+        raise ModelError(f"teacher.objective.{job_task.name}.{key}: {why}")
+    objective = job.teacher.objective.with_task(job_task.name, task)
     return dataclasses.replace(job, teacher=dataclasses.replace(job.teacher, objective=objective))
 
 
-def _in_order(one: TaskOfJob, folder: Path, head: TaskHeadConfig) -> list[str]:
+def _in_order(job_task: TaskOfJob, folder: Path, head: TaskHeadConfig) -> list[str]:
     """The examples' names for the labels of a head that has none: sorted, or numbers from 0.
 
     They are numbers where the examples have another count of labels, as a file with some of them.
     """
     labels = [str(number) for number in range(len(head.labels))]
     try:
-        theirs: list[str] = getattr(one.task.with_labels_of(one.file("train")), "labels", [])
+        theirs: list[str] = getattr(
+            job_task.task.with_labels_of(job_task.file("train")), "labels", []
+        )
     except DataError:  # such as a file with one label; others are raised where it is read
         theirs = []
     if len(theirs) == len(labels):
@@ -303,8 +307,8 @@ def _require_head(model: Model, folder: Path, job: JobConfig, name: str) -> None
     labels = job.teacher.init.labels or head.labels
     fits = expected.labels == labels or (head.is_unnamed and head.tells_labels_of(expected))
     if head.kind != expected.kind or not fits:
-        ours, theirs = (", ".join(one.labels) or one.kind for one in (head, expected))
+        ours, theirs = (", ".join(config.labels) or config.kind for config in (head, expected))
         raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")
     if head.numbers != expected.numbers:
-        ours, theirs = (", ".join(one.numbers) or "none" for one in (head, expected))
+        ours, theirs = (", ".join(config.numbers) or "none" for config in (head, expected))
         raise ModelError(f"{folder}: its head reads the numbers {ours}, and not {theirs}")

@@ -1,25 +1,70 @@
 """Scores on minimal pairs, without fine-tuning: is the good sentence the more probable one?
 
 The benchmark is BLiMP (Warstadt et al., 2020, arXiv 1912.00582), the score that of Salazar et al.,
-2020 (arXiv 1910.14659).
+2020 (arXiv 1910.14659): the pseudo-log-likelihood under a masked language model. For a sentence w
+it is the sum over its tokens of log P(w_t | w without w_t), where each token is masked alone.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch.nn import functional as F
 
-from data_pipeline import DataError
-from data_pipeline.task_files.minimal_pairs import MinimalPair, read_minimal_pairs
+from data_pipeline.errors import DataError
+from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.tables import read_table
+from data_pipeline.text.text_files import files_in, suffix_of
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
-from model import ModelError, encoder_from_pretrained, read_encoder_config
-from trainer.evaluation.pseudo_likelihood import pseudo_log_likelihoods
+from model import Model, ModelError, encoder_from_pretrained, read_encoder_config
+from trainer.batches import rows_by_length
 from trainer.own_tokenizer import require_own_tokenizer
+
+SUFFIX = ".jsonl"  # of the files of a folder
+SENTENCES = {"good": "sentence_good", "bad": "sentence_bad"}
+FACTS = {"paradigm": "UID", "phenomenon": "linguistics_term"}
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """A good sentence and a bad one, and what they differ in."""
+
+    where: str
+    good: str
+    bad: str
+    paradigm: str  # BLiMP has 67 of them, with 1,000 pairs each
+    phenomenon: str  # and 12 of these
+
+
+def read_minimal_pairs(path: str) -> Iterator[MinimalPair]:
+    """The pairs of a file, or of the .jsonl files of a folder and its folders, by name.
+
+    They may be compressed. Files and folders whose names begin with a dot are left out. Raises
+    DataError for a file without pairs, and for a pair of equal sentences.
+    """
+    for file in _files(path):
+        dropped = Dropped()
+        for where, row in dropped.present(read_table(file, SENTENCES | FACTS)):
+            if row["good"] == row["bad"]:
+                raise DataError(f"{where}: the good and the bad sentence are the same")
+            yield MinimalPair(where, **row)
+        dropped.tell(file)
+
+
+def _files(path: str) -> list[str]:
+    if not Path(path).is_dir():
+        return [path]
+    files = [file for file in map(str, files_in(path)) if suffix_of(file) == SUFFIX]
+    if not files:
+        raise DataError(f"{path}: holds no {SUFFIX} files")
+    return files
+
 
 CHANCE = 0.5  # the accuracy of guessing
 
@@ -52,8 +97,8 @@ def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> 
     """
     read = _read(folder, pairs_path)
     model = encoder_from_pretrained(folder).to(device)
-    found = pseudo_log_likelihoods(model, read.vocabulary, read.sentences)
-    return _scores(read.pairs, [bool(good > bad) for good, bad in found.reshape(-1, 2)])
+    likelihoods = pseudo_log_likelihoods(model, read.vocabulary, read.sentences)
+    return _scores(read.pairs, [bool(good > bad) for good, bad in likelihoods.reshape(-1, 2)])
 
 
 def require_scorable(folder: Path, pairs_path: str) -> None:
@@ -77,7 +122,9 @@ def _read(folder: Path, pairs_path: str) -> _Readable:
     tokenizer, vocabulary = load(folder)
     require_own_tokenizer(folder, vocabulary, config)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    sentences = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    sentences = [
+        encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)
+    ]
     for pair, good, bad in zip(pairs, sentences[0::2], sentences[1::2], strict=True):
         _require_telling(pair.where, good, bad, config.longest_sequence)
     return _Readable(pairs, sentences, vocabulary)
@@ -111,3 +158,55 @@ def _scores(pairs: Sequence[MinimalPair], right: Sequence[bool]) -> PairScores:
             for names, ones in sorted(by_paradigm.items())
         ],
     )
+
+
+TOKENS = 1 << 14  # in one forward pass
+
+
+@torch.inference_mode()
+def pseudo_log_likelihoods(
+    model: Model,
+    vocabulary: Vocabulary,
+    sentences: Sequence[Sequence[int]],
+    tokens_per_pass: int = TOKENS,
+) -> np.ndarray:
+    """The sum of log-probabilities (nats) of the tokens of each sentence, float64 [sentences].
+
+    `sentences` are token ids without special tokens. Each token gives one row, in which it is
+    masked; rows of similar length share a forward pass. The model must be in evaluation mode.
+    """
+    total = np.zeros(len(sentences))
+    for rows in _passes([len(sentence) + 2 for sentence in sentences], tokens_per_pass):
+        log_probabilities = _log_probabilities(model, vocabulary, sentences, rows)
+        np.add.at(total, rows[:, 0], log_probabilities.double().cpu().numpy())
+    return total
+
+
+def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray]:
+    """The rows of each pass as (sentence, position in it), [rows, 2]; longest sentences first."""
+    rows = [(number, place) for number, length in enumerate(lengths) for place in range(length - 2)]
+    for chosen in rows_by_length([lengths[number] for number, _ in rows], tokens_per_pass):
+        yield np.array([rows[row] for row in chosen])
+
+
+def _log_probabilities(
+    model: Model,
+    vocabulary: Vocabulary,
+    sentences: Sequence[Sequence[int]],
+    rows: np.ndarray,
+) -> torch.Tensor:
+    """The log-probability of the token that each row masks: float32 [rows]."""
+    lengths = np.array([len(sentences[number]) + 2 for number in rows[:, 0]])
+    ids = np.full((len(rows), lengths.max()), vocabulary.pad, np.int64)
+    for row, (number, _) in enumerate(rows):
+        ids[row, : lengths[row]] = [vocabulary.cls, *sentences[number], vocabulary.sep]
+    masked = np.arange(len(rows)) * ids.shape[1] + rows[:, 1] + 1  # into the flattened ids
+    labels = ids.reshape(-1)[masked]
+    ids.reshape(-1)[masked] = vocabulary.mask
+    device = next(model.parameters()).device
+    tensors = [torch.from_numpy(array).to(device) for array in (ids, lengths, masked, labels)]
+    is_padded = lengths.min() < lengths.max()
+    features = model.features(tensors[0], None, tensors[1] if is_padded else None, tensors[2])
+    assert features.vocabulary_input is not None, "a model with a masked-LM head"
+    logits = F.linear(features.vocabulary_input, *model.output_projection())
+    return -F.cross_entropy(logits.float(), tensors[3], reduction="none")

@@ -93,7 +93,10 @@ class WrongExamples:
 
     def finish(self) -> dict[str, Any]:
         """The part of ``evaluation.json`` about wrong examples, the largest weight first."""
-        kept = [example for _, _, example in sorted(self._kept, key=lambda one: (-one[0], -one[1]))]
+        kept = [
+            example
+            for _, _, example in sorted(self._kept, key=lambda entry: (-entry[0], -entry[1]))
+        ]
         return {"wrong": kept, "wrong_examples": self.count, "order": self.order}
 
 
@@ -225,7 +228,8 @@ class Tags(Classes):
         target = batch.targets[self.metric.head]
         assert target.positions is not None
         labels, positions = (
-            one.view(len(batch.input_ids), -1)[row] for one in (target.labels, target.positions)
+            tensor.view(len(batch.input_ids), -1)[row]
+            for tensor in (target.labels, target.positions)
         )
         starts = positions[labels != NO_LABEL] % batch.input_ids.shape[1]
         words = self.texts.words(batch, row, starts)
@@ -249,7 +253,7 @@ class Choices(Part):
         """`readings` [examples, 2]: the chosen sequence and the right one."""
         for number, pair in zip(self.labelled(batch), _numbers(readings).tolist(), strict=True):
             if pair[0] != pair[1] and self.wrong.takes():
-                rows = [number * batch.sequences + one for one in reversed(pair)]
+                rows = [number * batch.sequences + sequence for sequence in reversed(pair)]
                 self.wrong.keep(*self._told(batch, *rows))
 
     def _told(self, batch: MicroBatch, right: int, chosen: int) -> tuple[str, str, str]:
@@ -273,7 +277,7 @@ class Numbers(Part):
         self._pairs.append(pairs)
         for number, pair in zip(self.labelled(batch), pairs.tolist(), strict=True):
             if self.wrong.takes(abs(pair[0] - pair[1])):
-                shown = (f"{one:.4g}" for one in reversed(pair))
+                shown = (f"{value:.4g}" for value in reversed(pair))
                 self.wrong.keep(self.texts.example(batch, number), *shown)
 
     def finish(self) -> dict[str, Any]:
@@ -281,7 +285,9 @@ class Numbers(Part):
             return {}
         pairs = np.concatenate(self._pairs)
         some = np.random.default_rng(0).permutation(len(pairs))[:MOST_POINTS]
-        points = [[float(f"{one:.4g}") for one in reversed(pair)] for pair in pairs[some].tolist()]
+        points = [
+            [float(f"{value:.4g}") for value in reversed(pair)] for pair in pairs[some].tolist()
+        ]
         return {"points": points, **super().finish()}
 
 
@@ -337,7 +343,7 @@ class Exits(Part):
             return {}
         right, uncertain = torch.cat(self._rows).double().chunk(2, dim=1)
         layers = right.shape[1]
-        found = {
+        exits = {
             f"layer {number}": {"accuracy": float(column.mean()), "layers": float(number)}
             for number, column in enumerate(right.unbind(dim=1), start=1)
         }
@@ -346,11 +352,11 @@ class Exits(Part):
             leaves[:, -1] = True
             at = leaves.int().argmax(dim=1, keepdim=True)
             accuracy = float(right.gather(1, at).mean())
-            found[f"speed {speed:g}"] = {
+            exits[f"speed {speed:g}"] = {
                 "accuracy": accuracy,
                 "layers": float(1 + at.double().mean()),
             }
-        return {"by_exit": found if layers > 1 else {}}
+        return {"by_exit": exits if layers > 1 else {}}
 
 
 def shortened(text: str, middle: int = 0) -> str:

@@ -59,10 +59,10 @@ def setbacks(
     if unigram is None:
         return []
     leads = {
-        name: [(int(steps), unigram - loss) for steps, loss in found]
-        for name, found in losses.items()
+        name: [(int(steps), unigram - loss) for steps, loss in curve]
+        for name, curve in losses.items()
     }
-    found = []
+    diagnosed = []
     for name, student in config.students.items():
         key = student_key(name)
         curves = leads.get(TEACHER, []), leads.get(key, [])
@@ -70,8 +70,8 @@ def setbacks(
         if diagnosis is not None:
             kind, measured = diagnosis
             advice = _advice(config, name)
-            found.append(Setback(key, kind, step, f"{key} is {kind}: {measured}; {advice}"))
-    return found
+            diagnosed.append(Setback(key, kind, step, f"{key} is {kind}: {measured}; {advice}"))
+    return diagnosed
 
 
 def _diagnose(
@@ -87,20 +87,20 @@ def _diagnose(
     steps, lead = newest[-1]
     grew_up_here = not teacher.frozen and teacher.init.weights is None
     expected = [_at_age(taught, age) if grew_up_here else None for age, _ in newest]
-    is_known = all(one is None or one >= KNOWN for one in expected)
-    if is_known and all(one < 0 for _, one in newest):
+    is_known = all(value is None or value >= KNOWN for value in expected)
+    if is_known and all(value < 0 for _, value in newest):
         return WORSE, f"its loss is {-lead:.3f} above guessing by frequency after {steps:,} steps"
     if student.objective.reads_main_teacher() and all(
-        one is not None and one >= KNOWN and lead < EXPECTED * one
-        for one, (_, lead) in zip(expected, newest, strict=True)
+        value is not None and value >= KNOWN and lead < EXPECTED * value
+        for value, (_, lead) in zip(expected, newest, strict=True)
     ):
         return BEHIND, (
             f"after {steps:,} steps its loss is {lead:.3f} below guessing by frequency, and its "
             f"teacher's was {expected[-1]:.3f} below"
         )
     best = max(lead for _, lead in curve)
-    has_fallen = best >= KNOWN and all(one < (1 - LOSS_OF_LEAD) * best for _, one in newest)
-    if has_fallen and taught and taught[-1][1] == max(one for _, one in taught):
+    has_fallen = best >= KNOWN and all(value < (1 - LOSS_OF_LEAD) * best for _, value in newest)
+    if has_fallen and taught and taught[-1][1] == max(value for _, value in taught):
         return FALLING_BACK, (
             f"its loss has risen by {best - lead:.3f} since its best evaluation, and its teacher's "
             "is at its lowest"

@@ -73,8 +73,8 @@ class TextEncoder:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         ids = torch.tensor([[self.vocabulary.cls, *encoding.ids, self.vocabulary.sep]])
         self._require_readable(ids, number)
-        found = self.model(ids, output_hidden_states=True)
-        states = found.hidden_states[-1][0]
+        output = self.model(ids, output_hidden_states=True)
+        states = output.hidden_states[-1][0]
         static = self.model.word_vectors(ids[0])
         # Without [CLS] and [SEP], as the offsets are.
         tokens = {MEAN: states[1:-1].numpy(), STATIC: static[1:-1].numpy()}
@@ -112,7 +112,7 @@ def with_vectors(texts: Sequence[TextVectors], path: Path) -> list[TextVectors]:
     A word has the vector of its spelling or, without that, of one that differs in capitals only;
     else zeros, which are in no mean. Raises DataError for a text of which no word has a vector.
     """
-    words = {one.word.casefold() for text in texts for one in text.words}
+    words = {occurrence.word.casefold() for text in texts for occurrence in text.words}
     beginnings = {word.partition(" ")[0] for word in words}
     known: dict[str, Vector] = {}
     for word, row in read_entries(path, beginnings):
@@ -124,14 +124,17 @@ def with_vectors(texts: Sequence[TextVectors], path: Path) -> list[TextVectors]:
 def _with_static(
     text: TextVectors, number: int, known: Mapping[str, Vector], path: Path
 ) -> TextVectors:
-    rows = [known.get(one.word, known.get(one.word.casefold())) for one in text.words]
+    rows = [
+        known.get(occurrence.word, known.get(occurrence.word.casefold()))
+        for occurrence in text.words
+    ]
     vectors = [row for row in rows if row is not None]
     if not vectors:
         raise DataError(f"text {number}: {path} has no vector of any of its words")
     none = np.zeros_like(vectors[0])
     words = [
-        replace(one, vectors={**one.vectors, STATIC: none if row is None else row})
-        for one, row in zip(text.words, rows, strict=True)
+        replace(occurrence, vectors={**occurrence.vectors, STATIC: none if row is None else row})
+        for occurrence, row in zip(text.words, rows, strict=True)
     ]
     mean = np.stack(vectors).mean(axis=0)
     return replace(text, vectors={**text.vectors, STATIC: mean}, words=words)
@@ -147,30 +150,32 @@ def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
 
 def occurrences(texts: Sequence[TextVectors], word: str) -> list[WordVectors]:
     """The occurrences of a word, ignoring case. Raises DataError for a text without it."""
-    found = []
+    matches = []
     for number, text in enumerate(texts):
-        here = [one for one in text.words if is_word(one, word)]
+        here = [occurrence for occurrence in text.words if is_word(occurrence, word)]
         if not here:
             raise DataError(f"text {number + 1}: the word {word!r} is not in it")
-        found += here
-    return found
+        matches += here
+    return matches
 
 
-def is_word(one: WordVectors, word: str) -> bool:
+def is_word(occurrence: WordVectors, word: str) -> bool:
     """Whether an occurrence is one of `word`."""
-    return one.word.casefold() == word.casefold()
+    return occurrence.word.casefold() == word.casefold()
 
 
 def neighbours(
-    one: WordVectors, texts: Sequence[TextVectors], pooling: str, count: int
+    occurrence: WordVectors, texts: Sequence[TextVectors], pooling: str, count: int
 ) -> list[tuple[WordVectors, float]]:
     """The words of the texts that are closest to an occurrence, and their cosine similarities.
 
     Occurrences of the same word are left out; of another word, only the closest one is listed.
     """
-    others = [other for text in texts for other in text.words if not is_word(other, one.word)]
+    others = [
+        other for text in texts for other in text.words if not is_word(other, occurrence.word)
+    ]
     ranked = sorted(
-        ((other, cosine(one.vectors[pooling], other.vectors[pooling])) for other in others),
+        ((other, cosine(occurrence.vectors[pooling], other.vectors[pooling])) for other in others),
         key=lambda pair: -pair[1],
     )
     first: dict[str, tuple[WordVectors, float]] = {}
@@ -181,12 +186,12 @@ def neighbours(
 
 def similarities(vectors: Sequence[Vector]) -> NDArray[np.float64]:
     """The cosine similarity of each pair of vectors: [n, n]."""
-    return np.array([[cosine(one, other) for other in vectors] for one in vectors])
+    return np.array([[cosine(first, second) for second in vectors] for first in vectors])
 
 
-def cosine(one: Vector, other: Vector) -> float:
+def cosine(first: Vector, second: Vector) -> float:
     """The cosine of the angle between two vectors, at most 1; 0 where one of them is 0."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    a, b = first.astype(np.float64), second.astype(np.float64)
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(np.clip(a @ b / lengths, -1.0, 1.0)) if lengths else 0.0
 

@@ -17,8 +17,7 @@ from trainer.prediction.fine_tuned import FineTuned
 from trainer.prediction.passes import sorted_together
 from trainer.prediction.predictor import tell_incomplete
 from trainer.prediction.vectors import queries_in
-from trainer.scoring.exact_search import nearest_documents
-from trainer.scoring.ranking_metric import with_others
+from trainer.scoring.ranking_metric import nearest_documents, with_others
 from trainer.tasks.reranking import Reranking
 from trainer.tasks.retrieval import Retrieval
 

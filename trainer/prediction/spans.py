@@ -14,8 +14,7 @@ from torch import Tensor
 from data_pipeline import EmptyText
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from trainer.prediction.predictor import Predictor, Query
-from trainer.scoring.answer_spans import best_answers, window_rows
-from trainer.scoring.span_metric import SpanMetric
+from trainer.scoring.span_metric import SpanMetric, best_answers, window_rows
 from trainer.tasks.span import ReadQuestion, Span
 
 

@@ -27,7 +27,7 @@ from trainer.report.page import LiveReport, write_report
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics import MetricsLog, resume
-from trainer.scoring.task_mean import TASK_MEAN
+from trainer.scoring.scores import TASK_MEAN
 from trainer.step import StepResult
 from trainer.tracking import tracking
 

@@ -19,7 +19,7 @@ from configs.strict_json import finite, from_json, read_json
 from configs.typed import convert
 from trainer.run_folder import metrics
 from trainer.scoring.column import NUMBER, Column
-from trainer.scoring.task_mean import TASK_MEAN
+from trainer.scoring.scores import TASK_MEAN
 
 Floats = NDArray[np.float64]
 

@@ -24,8 +24,8 @@ class Column:
 
     def retention(self, score: float, reference: float) -> float | None:
         """The fraction of the teacher's `reference` that a student retains; None if undefined."""
-        part, whole = (score, reference) if self.higher_is_better else (reference, score)
-        return part / whole if whole > 0 else None
+        part, base = (score, reference) if self.higher_is_better else (reference, score)
+        return part / base if base > 0 else None
 
     def prefixed(self, prefix: str) -> Column:
         """The column of the same score on a test file, or of averaged weights."""

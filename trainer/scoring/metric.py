@@ -47,12 +47,12 @@ class Metric(ABC, Generic[Outputs]):
         """The readings of zero batches."""
 
     @abstractmethod
-    def joined(self, one: Tensor, other: Tensor) -> Tensor:
+    def joined(self, first: Tensor, second: Tensor) -> Tensor:
         """The readings of both sets of batches together."""
 
     @abstractmethod
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Each of `parts` joined over all ranks. Collective, in one exchange."""
+        """Join each of `parts` over all ranks. Collective, in one exchange."""
 
     @abstractmethod
     def finish(self, total: Tensor) -> dict[str, float]:
@@ -67,8 +67,8 @@ class SummedMetric(Metric[Outputs]):
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(self.size, dtype=torch.float64, device=device)
 
-    def joined(self, one: Tensor, other: Tensor) -> Tensor:
-        return one + other
+    def joined(self, first: Tensor, second: Tensor) -> Tensor:
+        return first + second
 
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
         sums = torch.stack(list(parts))
@@ -84,8 +84,8 @@ class GatheredMetric(Metric[Outputs]):
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(0, self.width, dtype=torch.float64, device=device)
 
-    def joined(self, one: Tensor, other: Tensor) -> Tensor:
-        return torch.cat([one, other.to(one)])
+    def joined(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat([first, second.to(first)])
 
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
         everyone: list[Any] = [None] * dist.get_world_size()
@@ -128,23 +128,23 @@ class Tally:
 
     def finish(self) -> dict[str, float]:
         """The scores of all metrics, by column."""
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for metric, part in zip(self.metrics, self.parts, strict=True):
-            found |= metric.finish(part)
-        return found
+            scores |= metric.finish(part)
+        return scores
 
 
 def share_over_ranks(tallies: Sequence[Tally]) -> None:
     """Replace each tally by the sum over all ranks. All have the same metrics. Collective."""
     for number, metric in enumerate(tallies[0].metrics if tallies else ()):
-        whole = metric.over_ranks([tally.parts[number] for tally in tallies])
-        for tally, part in zip(tallies, whole, strict=True):
+        totals = metric.over_ranks([tally.parts[number] for tally in tallies])
+        for tally, part in zip(tallies, totals, strict=True):
             tally.parts[number] = part
 
 
 def joined(tallies: Sequence[Tally], device: torch.device) -> Tally:
     """One tally of the batches of all `tallies`, which have the same metrics."""
-    whole = Tally(tallies[0].metrics, device)
+    total = Tally(tallies[0].metrics, device)
     for tally in tallies:
-        whole.add(tally.parts)
-    return whole
+        total.add(tally.parts)
+    return total

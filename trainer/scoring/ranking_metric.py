@@ -1,4 +1,4 @@
-"""How well documents are ranked for queries: by their vectors, or by scores of pairs."""
+"""How well documents are ranked for queries: by exact search of vectors, or by scores of pairs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from data_pipeline.task_files.collection import Ranking, Relevance, best_first, by_query
 from trainer.scoring.column import Column
-from trainer.scoring.exact_search import nearest_documents
 from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import TREC_NAMES, ranking_scores, require_packages
@@ -70,8 +69,8 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
         if not len(total):
             return {}
         ranking, judged = self.judged(total.cpu())
-        found = ranking_scores(_by_name(ranking), _by_name(judged), self.names)
-        return {f"{self.head}_{name}": score for name, score in found.items()}
+        scores = ranking_scores(_by_name(ranking), _by_name(judged), self.names)
+        return {f"{self.head}_{name}": score for name, score in scores.items()}
 
     def judged(self, rows: Tensor) -> tuple[Ranking, Relevance]:
         """The ranking of each query that has been read, and the judgements of all that count."""
@@ -81,7 +80,7 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
 
     @abstractmethod
     def ranking(self, rows: Tensor) -> Ranking:
-        """What the rows [N, 2 + outputs] find for each query that has been read."""
+        """The ranking of each query that has been read, by the rows [N, 2 + outputs]."""
 
     @cached_property
     def _read(self) -> Any:
@@ -93,31 +92,31 @@ class VectorRanking(RankingMetric):
 
     def ranking(self, rows: Tensor) -> Ranking:
         numbers, vectors = rows[:, :2].long(), rows[:, 2:]
-        queries, documents = (self._in_order(numbers[:, one]) for one in (0, 1))
+        queries, documents = (self._in_order(numbers[:, column]) for column in (0, 1))
         scores, places = nearest_documents(vectors[queries], vectors[documents], DEPTH)
-        found = numbers[documents, 1][places]
+        nearest = numbers[documents, 1][places]
         return {
-            query: dict(zip(own, score, strict=True))
-            for query, own, score in zip(
-                numbers[queries, 0].tolist(), found.tolist(), scores.tolist(), strict=True
+            query: dict(zip(ranked, score, strict=True))
+            for query, ranked, score in zip(
+                numbers[queries, 0].tolist(), nearest.tolist(), scores.tolist(), strict=True
             )
         }
 
     @staticmethod
     def _in_order(numbers: Tensor) -> Tensor:
         """The rows that have a number, in its order, on any number of ranks."""
-        there = (numbers != NO_LABEL).nonzero()[:, 0]
-        return there[numbers[there].argsort()]
+        numbered = (numbers != NO_LABEL).nonzero()[:, 0]
+        return numbered[numbers[numbered].argsort()]
 
 
 class PairRanking(RankingMetric):
     """Ranks by scores of pairs: a query's candidates in their order, before those not read."""
 
     def ranking(self, rows: Tensor) -> Ranking:
-        found: dict[int, dict[int, float]] = {}
+        scores: dict[int, dict[int, float]] = {}
         for query, document, score in rows.tolist():
-            found.setdefault(int(query), {})[int(document)] = score
-        return {query: with_others(ones, self._candidates[query]) for query, ones in found.items()}
+            scores.setdefault(int(query), {})[int(document)] = score
+        return {query: with_others(ones, self._candidates[query]) for query, ones in scores.items()}
 
     @cached_property
     def _candidates(self) -> Ranking:
@@ -127,10 +126,39 @@ class PairRanking(RankingMetric):
 def with_others(read: Mapping[int, float], candidates: Mapping[int, float]) -> dict[int, float]:
     """The documents that were `read`, and below them the other candidates in their own order."""
     lowest = min(read.values())
-    others = best_first({one: s for one, s in candidates.items() if one not in read}, DEPTH)
-    return {**read, **{one: lowest - place for place, one in enumerate(others, start=1)}}
+    others = best_first(
+        {document: s for document, s in candidates.items() if document not in read}, DEPTH
+    )
+    return {**read, **{document: lowest - place for place, document in enumerate(others, start=1)}}
 
 
 def _by_name(values: Mapping[int, Mapping[int, Value]]) -> dict[str, dict[str, Value]]:
     """Numbers of queries and documents as the names that ``trec_eval`` wants."""
     return {str(query): {str(d): v for d, v in ones.items()} for query, ones in values.items()}
+
+
+QUERIES, DOCUMENTS = 1 << 8, 1 << 16  # of a block: 64 MiB of scores
+
+
+def nearest_documents(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best `count` documents, or all, of each query: their scores and rows, the best first.
+
+    queries: [Q, D]; documents: [N, D]; both results: [Q, min(count, N)]. Every query is compared
+    with every document.
+    """
+    nearest = [_of_queries(block, documents, count) for block in queries.split(QUERIES)]
+    scores, rows = zip(*nearest, strict=True)
+    return torch.cat(scores), torch.cat(rows)
+
+
+def _of_queries(queries: Tensor, documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    best = queries.new_zeros(len(queries), 0)
+    rows = best.long()
+    for first in range(0, len(documents), DOCUMENTS):
+        scores = queries @ documents[first : first + DOCUMENTS].t()
+        numbers = torch.arange(first, first + scores.shape[1], device=rows.device)
+        scores = torch.cat([best, scores], dim=1)
+        rows = torch.cat([rows, numbers.expand(len(queries), -1)], dim=1)
+        best, places = scores.topk(min(count, scores.shape[1]), dim=1)
+        rows = rows.gather(1, places)
+    return best, rows

@@ -1,12 +1,14 @@
 """The scores of a model's heads on held-out examples, and which metric each head has.
 
-Logits over the vocabulary are computed a chunk at a time.
+Logits over the vocabulary are computed a chunk at a time. The scores of several tasks have a mean,
+as GLUE has it (arXiv 1804.07461, section 3): of their primary scores, whatever their sizes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +32,7 @@ OVER_UNIGRAM = "_over_unigram"  # suffix of a column: the score minus the baseli
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """What a metric reads from one micro-batch, and the `model` that has read it.
+    """The input of a metric from one micro-batch, and the `model` that has read it.
 
     `projection` is the model's own, if it has one.
     """
@@ -111,8 +113,8 @@ def metrics_of(
         for name, head in model.task_heads.items()
         if head.kind == CLASSIFICATION
     }
-    known = {**by_accuracy, **{one.head: (one,) for one in _OF_TEXT}, **of_tasks}
-    return tuple(one for head in [*heads, *model.task_heads] for one in known.get(head, ()))
+    known = {**by_accuracy, **{metric.head: (metric,) for metric in _OF_TEXT}, **of_tasks}
+    return tuple(metric for head in [*heads, *model.task_heads] for metric in known.get(head, ()))
 
 
 def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
@@ -131,7 +133,7 @@ def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
 
 
 def capture_for(metrics: Iterable[Metric[Any]]) -> Capture:
-    """What the metrics read from a model's features besides its predictions."""
+    """The features of a model, besides its predictions, that the metrics read."""
     read = [*metrics]
     heads = {metric.head for metric in read}
     branches = sorted(metric.head for metric in read if metric.reads_branches)
@@ -173,3 +175,37 @@ def _logits(vocabulary_input: Tensor, projection: OutputProjection) -> Iterator[
     """Float32 logits [chunk, V] of successive positions."""
     for inputs in vocabulary_input.split(CHUNK):
         yield F.linear(inputs, projection.weight, projection.bias).float()
+
+
+TASK_MEAN = Column("task_mean", "mean")
+
+
+def mean_column(metrics: Iterable[Metric[Any]], tasks: Collection[str]) -> dict[str, Column]:
+    """`TASK_MEAN` by its name, if these heads have one."""
+    return {TASK_MEAN.name: TASK_MEAN} if _primary_columns(metrics, tasks) else {}
+
+
+def task_mean(
+    scores: Mapping[str, float | None], metrics: Iterable[Metric[Any]], tasks: Collection[str]
+) -> dict[str, float | None]:
+    """The mean over these heads, by the name of its column; None where one is untrained.
+
+    Empty where there is none, or a score is undefined.
+    """
+    names = [column.name for column in _primary_columns(metrics, tasks)]
+    if not names or not all(name in scores for name in names):
+        return {}
+    known = [score for score in (scores[name] for name in names) if score is not None]
+    return {TASK_MEAN.name: statistics.fmean(known) if len(known) == len(names) else None}
+
+
+def _primary_columns(metrics: Iterable[Metric[Any]], tasks: Collection[str]) -> list[Column]:
+    """The primary score of each of several heads; none if lower is better for one of them."""
+    first: dict[str, Column] = {}
+    for metric in metrics:
+        first.setdefault(metric.head, metric.primary)
+    columns = [first[task] for task in tasks if task in first]
+    have_mean = len(columns) == len(tasks) > 1 and all(
+        column.higher_is_better for column in columns
+    )
+    return columns if have_mean else []

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from data_pipeline import NO_LABEL
 from model import decode
+from model.branches import uncertainty
 from trainer.scoring.column import NUMBER, SHARE, Column
-from trainer.scoring.metric import PairedMetric
+from trainer.scoring.metric import GatheredMetric, PairedMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import (
     CLASS_SCORES,
@@ -90,10 +91,10 @@ class MultiLabelMetric(TaskMetric):
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples * labels, 3]: whether it is predicted, whether right, and the label."""
         logits, labels = outputs.features.heads[self.head], outputs.batch.row_labels(self.head)
-        there = (labels != NO_LABEL).expand(logits.shape)
+        has_label = (labels != NO_LABEL).expand(logits.shape)
         numbers = torch.arange(logits.shape[1], device=logits.device).expand(logits.shape)
         rows = torch.stack([(logits > 0).long(), labels.expand(logits.shape), numbers], dim=-1)
-        return rows[there].double()
+        return rows[has_label].double()
 
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):
@@ -240,10 +241,10 @@ class TagMetric(TaskMetric):
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
     ) -> dict[str, float]:
         words = labels != END
-        found = {"accuracy": accuracy(predictions[words], labels[words])}
+        scores = {"accuracy": accuracy(predictions[words], labels[words])}
         if set(self.names) - {"accuracy"}:
-            found |= entity_scores(self._sentences(predictions), self._sentences(labels))
-        return {f"{self.head}_{name}": found[name] for name in self.names}
+            scores |= entity_scores(self._sentences(predictions), self._sentences(labels))
+        return {f"{self.head}_{name}": scores[name] for name in self.names}
 
     def _sentences(self, numbers: NDArray[np.float64]) -> list[list[str]]:
         ends = np.flatnonzero(numbers == END)
@@ -259,5 +260,30 @@ METRICS: dict[str, MetricOf] = {  # by score: the metric of a head with labels
 }
 
 
-def _labelled(predictions: Tensor, labels: Tensor, there: Tensor) -> Tensor:
-    return torch.stack([predictions.double(), labels.double()], dim=1)[there]
+def _labelled(predictions: Tensor, labels: Tensor, has_label: Tensor) -> Tensor:
+    return torch.stack([predictions.double(), labels.double()], dim=1)[has_label]
+
+
+class BranchMetric(GatheredMetric[ScoreInputs]):
+    """Gathers whether each branch is right and how uncertain it is (FastBERT); has no score."""
+
+    reads_branches: ClassVar[bool] = True
+    columns: tuple[Column, ...] = ()
+
+    def __init__(self, head: str) -> None:
+        self.head = head
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(0, device=device)  # of no width, which `torch.cat` leaves out
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """[examples, 2 * layers]: whether each branch is right, then its uncertainty."""
+        features, labels = outputs.features, outputs.batch.row_labels(self.head)
+        branches = [*features.branches[self.head], features.heads[self.head]]
+        right = [(logits.argmax(dim=-1) == labels).float() for logits in branches]
+        rows = torch.stack([*right, *map(uncertainty, branches)], dim=1)
+        return rows[labels != NO_LABEL]
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        return {}

@@ -136,11 +136,11 @@ def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about types that are never predicted
-        found = precision_recall_fscore_support(
+        figures = precision_recall_fscore_support(
             [*map(list, right)], [*map(list, predicted)], average="micro", zero_division=0
         )
     names = ("entity_precision", "entity_recall", "entity_f1")
-    return {name: float(score) for name, score in zip(names, found[:3], strict=True)}
+    return {name: float(score) for name, score in zip(names, figures[:3], strict=True)}
 
 
 def scores_by_type(predicted: Tags, right: Tags) -> dict[str, dict[str, float]]:
@@ -152,7 +152,7 @@ def scores_by_type(predicted: Tags, right: Tags) -> dict[str, dict[str, float]]:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = classification_report(right, predicted, output_dict=True, zero_division=0)
+        report = classification_report(right, predicted, output_dict=True, zero_division=0)
     return {
         kind: {
             "precision": float(scores["precision"]),
@@ -160,7 +160,7 @@ def scores_by_type(predicted: Tags, right: Tags) -> dict[str, dict[str, float]]:
             "f1": float(scores["f1-score"]),
             "count": int(scores["support"]),
         }
-        for kind, scores in found.items()
+        for kind, scores in report.items()
         if not kind.endswith(" avg")
     }
 
@@ -184,7 +184,7 @@ def answer_scores(
         guess = normalised_answer(predicted[name]) if name in predicted else None
         golden = [normalised_answer(answer) for answer in answers] or [""]
         exact.append(guess is not None and guess in golden)
-        overlap.append(0.0 if guess is None else max(_word_f1(guess, one) for one in golden))
+        overlap.append(0.0 if guess is None else max(_word_f1(guess, answer) for answer in golden))
     return {"exact_match": float(np.mean(exact)), "answer_f1": float(np.mean(overlap))}
 
 
@@ -205,11 +205,14 @@ def ranking_scores(
     }
     evaluator = pytrec_eval.RelevanceEvaluator(judged, {TREC_NAMES[name] for name in names})
     runs = {query: dict(ones) for query, ones in ranked.items() if query in judged and ones}
-    found, first = evaluator.evaluate(runs), {}
+    measures, first = evaluator.evaluate(runs), {}
     if "mrr_10" in names:
         first = evaluator.evaluate({query: _first(ones, 10) for query, ones in runs.items()})
     return {
-        name: sum(one[TREC_NAMES[name]] for one in (first if name == "mrr_10" else found).values())
+        name: sum(
+            values[TREC_NAMES[name]]
+            for values in (first if name == "mrr_10" else measures).values()
+        )
         / len(judged)
         for name in names
     }

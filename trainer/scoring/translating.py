@@ -60,7 +60,7 @@ class References:
 
     @cached_property
     def loaded(self) -> tuple[Callable[[list[int]], str], Vocabulary]:
-        """What makes a text of token ids, and the vocabulary."""
+        """The function that makes a text of token ids, and the vocabulary."""
         tokenizer, vocabulary = load(self.tokenizer)
         return tokenizer.decode, vocabulary
 
@@ -85,28 +85,28 @@ class BleuMetric(SummedMetric[ScoreInputs]):
         """Matches and n-grams of each order, words of translations and of references; [10]."""
         batch, model = outputs.batch, outputs.model
         numbers = batch.row_labels(PAIR)
-        there = numbers != NO_LABEL
-        if not there.any():
+        has_target = numbers != NO_LABEL
+        if not has_target.any():
             return self.empty(batch.input_ids.device)
-        sources, mask = batch.input_ids[0::2][there], batch.attention_mask[0::2][there]
+        sources, mask = batch.input_ids[0::2][has_target], batch.attention_mask[0::2][has_target]
         lengths = mask.sum(dim=1)
         decode, vocabulary = self.references.loaded
-        found = self.search.run(model, vocabulary, sources[:, : int(lengths.max())], lengths)
-        right = [self.references.texts[number] for number in numbers[there].tolist()]
-        counts = bleu_counts([decode(one) for one in found], right, self.lowercase)
+        translations = self.search.run(model, vocabulary, sources[:, : int(lengths.max())], lengths)
+        right = [self.references.texts[number] for number in numbers[has_target].tolist()]
+        counts = bleu_counts([decode(ids) for ids in translations], right, self.lowercase)
         return torch.tensor(counts, dtype=torch.float64, device=batch.input_ids.device)
 
     def finish(self, total: Tensor) -> dict[str, float]:
-        counts = [round(one) for one in total.tolist()]
+        counts = [round(count) for count in total.tolist()]
         return {BLEU.name: bleu_of(counts)} if counts[-1] else {}
 
 
-def bleu_counts(found: Sequence[str], right: Sequence[str], lowercase: bool) -> list[int]:
-    """What BLEU is made of, for these texts: the counts of `BleuMetric.of_batch`."""
+def bleu_counts(translations: Sequence[str], right: Sequence[str], lowercase: bool) -> list[int]:
+    """The counts of `BleuMetric.of_batch` for these texts, of which BLEU is made."""
     from sacrebleu.metrics import BLEU as Scorer
 
     scorer = Scorer(lowercase=lowercase, force=True)
-    score = scorer.corpus_score(list(found), [list(right)])
+    score = scorer.corpus_score(list(translations), [list(right)])
     return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 
 
