@@ -271,7 +271,7 @@ class EncoderConfig(ModelConfig):
     def cannot(self, ability: Ability) -> str:
         """Which of the model's keys prevents an ability; empty if none does."""
         if ability == Ability.POOL and self.pooler == "none":
-            return "is read from a pooled state; set model.masked_language_model to tanh or first"
+            return "is read from a pooled state; set model.pooler to tanh or first"
         if ability == Ability.FREEZE_POSITIONS and self.positions == "rotary":
             return "rotary positions have no weights; remove it"
         if ability == Ability.LAYER_BY_LAYER and self.sharing != "none":

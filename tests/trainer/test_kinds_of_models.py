@@ -137,8 +137,8 @@ def test_a_plugin_brings_a_kind(corpus, tmp_path, monkeypatch) -> None:
 
 
 # The modules that are a kind's own; the others are for models of every kind.
-OF_KINDS = ["config", "masked_language_model", "encoder", "embedding", "attention", "feed_forward"]
-OF_KINDS += ["pooler", "parts", "initial_values", "kinds"]
+OF_KINDS = ["config", "masked_language_model", "encoder", "embedding", "attention", "parts"]
+OF_KINDS += ["initial_values", "kinds"]
 
 
 def test_training_knows_no_kind_of_model() -> None:
