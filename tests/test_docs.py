@@ -36,6 +36,7 @@ WIDTHS = {"hidden_size": 32, "ffn_size": 64, "heads": 4, "max_positions": 64, "e
 class Block:
     def __init__(self, page: str, match: re.Match[str]) -> None:
         self.page, self.kind, self.text = page, match["kind"], match["text"]
+        self.position = match.start()
         remark = match["remark"] or ""
         self.is_run = not remark.startswith("not run: ")
         self.in_background = remark == "in the background"
@@ -62,7 +63,7 @@ COMMANDS = [
     (path.name, shlex.split(line, comments=True))  # those of the other pages are parsed only
     for path in [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
     if path.name not in PAGES
-    for text in re.findall(r"^```\n(.*?)^```", path.read_text(), re.S | re.M)
+    for text in re.findall(r"^```(?:bash)?\n(.*?)^```", path.read_text(), re.S | re.M)
     for line in text.splitlines()
     if line.startswith("tandem ")
 ]
