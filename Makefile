@@ -111,7 +111,7 @@ format: $(READY)
 PAGES := build/pages
 docs: $(READY)
 	@rm -rf $(PAGES) build/site && mkdir -p $(PAGES)
-	@cp --parents -r *.md LICENSE docs benchmarks/RESULTS.md configs/*/*.yaml \
+	@cp --parents -r *.md LICENSE docs benchmarks/*.md configs/*/*.yaml \
 	    trainer/run_folder/metrics.py $(PAGES)
 	@$(BIN)/zensical build --strict
 	@echo "The site is build/site/index.html"

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 PAGES = [
     *REPOSITORY.glob("*.md"),
     *(REPOSITORY / "docs").rglob("*.md"),
-    REPOSITORY / "benchmarks/RESULTS.md",
+    *(REPOSITORY / "benchmarks").glob("*.md"),
 ]
 LINK = re.compile(r"\]\((?!\w+://|mailto:)([^)#\s]*)#?([^)\s]*)\)")
 TITLE = re.compile(r"^#+ +(.+?) *$", re.M)

@@ -49,7 +49,7 @@ def _keep_freed_memory() -> None:
     """Let malloc reuse freed memory, where there is glibc, rather than return it to the system.
 
     By default each large tensor is mapped and unmapped, and the first touch of its pages costs as
-    much as the work on them: a tenth of a step (benchmarks/RESULTS.md).
+    much as the work on them: a tenth of a step (benchmarks/LIMITS.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # A threshold above 32 MB in place of "never map" is refused before glibc 2.35.

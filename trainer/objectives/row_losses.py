@@ -42,7 +42,7 @@ class RowLoss:
     weights: float32 [P] of all rows. With a `target` the loss is also
     ``w (log sum exp s - target . s)``, s = logits / T, and its gradient is written by hand,
     ``w / T (softmax(s) - target)``: by autograd, a student's step with both losses that have one
-    took 14% longer (benchmarks/RESULTS.md).
+    took 14% longer (benchmarks/LIMITS.md).
     """
 
     function: Callable[[Tensor, slice], Tensor]
