@@ -108,7 +108,7 @@ ROOMS = {
     "trainer/scoring": (
         "column metric scores task_scores task_metrics span_metric ranking_metric translating"
     ),
-    "trainer/footprint": "models_table fake_step footprint demands",
+    "trainer/footprint": "fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "
         "evaluations finished agreement mistakes breakdown labelled_files "
@@ -129,7 +129,7 @@ ROOMS = {
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "shell_lines local preflight run_state status status_table planning commands"
     ),
-    "cluster/planning": "machine duration failures memory choice recipes plan text",
+    "cluster/planning": "machine failures memory plan text",
     "commands": (
         "errors options listing job_texts starting output ending job_configs api data tokenizers "
         "runs models prediction embedding training storing finetuning suites results submission "

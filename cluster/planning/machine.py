@@ -1,14 +1,36 @@
-"""The machine of a plan: its numbers, and assumptions about it with their defaults."""
+"""The machine of a plan, with its assumptions and their defaults, and how long a step takes on it.
+
+A step is matrix products at a stated MFU, the update, and communication. For small models and small
+micro-batches the number of kernel launches is the limit instead.
+
+Collectives, per step and learner, of gradients and parameters (4 P bytes each; with bf16
+communication gradients, and what stage 3 gathers, take 2 P):
+
+- stage 0: one all-reduce after the last backward pass, not overlapped.
+- stage 1: one all-reduce per bucket during the last backward pass (DeepSpeed reduces whole buckets
+  on all ranks), then an all-gather of the updated parameters.
+- stage 2: the same, but gradients are reduced after every micro-batch.
+- stage 3: an all-gather of parameters for each forward and each backward pass, and a reduce-scatter
+  of gradients.
+
+An all-reduce sends 2 (n - 1) / n of its bytes, a gather or scatter half of that. Within a node the
+bytes go over the GPUs' links, and between nodes over all network adapters of a node at once. The
+slower of the two counts (a pipelined ring). Each collective adds a latency that grows with the
+logarithm of nodes and GPUs (trees).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from configs.devices import DeviceConfig
+from configs.plan_facts import JobFacts, LearnerFacts
 
 # Meta's Llama 3 run: 419 unexpected interruptions in 54 days on 16,384 H100s (arXiv 2407.21783,
 # section 3.3.4): one per GPU in 50,700 hours. A node with 8 GPUs fails every 6,300 hours.
 NODE_MTBF_HOURS = 6300.0
+FLOAT = 4
 
 
 @dataclass(frozen=True)
@@ -53,3 +75,139 @@ class Machine:
     def ranks(self) -> int:
         """The world size: one rank per GPU."""
         return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True)
+class LearnerTime:
+    """Seconds of one learner in one step on one rank.
+
+    Attributes:
+        hidden: the part of `communication` that overlaps the backward pass.
+        sent: bytes.
+    """
+
+    forward: float
+    backward: float
+    update: float
+    communication: float
+    hidden: float
+    sent: float
+
+    @property
+    def total(self) -> float:
+        """The learner's share of the step."""
+        return self.forward + self.backward + self.update + self.exposed
+
+    @property
+    def exposed(self) -> float:
+        """Its communication that nothing overlaps."""
+        return self.communication - self.hidden
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step: each learner's, and their sums weighted by `LearnerFacts.active`.
+
+    Attributes:
+        exposed: of communication that nothing overlaps.
+    """
+
+    learners: dict[str, LearnerTime]
+    seconds: float
+    exposed: float
+    tokens_per_second: float
+    flops: float  # matrix products of a step, on all ranks
+
+
+def step_time(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> StepTime:
+    """The time of one step of `job`, with each learner at its own stage."""
+    rows = job.rows / machine.ranks
+    passes = math.ceil(rows / min(micro_batch or job.micro_batch, rows))
+    times = {
+        learner.name: _learner_time(learner, machine, rows, passes) for learner in job.learners
+    }
+    seconds = sum(learner.active * times[learner.name].total for learner in job.learners)
+    exposed = sum(learner.active * times[learner.name].exposed for learner in job.learners)
+    flops = sum(
+        learner.active * (learner.forward_flops + learner.backward_flops)
+        for learner in job.learners
+    )
+    return StepTime(
+        learners=times,
+        seconds=seconds,
+        exposed=exposed,
+        tokens_per_second=job.rows * job.length / seconds,
+        flops=flops * job.rows,
+    )
+
+
+def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: int) -> LearnerTime:
+    flops = learner.forward_flops + learner.backward_flops
+    rate = machine.device.flops(learner.precision) * machine.mfu
+    computing = max(rows * flops / rate, passes * learner.kernels * machine.launch)
+    backward = computing * learner.backward_flops / flops if flops else 0.0  # stored predictions
+    reduce, gather, reductions = _collectives(learner, machine, passes)
+    beside = 0.0
+    if machine.overlaps and learner.zero_stage and learner.trained:
+        # The last bucket is reduced after the backward pass; the others overlap it.
+        buckets = math.ceil(learner.trained / learner.bucket)
+        beside = min(reduce * (buckets - 1) / buckets, backward * min(1.0, reductions / passes))
+        if learner.zero_stage == 3:
+            beside = min(reduce + gather, beside + 0.8 * gather)  # prefetched
+    share = machine.ranks if learner.zero_stage else 1
+    return LearnerTime(
+        forward=computing - backward,
+        backward=backward,
+        update=_update_bytes(learner) / share / (machine.device.memory_bandwidth * 1e9),
+        communication=reduce + gather,
+        hidden=beside,
+        sent=_sent(learner, machine, passes),
+    )
+
+
+def _update_bytes(learner: LearnerFacts) -> float:
+    """Bytes of an update: parameter, gradient and states are read; parameter and states written."""
+    return FLOAT * learner.trained * (3 + 2 * learner.states)
+
+
+def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[float, float, int]:
+    """Seconds of reducing gradients, seconds of gathering parameters, and reductions per step."""
+    if machine.ranks == 1:
+        return 0.0, 0.0, 1
+    size, stage = learner.exchanged * learner.trained, learner.zero_stage
+    calls = math.ceil(learner.trained / learner.bucket) if stage else 1
+    reductions = passes if stage >= 2 else 1
+    if stage == 3:
+        gathers = 2 * passes if learner.trained else passes
+        gather = gathers * collective(learner.exchanged * learner.parameters, 1, machine, calls)
+        return passes * collective(size, 1, machine, calls), gather, reductions
+    reduce = reductions * collective(size, 2, machine, calls) if size else 0.0
+    updated = FLOAT * learner.trained
+    return reduce, collective(updated, 1, machine, calls) if stage and size else 0.0, reductions
+
+
+def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> float:
+    """Seconds of `calls` collectives of `size` bytes in total; `rounds`: 2 for an all-reduce."""
+    device, nodes, gpus = machine.device, machine.nodes, machine.gpus_per_node
+    ranks = machine.ranks
+    link = rounds * size * (ranks - 1) / ranks / (device.link_bandwidth * 1e9)
+    network = rounds * size * (nodes - 1) / nodes / (gpus * device.network_bandwidth * 1e9)
+    hops = math.log2(nodes) + math.log2(gpus) / 3
+    moving = max(link if gpus > 1 else 0.0, network) / machine.busy_bandwidth
+    return moving + calls * rounds * hops * machine.latency
+
+
+def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
+    """Bytes that a rank sends per step."""
+    size, ranks = learner.exchanged * learner.trained, machine.ranks
+    updated, parameters = FLOAT * learner.trained, learner.exchanged * learner.parameters
+    each = (ranks - 1) / ranks
+    return (
+        each
+        * (
+            2 * size,
+            2 * size + updated,
+            2 * passes * size + updated,
+            passes * size + (2 if learner.trained else 1) * passes * parameters,
+        )[learner.zero_stage]
+    )

@@ -1,4 +1,4 @@
-"""Bytes that one rank holds, by ZeRO stage: states, gradients, buckets, activations, captures.
+"""Bytes that one rank holds, by ZeRO stage, and the choice of stages and a micro-batch that fit.
 
 Parameters, master copies and moments are float32, whatever precision autocast computes in.
 DeepSpeed's stages 1 and 2 keep whole parameters and partition a float32 master copy. Stage 3
@@ -9,16 +9,18 @@ copies while they are fetched, since its reuse distance is longer than these mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.planning.machine import Machine
+from cluster.planning.machine import FLOAT, Machine, StepTime, step_time
 from configs.plan_facts import JobFacts, LearnerFacts
 
 STAGES = (0, 1, 2, 3)
-FLOAT = 4
 STAGE_0_BUCKET = 500_000_000  # elements that DeepSpeed flattens at once at stage 0
 LARGEST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+# Tokens per micro-batch that keep a device busy with matrix products; more gains little.
+ENOUGH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def learner_memory(
 ) -> LearnerMemory:
     """The memory of `learner` at its stage; `accumulates`: a step has several micro-batches."""
     stage, share = learner.zero_stage, 1 / ranks
-    whole, trained = FLOAT * learner.parameters, FLOAT * learner.trained
+    parameters, trained = FLOAT * learner.parameters, FLOAT * learner.trained
     bucket = FLOAT * min(learner.bucket, learner.trained) if stage else 0.0
     optimizer: float = FLOAT * learner.states * learner.trained
     if stage:
@@ -92,7 +94,7 @@ def learner_memory(
     update = _update(stage, trained, bucket, share, accumulates, rounded)
     return LearnerMemory(
         stage=stage,
-        parameters=whole * (share if stage == 3 else 1),
+        parameters=parameters * (share if stage == 3 else 1),
         gradients=gradients,
         optimizer=optimizer,
         buckets=buckets,
@@ -123,13 +125,13 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
     accumulates = rows > size
     size = min(size, max(1, rows))
     memories = [
-        learner_memory(one, machine.ranks, size, accumulates, machine.overlaps)
-        for one in job.learners
+        learner_memory(learner, machine.ranks, size, accumulates, machine.overlaps)
+        for learner in job.learners
     ]
-    left = [one.captured[0] + one.captured[1] * size for one in job.learners]
-    for number, one in enumerate(job.learners):
-        if one.zero_stage == 3:
-            left[number] += FLOAT * one.projection
+    left = [learner.captured[0] + learner.captured[1] * size for learner in job.learners]
+    for number, learner in enumerate(job.learners):
+        if learner.zero_stage == 3:
+            left[number] += FLOAT * learner.projection
     moments = []
     for number, memory in enumerate(memories):
         others = [*memories[:number], *(memories[number + 1 :] if accumulates else ())]
@@ -137,7 +139,7 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
         moments.append(waiting + memory.at_work + sum(left[:number]))
     peak = sum(memory.states for memory in memories) + max(moments)
     needed = peak * (1 + machine.fragmented) + machine.reserved_gb * 1e9
-    named = {one.name: memory for one, memory in zip(job.learners, memories, strict=True)}
+    named = {learner.name: memory for learner, memory in zip(job.learners, memories, strict=True)}
     return JobMemory(named, sum(left[:-1]), peak, needed)
 
 
@@ -158,11 +160,11 @@ def host_memory(job: JobFacts, machine: Machine) -> float:
 
 
 def at_stages(job: JobFacts, teacher: int, students: int) -> JobFacts:
-    """The same job with these ZeRO stages; frozen learners keep theirs, except the teacher."""
+    """The job with these ZeRO stages; frozen learners keep theirs, except the teacher."""
     stages = [teacher, *[students] * (len(job.learners) - 1)]
     learners = tuple(
-        replace(one, zero_stage=stage) if one.trained or not number else one
-        for number, (one, stage) in enumerate(zip(job.learners, stages, strict=True))
+        replace(learner, zero_stage=stage) if learner.trained or not number else learner
+        for number, (learner, stage) in enumerate(zip(job.learners, stages, strict=True))
     )
     return replace(job, learners=learners)
 
@@ -172,3 +174,66 @@ def largest_micro_batch(job: JobFacts, machine: Machine, sizes: Sequence[int]) -
     room = machine.device.memory_gb * 1e9
     fitting = [size for size in sizes if job_memory(job, machine, size).needed <= room]
     return max(fitting, default=None)
+
+
+@dataclass(frozen=True)
+class Option:
+    """ZeRO stages, and the largest micro-batch that fits with them (None: none fits)."""
+
+    teacher_stage: int
+    student_stage: int
+    micro_batch: int | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recommended option, its memory and its time."""
+
+    option: Option
+    memory: JobMemory
+    time: StepTime
+
+
+def options(job: JobFacts, machine: Machine) -> list[Option]:
+    """Every combination of stages, lowest first.
+
+    Students are never at a higher stage than a teacher that is trained. A frozen one has stage 0 or
+    3, and keeps its own where that is decided by what it stores or offloads.
+    """
+    first = job.learners[0]
+    frozen = (first.zero_stage,) if first.offloaded or job.stored else (0, 3)
+    sizes = list(micro_batches(job.rows // machine.ranks))
+    return [
+        Option(
+            teacher,
+            students,
+            largest_micro_batch(at_stages(job, teacher, students), machine, sizes),
+        )
+        for teacher in (range(4) if first.trained else frozen)
+        for students in range(teacher + 1 if first.trained else 4)
+    ]
+
+
+def choose(job: JobFacts, machine: Machine) -> Choice | None:
+    """The lowest stages with memory for a large enough micro-batch; None if nothing fits.
+
+    Higher stages only save memory. So the choice is the first option whose micro-batch has
+    `ENOUGH_TOKENS`, or holds all of a rank's sequences. Where no option does, it is the one with
+    the largest micro-batch.
+    """
+    enough = min(job.rows // machine.ranks, math.ceil(ENOUGH_TOKENS / job.length))
+    fitting = [option for option in options(job, machine) if option.micro_batch]
+    if not fitting:
+        return None
+    best = next(
+        (option for option in fitting if (option.micro_batch or 0) >= enough),
+        max(fitting, key=lambda option: option.micro_batch or 0),
+    )
+    chosen = at_stages(job, best.teacher_stage, best.student_stage)
+    chosen = replace(chosen, micro_batch=best.micro_batch or 1)
+    return Choice(best, job_memory(chosen, machine), step_time(chosen, machine))
+
+
+def micro_batches(rows: int) -> Iterator[int]:
+    """The micro-batch sizes that divide `rows` sequences evenly, ascending."""
+    yield from (size for size in range(1, rows + 1) if rows % size == 0)

@@ -10,11 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.config import ClusterConfig
-from cluster.planning.duration import StepTime
-from cluster.planning.machine import NODE_MTBF_HOURS, Machine
+from cluster.planning.machine import NODE_MTBF_HOURS, Machine, StepTime
 from cluster.planning.memory import LearnerMemory
-from cluster.planning.plan import Plan
-from cluster.planning.recipes import JOINT, SEPARATE, SHARED
+from cluster.planning.plan import JOINT, SEPARATE, SHARED, Plan
 from configs.durations import counted, duration
 from configs.plan_facts import CacheFacts, JobFacts
 
@@ -62,11 +60,11 @@ def _place(machine: Machine) -> str:
 
 def _memory(plan: Plan) -> str:
     device = plan.machine.device
-    size = max(max(_parts(one)) for several in plan.by_stage.values() for one in several)
+    size = max(max(_parts(learner)) for several in plan.by_stage.values() for learner in several)
     unit, divisor = _unit(size)
     rows = [
         _memory_row(name if not stage else "", memory, stage == stages[name], divisor)
-        for stages in [{one.name: one.zero_stage for one in plan.job.learners}]
+        for stages in [{learner.name: learner.zero_stage for learner in plan.job.learners}]
         for name, memories in plan.by_stage.items()
         for stage, memory in enumerate(memories)
     ]
@@ -149,7 +147,7 @@ def _time(plan: Plan) -> str:
 
 
 def _stored(plan: Plan) -> str:
-    """What is read of a teacher that does not run; empty where it runs."""
+    """The stored predictions of a teacher that does not run; empty where it runs."""
     stored = plan.job.stored
     if stored is None or plan.storing_gpu_hours is None:
         return ""
@@ -176,14 +174,14 @@ def _recipes(plan: Plan) -> str:
         return ""
     rows = [
         [
-            RECIPES[one.recipe],
-            f"{one.flops:.3g}",
-            _amount(one.gpu_hours),
-            "" if one.cost is None else _amount(one.cost),
-            f"{one.ratio:.3f}",
-            "" if one.teacher_steps is None else f"{one.teacher_steps:,}",
+            RECIPES[cost.recipe],
+            f"{cost.flops:.3g}",
+            _amount(cost.gpu_hours),
+            "" if cost.cost is None else _amount(cost.cost),
+            f"{cost.ratio:.3f}",
+            "" if cost.teacher_steps is None else f"{cost.teacher_steps:,}",
         ]
-        for one in plan.recipes
+        for cost in plan.recipes
     ]
     hours = f"{plan.machine.device.unit}-hours"
     headings = ("recipe", "FLOPs", hours, "cost", "ratio", "teacher steps")
@@ -238,15 +236,15 @@ def _starts(plan: Plan) -> str:
 def _scaling(plan: Plan) -> str:
     rows = [
         [
-            f"{one.nodes}",
-            f"{one.gpus:,}",
-            f"{one.seconds_per_step:.3g}",
-            _fraction(one.days),
-            _amount(one.gpu_hours),
-            _share(one.waiting),
-            _share(one.effective),
+            f"{row.nodes}",
+            f"{row.gpus:,}",
+            f"{row.seconds_per_step:.3g}",
+            _fraction(row.days),
+            _amount(row.gpu_hours),
+            _share(row.waiting),
+            _share(row.effective),
         ]
-        for one in plan.scaling
+        for row in plan.scaling
     ]
     unit = plan.machine.device.unit
     headings = ("nodes", f"{unit}s", "s per step", "days", f"{unit}-hours", "waiting", "training")
@@ -254,7 +252,7 @@ def _scaling(plan: Plan) -> str:
 
 
 def _assumptions(plan: Plan) -> str:
-    """What the numbers rest on, one line each."""
+    """The assumptions behind the numbers, one line each."""
     lines = [*_assumed_of_machine(plan.machine), *_assumed_of_job(plan.job, plan.machine.nodes)]
     return "Assumed:\n" + "\n".join(f"- {line}" for line in lines)
 
@@ -292,7 +290,7 @@ def _assumed_of_machine(machine: Machine) -> Iterator[str]:
 
 def _assumed_of_job(job: JobFacts, nodes: int) -> Iterator[str]:
     teacher = job.learners[0]
-    partly = any(one.active < 1 for one in job.learners)
+    partly = any(learner.active < 1 for learner in job.learners)
     students = "students train from their start until their budget is spent"
     yield students if partly else "every learner takes part in every step"
     if teacher.training < 1:

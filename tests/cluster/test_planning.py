@@ -12,11 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import LaunchError
-from cluster.planning.choice import choose, options
-from cluster.planning.duration import collective, step_time
 from cluster.planning.failures import best_interval, expect, simulate
-from cluster.planning.machine import Machine
-from cluster.planning.memory import at_stages, host_memory, job_memory, learner_memory
+from cluster.planning.machine import Machine, collective, step_time
+from cluster.planning.memory import (
+    at_stages,
+    choose,
+    host_memory,
+    job_memory,
+    learner_memory,
+    options,
+)
 from cluster.planning.plan import make_plan
 from cluster.planning.text import describe
 from configs.devices import device_named

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from cluster.planning.machine import Machine
-from cluster.planning.plan import make_plan
-from cluster.planning.recipes import compare
+from cluster.planning.plan import compare, make_plan
 from cluster.planning.text import describe
 from configs.plan_facts import JobFacts
 from tests.cluster import plans

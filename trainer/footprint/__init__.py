@@ -1,1 +1,1 @@
-"""What a job needs, computed before it runs: parameters, memory, floating-point operations."""
+"""The needs of a job, computed before it runs: parameters, memory, floating-point operations."""

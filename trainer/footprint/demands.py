@@ -29,7 +29,7 @@ def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
     shares = _lengths(job)
     sizes = {length: _footprints(job, device, length) for length in shares}
     learners = [
-        _learner(name, config, {length: found[name] for length, found in sizes.items()}, job)
+        _learner(name, config, {length: sizes[length][name] for length in shares}, job)
         for name, config in job.learners.items()
     ]
     return JobFacts(
@@ -59,7 +59,7 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
     teacher, *others = (
         dataclasses.replace(
             learner,
-            **_mean_passes({length: found[name] for length, found in passes.items()}, shares),
+            **_mean_passes({length: passes[length][name] for length in shares}, shares),
         )
         for name, learner in zip(job.learners, learners, strict=True)
     )
@@ -70,9 +70,11 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
 def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, Any]:
     """A row's FLOPs, averaged over the steps, and the kernels at the largest length."""
     return {
-        "forward_flops": sum(shares[length] * one.forward_flops for length, one in passes.items()),
+        "forward_flops": sum(
+            shares[length] * work.forward_flops for length, work in passes.items()
+        ),
         "backward_flops": sum(
-            shares[length] * one.backward_flops for length, one in passes.items()
+            shares[length] * work.backward_flops for length, work in passes.items()
         ),
         "kernels": passes[max(passes)].kernels,
     }
@@ -80,22 +82,22 @@ def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> d
 
 def _footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
     """Every learner's footprint; a teacher's FLOPs are the mean over all steps of the job."""
-    found = footprints(job, device, length)
+    by_learner = footprints(job, device, length)
     trained = _budget_steps(job.teacher, job) / job.steps
     if trained < 1:
         only_teaches = dataclasses.replace(job, teacher=job.teacher.finished())
         finished = footprints(only_teaches, device, length)[TEACHER]
-        forward = found[TEACHER].forward_flops
-        found[TEACHER] = dataclasses.replace(
-            found[TEACHER],
+        forward = by_learner[TEACHER].forward_flops
+        by_learner[TEACHER] = dataclasses.replace(
+            by_learner[TEACHER],
             forward_flops=trained * forward + (1 - trained) * finished.forward_flops,
-            backward_flops=trained * found[TEACHER].backward_flops,
+            backward_flops=trained * by_learner[TEACHER].backward_flops,
         )
-    return found
+    return by_learner
 
 
 def _lengths(job: JobConfig) -> dict[int, float]:
-    """Each sequence length of the job, and the fraction of the steps that use it."""
+    """The fraction of the steps that use it, by sequence length."""
     starts = [0, *(min(phase.from_step, job.steps) for phase in job.data.phases), job.steps]
     shares: dict[int, float] = {}
     for number, (length, _) in enumerate(job.data.lengths_and_packings()):
@@ -145,7 +147,7 @@ def _budget_steps(config: LearnerConfig, job: JobConfig) -> float:
 
 
 def _stored(job: JobConfig) -> StoredFacts | None:
-    """What the job reads of a teacher that does not run; None where it runs."""
+    """The stored predictions that the job reads; None where its teacher runs."""
     stored, vocabulary = job.teacher.stored, job.teacher.model.vocab_size
     if stored is None:
         return None
@@ -178,9 +180,9 @@ def _predicted(job: JobConfig) -> float:
 
 
 def _cache(job: JobConfig) -> CacheFacts | None:
-    """What a node caches of corpora behind URLs; None where all corpora are folders.
+    """The cache of a node for corpora behind URLs; None where all corpora are folders.
 
-    Each sequence of a batch is read from a shard of its own. Shards have the size that `tandem data
+    A sequence of a batch is read from a shard of its own. Shards have the size that `tandem data
     build` gives them.
     """
     if not any(map(is_url, job.data.paths())):
@@ -189,24 +191,26 @@ def _cache(job: JobConfig) -> CacheFacts | None:
 
 
 def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
-    """Each simplification, and whether it makes a difference to this job."""
+    """(whether it makes a difference to this job, a line for the user) by simplification."""
     students = job.students.values()
-    waits = any(one.start.teacher is not None for one in students)
-    clocks = [job.hours, *(one.budget.hours for one in (job.teacher, *students))]
+    waits = any(learner.start.teacher is not None for learner in students)
+    clocks = [job.hours, *(learner.budget.hours for learner in (job.teacher, *students))]
     yield waits, "no student waits for the teacher's quality"
     yield any(clocks), "budgets of hours are not used up before those of steps"
     yield bool(job.batch.growth), "the global batch is that of most steps"
-    offloads = [one.offload for one in job.learners.values()]
-    yield any(one != "none" for one in offloads), "offloaded optimizers take no time of their own"
+    offloads = [learner.offload for learner in job.learners.values()]
+    is_offloaded = any(offload != "none" for offload in offloads)
+    yield is_offloaded, "offloaded optimizers take no time of their own"
     yield "parameters" in offloads, "offloaded parameters stay in the device's memory"
     is_two_way = job.teacher.objective.from_student is not None
     yield is_two_way, "the teacher learns from its student in all steps, and in each recipe"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"
     yield bool(job.data.tasks and job.teachers), "every teacher runs in every step"
-    views = {one.view for one in job.learners.values()}
-    tasks = [one.task for one in tasks_of(job)]
-    is_part = any({*one.texts_of(view)} < {*one.texts} for one in tasks for view in views)
+    views = {learner.view for learner in job.learners.values()}
+    tasks = [entry.task for entry in tasks_of(job)]
+    is_part = any({*task.texts_of(view)} < {*task.texts} for task in tasks for view in views)
     yield is_part, "every learner reads whole examples"
     yield job.teacher.stored is not None, "the teacher's weights are in host memory"
-    transfers = (section for one in job.learners.values() for section in one.transfers.values())
+    learners = job.learners.values()
+    transfers = (section for learner in learners for section in learner.transfers.values())
     yield from ((True, line) for line in sorted({section.simplified for section in transfers}))

@@ -46,7 +46,7 @@ class Meter(Protocol):
 
     @property
     def mode(self) -> TorchDispatchMode:
-        """What sees all of its operations."""
+        """The mode that sees all of its operations."""
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
         """Run the learner forward and backward; returns its features."""
@@ -68,7 +68,7 @@ def fake_step(
     predictions are read do not run.
     """
     device = batch.input_ids.device
-    modules = {name: _module(name, one, job) for name, one in learners.items()}
+    modules = {name: _module(name, config, job) for name, config in learners.items()}
     for module in modules.values():
         _move(module, device)
     teachers = [name for name in modules if is_teacher(name)]
@@ -105,10 +105,10 @@ def fake_batch(
     is_padded: bool = False,
 ) -> MicroBatch:
     """A micro-batch of `job` with as many masked positions as it may have."""
-    whole = _rows(job, rows, length)
-    for one in (whole, *whole.views.values()) if is_padded else ():
-        one.attention_mask[..., -1] = 0
-    return _to_fake(mode, to_device(whole, CPU), device)
+    batch = _rows(job, rows, length)
+    for form in (batch, *batch.views.values()) if is_padded else ():
+        form.attention_mask[..., -1] = 0
+    return _to_fake(mode, to_device(batch, CPU), device)
 
 
 def _teach(
@@ -139,14 +139,14 @@ def _peers(
     batch: MicroBatch,
 ) -> dict[str, TeacherOutputs]:
     """The predictions of the students from which a teacher's `module` learns, without dropout."""
-    found = {}
+    outputs = {}
     for name in module.objective.sources & modules.keys():
         peer = modules[name].eval()
         features = peer(Predict(), batch.view(learners[name].view))
         with peer.autocast(batch.input_ids.device):
-            found[name] = detach(features, _projection(peer))
+            outputs[name] = detach(features, _projection(peer))
         peer.train()
-    return found
+    return outputs
 
 
 def _projection(module: LearnerModule) -> OutputProjection:
@@ -161,21 +161,21 @@ def _train(
     batch: MicroBatch,
 ) -> Train:
     """The program of a step on `batch`, which captures what the module's own terms read too."""
-    objective, one = module.objective, torch.ones((), device=batch.input_ids.device)
-    totals = dict.fromkeys(objective.denominators, one)
-    known = dict.fromkeys(objective.over_whole_batch(0), ExampleLosses(one, one))
+    objective, unit = module.objective, torch.ones((), device=batch.input_ids.device)
+    totals = dict.fromkeys(objective.denominators, unit)
+    known = dict.fromkeys(objective.over_whole_batch(0), ExampleLosses(unit, unit))
     capture = union([*captures, objective.student_capture(0, batch.targets)])
     return Train(totals, sources, capture, whole_batch=known)
 
 
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
-    own = config.in_steps(job.steps)
-    module = assemble(name, own, job.teacher.model, job.seed, _make, job.other_models)
+    in_steps = config.in_steps(job.steps)
+    module = assemble(name, in_steps, job.teacher.model, job.seed, _make, job.other_models)
     return module.train(config.in_training_mode)
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
-    """What `module.to` does; that cannot move fake tensors."""
+    """Move a module to `device`; `module.to` cannot move fake tensors."""
     for part in module.modules() if device != CPU else ():
         for name, parameter in part.named_parameters(recurse=False):
             moved = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
@@ -197,13 +197,13 @@ def _rows(job: JobConfig, rows: int, length: int) -> Batch:
     masked = job.data.masking.slots(length)
     ids = np.zeros((rows, length), np.int64)
     slots = np.zeros((rows, masked), np.int64)
-    one = np.zeros(rows, np.int64)
-    targets = {MASKED: Target(slots, slots), PAIRS: Target(one)}
-    return Batch(ids, ids, ids + 1, targets, one, one, stored=_stored(job, slots))
+    zeros = np.zeros(rows, np.int64)
+    targets = {MASKED: Target(slots, slots), PAIRS: Target(zeros)}
+    return Batch(ids, ids, ids + 1, targets, zeros, zeros, stored=_stored(job, slots))
 
 
 def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, StoredLogits]:
-    """What the job reads of its teacher's predictions in these slots [R, M], if it does."""
+    """The predictions of its teacher that the job reads in these slots [R, M], if it does."""
     vocabulary = job.teacher.model.vocab_size
     if job.teacher.stored is None:
         return {}
@@ -216,22 +216,22 @@ def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, StoredLogits]:
 def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     """Examples without padding, of the task whose examples have the most sequences."""
     layouts = [layout_of(Corpus.open(path), "train") for path in job.data.paths()]
-    layout = max(layouts, key=lambda one: len(one.segments))
+    layout = max(layouts, key=lambda layout: len(layout.segments))
     choices = len(layout.segments)
     ids = _sequences(rows, choices, length)
-    tokens, one = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
+    tokens, zeros = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
     targets = {
-        name: Target(tokens, tokens) if kind == TOKENS else Target(one.astype(layout.dtype(name)))
+        name: Target(tokens, tokens) if kind == TOKENS else Target(zeros.astype(layout.dtype(name)))
         for name, kind in layout.targets.items()
     }
     if layout.predicted is not None:
         targets[MASKED] = Target(tokens[:, : length - 1], tokens[:, : length - 1])
     numbers = np.zeros((rows, len(layout.columns))) if layout.columns else None
-    whole = Batch(ids, ids, ids + 1, targets, one, one, numbers=numbers)
-    found = [views_of(job, corpus, job.seed) for corpus in job.data.tasks or [""]]
-    views = {name: _viewed(whole, view) for some in found for name, view in some.items()}
+    batch = Batch(ids, ids, ids + 1, targets, zeros, zeros, numbers=numbers)
+    by_corpus = [views_of(job, corpus, job.seed) for corpus in job.data.tasks or [""]]
+    views = {name: _viewed(batch, view) for some in by_corpus for name, view in some.items()}
     stored = _stored(job, targets[MASKED].labels) if MASKED in targets else {}
-    return dataclasses.replace(whole, views=views, stored=stored)
+    return dataclasses.replace(batch, views=views, stored=stored)
 
 
 def _sequences(rows: int, number: int, length: int) -> np.ndarray:
@@ -239,14 +239,14 @@ def _sequences(rows: int, number: int, length: int) -> np.ndarray:
     return np.zeros((rows, length) if number == 1 else (rows, number, length), np.int64)
 
 
-def _viewed(whole: Batch, view: View) -> Batch:
+def _viewed(batch: Batch, view: View) -> Batch:
     """The examples in the form of a view, with as many tokens in a second text as may be."""
-    ids = _sequences(len(whole.input_ids), len(view.sequences), whole.input_ids.shape[-1])
-    own = dataclasses.replace(whole, input_ids=ids, segment_ids=ids, attention_mask=ids + 1)
+    ids = _sequences(len(batch.input_ids), len(view.sequences), batch.input_ids.shape[-1])
+    viewed = dataclasses.replace(batch, input_ids=ids, segment_ids=ids, attention_mask=ids + 1)
     if view.masks is None:
-        return own
+        return viewed
     second = ids + (np.arange(ids.shape[-1]) > 0)
-    return with_masks(dataclasses.replace(own, segment_ids=second), view.masks, mask=0)
+    return with_masks(dataclasses.replace(viewed, segment_ids=second), view.masks, mask=0)
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> MicroBatch:
@@ -258,7 +258,7 @@ def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> M
         }
 
     targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
-    stored = {name: dataclasses.replace(one, **fakes(one)) for name, one in batch.stored.items()}
+    stored = {name: dataclasses.replace(it, **fakes(it)) for name, it in batch.stored.items()}
     views = {name: _to_fake(mode, view, device) for name, view in batch.views.items()}
     tensors = fakes(batch)
     return dataclasses.replace(batch, targets=targets, stored=stored, views=views, **tensors)

@@ -101,17 +101,17 @@ def passes_apart(job: JobConfig, length: int) -> dict[str, Passes]:
     """
     rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
     finished = {
-        name: dataclasses.replace(one.finished(), stored=None)
-        for name, one in job.learners.items()
+        name: dataclasses.replace(config.finished(), stored=None)
+        for name, config in job.learners.items()
         if is_teacher(name)
     }
-    found: dict[str, _Measured] = {}
+    measured: dict[str, _Measured] = {}
     for name, student in job.learners.items():
         if not is_teacher(name):
-            found |= _measure(job, {**finished, name: student}, "gpu", rows, length)
+            measured |= _measure(job, {**finished, name: student}, "gpu", rows, length)
     return {
-        name: Passes(one.forward_flops / rows, one.backward_flops / rows, one.kernels)
-        for name, one in found.items()
+        name: Passes(work.forward_flops / rows, work.backward_flops / rows, work.kernels)
+        for name, work in measured.items()
     }
 
 
@@ -153,15 +153,15 @@ def _measure(
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
         batch = fake_batch(fake, job, rows, length)
         steps = fake_step(job, learners, batch, _Run)
-        found = {name: _only_stored(one) for name, one in batch.stored.items()}
-        return found | {
+        measured = {name: _only_stored(given) for name, given in batch.stored.items()}
+        return measured | {
             name: run.result(projection, learners[name]) for name, run, projection in steps
         }
 
 
 def _only_stored(given: MicroLogits) -> _Measured:
     """A teacher of which nothing runs: its stored predictions are read."""
-    size = sum(one.nbytes for one in (given.values, given.ids) if one is not None)
+    size = sum(tensor.nbytes for tensor in (given.values, given.ids) if tensor is not None)
     return _Measured(0, 0, 0.0, 0, 0.0, 0.0, 0, 0, captured=size)
 
 
@@ -226,8 +226,9 @@ class Work(TorchDispatchMode):
     def __init__(self, kernel_flops: Mapping[Any, Callable[..., int]] | None = None) -> None:
         """kernel_flops: of operations that torch's counter does not know, by shapes."""
         super().__init__()
-        own = {**KERNELS, **(kernel_flops or {})}
-        self._flops_of = {**flop_registry, **{key: shape_wrapper(own[key]) for key in own}}
+        formulas = {**KERNELS, **(kernel_flops or {})}
+        wrapped = {kernel: shape_wrapper(formula) for kernel, formula in formulas.items()}
+        self._flops_of = {**flop_registry, **wrapped}
         self.flops = 0
         self.kernels = 0
         self.now = 0

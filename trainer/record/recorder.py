@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from data_pipeline import DEFAULT_VIEW
+from model import describe
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.evaluation.held_out import Scores
 from trainer.evaluation.setbacks import Setback
-from trainer.footprint.models_table import models_table
 from trainer.learners.learner import Learner
 from trainer.learners.state import JobState
 from trainer.record.display import Display
@@ -30,6 +31,28 @@ from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.scoring.scores import TASK_MEAN
 from trainer.step import StepResult
 from trainer.tracking import tracking
+
+
+def models_table(job: JobConfig) -> list[dict[str, Any]]:
+    """A table of the job's models for trackers: a row for each learner, the teachers first."""
+    rows = []
+    for name, config in job.learners.items():
+        size = describe(config.architecture, job.data.longest)
+        rows.append(
+            {
+                "learner": name,
+                "parameters": size.parameters,
+                "layers": config.model.layers,
+                "hidden_size": config.model.hidden_size,
+                "heads": config.model.heads,
+                "mflops_per_token": round(size.flops_per_token / 1e6, 3),
+                "objective": ", ".join(config.objective.terms()),
+                "zero_stage": config.zero_stage,
+                "precision": config.precision,
+            }
+        )
+    return rows
+
 
 _log = logging.getLogger(__name__)
 

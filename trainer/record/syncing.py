@@ -6,7 +6,7 @@ import logging
 
 from trainer.checkpoint import live_owner, newest_intact, published
 from trainer.errors import TrainingError
-from trainer.footprint.models_table import models_table
+from trainer.record.recorder import models_table
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
