@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +18,6 @@ from cluster.run_files import trains
 from cluster.sbatch_options import refuse_unknown
 from cluster.scheduler import cancel, expected_start, of_run, queued_jobs
 from cluster.script import TRAINING, Work, build
-from cluster.shell_lines import refuse_broken
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
 from cluster.status import is_array, read_array, read_one, read_runs, to_json
@@ -139,3 +140,20 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
     console.print(table(runs) if runs else f"no runs in {root}")
     if remark and list(root.glob("*/submissions")):
         console.print(Text(remark, style="dim"))
+
+
+def refuse_broken(cluster: ClusterConfig) -> None:
+    """Raise LaunchError for a command in `before`, `after` or `at_end` that bash cannot parse."""
+    for key in ("before", "after", "at_end"):
+        for number, line in enumerate(getattr(cluster, key), start=1):
+            if words := _complaint(line):
+                raise LaunchError(f"{key}[{number - 1}]: {line!r}: {words}")
+
+
+def _complaint(line: str) -> str:
+    """Bash's syntax error for a line; empty where there is none, or no bash."""
+    if not shutil.which("bash"):
+        return ""
+    read = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True, check=False)
+    told = read.stderr.strip().splitlines()[:1]
+    return "".join(told).removeprefix("bash: ").removeprefix("-c: ")

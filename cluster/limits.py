@@ -61,8 +61,10 @@ def _asked_for(cluster: ClusterConfig, partitions: Sequence[Partition]) -> list[
     """The partitions that the job may run in; for sbatch, the environment overrides the script."""
     names = os.environ.get("SBATCH_PARTITION") or cluster.sbatch.get("partition")
     if names is None:
-        return [one for one in partitions if one.get("Default") == "YES"]
-    return [one for one in partitions if one.get("PartitionName") in names.split(",")]
+        return [partition for partition in partitions if partition.get("Default") == "YES"]
+    return [
+        partition for partition in partitions if partition.get("PartitionName") in names.split(",")
+    ]
 
 
 def _refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
@@ -71,9 +73,9 @@ def _refusal(cluster: ClusterConfig, partition: Partition) -> str | None:
         return None
     name = partition["PartitionName"]
     least, most = cluster.node_counts[0], cluster.node_counts[-1]
-    there = int(partition["TotalNodes"])
-    if least > there:
-        return f"nodes: {cluster.nodes} requested, but partition {name} has {there}"
+    available = int(partition["TotalNodes"])
+    if least > available:
+        return f"nodes: {cluster.nodes} requested, but partition {name} has {available}"
     if "qos" in cluster.sbatch or "SBATCH_QOS" in os.environ:
         return None
     if partition["MaxNodes"].isdigit() and least > int(partition["MaxNodes"]):

@@ -77,9 +77,9 @@ def folder_fault(run: Path) -> str | None:
 
 def device_fault(gpus: int) -> str | None:
     """Why this node's GPUs cannot compute; None where they can."""
-    found = torch.cuda.device_count()
-    if found < gpus:
-        return f"{found} of {gpus} GPUs found"
+    count = torch.cuda.device_count()
+    if count < gpus:
+        return f"{count} of {gpus} GPUs found"
     for index in range(gpus):
         try:
             ones_NN = torch.ones(256, 256, device=f"cuda:{index}")
@@ -141,7 +141,7 @@ def connection_fault(ranks: Ranks, gpus: int) -> Fault | None:
 
 
 def reachability_fault(rank: int, present: list[str], reports: list[str]) -> Fault | None:
-    """What the nodes' addresses and the ranks that each of them missed say about this one.
+    """The fault of this rank, by the nodes' addresses and the ranks that each node missed.
 
     `present` has the address of each node, and `reports` the ranks that it could not reach.
     """
@@ -203,7 +203,7 @@ def _answers(address: str) -> bool:
 
 
 def _wait(store: dist.TCPStore, ranks: Ranks, word: str, deadline: float) -> list[str] | None:
-    """What every rank has said under a word; None where one has said nothing in time."""
+    """The answers of all ranks under a word; None where a rank has said nothing in time."""
     keys = [f"{word}/{rank}" for rank in range(ranks.world_size)]
     seconds = max(deadline - time.monotonic(), 0.1)
     try:

@@ -1,4 +1,4 @@
-"""What `tandem status` reads from a run folder while a job may be writing to it.
+"""Reading a run folder for `tandem status`, while a job may be writing to it.
 
 Torn or foreign lines and files are left out, so that they do not hide the rest.
 """
@@ -40,27 +40,35 @@ def newest_rows(file: Path) -> list[Row]:
 def damaged_files(run: Path) -> list[str]:
     """A line for each damaged file, saying what is missing from the status because of it."""
     results, metrics = run / "evaluation.json", run / "metrics.jsonl"
-    found = []
+    faults = []
     if results.exists() and not isinstance(json_object(results).get("step"), int):
-        found.append("evaluation.json is damaged; tandem train writes it again")
+        faults.append("evaluation.json is damaged; tandem train writes it again")
     *rows, last = _newest_content(metrics)
     if not (all(map(_numbers, rows)) and is_torn(last)):
-        found.append("metrics.jsonl is damaged; its other rows are shown")
+        faults.append("metrics.jsonl is damaged; its other rows are shown")
     records = (run / name for name in RECORDS)
     strange = (path.name for path in records if path.exists() and not path.is_file())
-    return found + [f"{name} is not a file; move it away" for name in strange]
+    return faults + [f"{name} is not a file; move it away" for name in strange]
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:
     """The batch script's events, oldest first; each has an ``event`` and a ``reason``."""
-    found = _objects(run / "slurm.jsonl")
-    return [{"reason": "", **one} for one in found if "event" in one and _fits(one, EVENT_TYPES)]
+    events = _objects(run / "slurm.jsonl")
+    return [
+        {"reason": "", **event}
+        for event in events
+        if "event" in event and _fits(event, EVENT_TYPES)
+    ]
 
 
 def alerts_of(run: Path) -> list[str]:
     """A line for each alert, oldest first."""
     alerts = _objects(run / "alerts.jsonl")
-    return [f"{one['title']}: {one['text']}" for one in alerts if {"title", "text"} <= one.keys()]
+    return [
+        f"{alert['title']}: {alert['text']}"
+        for alert in alerts
+        if {"title", "text"} <= alert.keys()
+    ]
 
 
 def slow_ranks(run: Path) -> list[str]:
@@ -108,9 +116,9 @@ def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
         for path in run.glob("checkpoints/step-*")
         if path.name[5:].isdigit()
     }
-    attempt, found = _found_checkpoints(run)
+    attempt, known = _found_checkpoints(run)
     for step in sorted(folders, reverse=True):
-        if step in found or _writer(folders[step]) >= attempt:
+        if step in known or _writer(folders[step]) >= attempt:
             return step, time.time() - folders[step].stat().st_mtime
     return None, None
 
@@ -145,7 +153,7 @@ def _newest_lines(file: Path) -> list[bytes]:
 
 
 def _newest_content(file: Path) -> list[bytes]:
-    """The same, and what follows the last of them: empty, or of a line that is being written."""
+    """The newest lines, and the rest behind them: empty, or a line that is being written."""
     if not file.is_file():
         return [b""]
     with file.open("rb") as stream:
@@ -163,10 +171,10 @@ def _objects(file: Path) -> list[dict[str, Any]]:
 
 def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = parse_json(text)
+        value = parse_json(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _fits(record: dict[str, Any], types: Mapping[str, Any]) -> bool:

@@ -11,8 +11,15 @@ from typing import Any
 
 from cluster.run_files import Row, failure_of, newest_checkpoint
 from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run, words
-from configs.processes import SILENT_SECONDS, is_alive, is_here
-from configs.runs import STOPPED, USUAL_ROWS, seconds_since, stall_timeout
+from configs.runs import (
+    SILENT_SECONDS,
+    STOPPED,
+    USUAL_ROWS,
+    is_alive,
+    is_here,
+    seconds_since,
+    stall_timeout,
+)
 
 # Twice what a new job waits for: the age of a heartbeat is measured by this machine's clock here,
 # and a network file system may answer from its cache.
@@ -41,7 +48,7 @@ STOPPED_ENDS = {"CANCELLED": "cancelled", "PREEMPTED": "preempted"}
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run."""
+    """The evidence of a run's state."""
 
     run: Path
     rows: Sequence[Row]  # the newest of metrics.jsonl
@@ -73,8 +80,8 @@ class Evidence:
         if not self.attempt.get("ended"):
             numbers.add(self.attempt.get("job") or None)
         jobs = self.jobs or []
-        own = [*of_run(jobs, self.run), *(job for job in jobs if job.number in numbers)]
-        present = [job for job in own if not self._has_ended(job)]
+        candidates = [*of_run(jobs, self.run), *(job for job in jobs if job.number in numbers)]
+        present = [job for job in candidates if not self._has_ended(job)]
         return min(present, key=lambda job: job.state == "PENDING", default=None)
 
     @property

@@ -86,11 +86,11 @@ def without_own(env: Mapping[str, str]) -> dict[str, str]:
     For sbatch, a ``SBATCH_*`` variable overrides the script's own line. Within a job, SLURM's
     variables describe that job, and sbatch would hand them on to the new one.
     """
-    own = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN_SBATCH}
-    own |= {"SBATCH_ARRAY_INX"}
+    removed = {f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN_SBATCH}
+    removed |= {"SBATCH_ARRAY_INX"}
     if "SLURM_JOB_ID" in env:
-        own |= {name for name in env if name.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
-    return {name: text for name, text in env.items() if name not in own - {"SLURM_CONF"}}
+        removed |= {name for name in env if name.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
+    return {name: text for name, text in env.items() if name not in removed - {"SLURM_CONF"}}
 
 
 def gpus_in_gres(gres: str) -> int:

@@ -85,7 +85,7 @@ def recorded_ends(ids: Sequence[str]) -> dict[str, str]:
 
     A job counts as out of memory where any of its steps was. Empty without accounting.
     """
-    known = [one for one in ids if JOB_ID.fullmatch(one)]  # not what a damaged file holds
+    known = [job_id for job_id in ids if JOB_ID.fullmatch(job_id)]  # not what a damaged file holds
     if not known or not shutil.which("sacct"):
         return {}
     try:
@@ -114,8 +114,8 @@ def expected_start(script: str) -> str | None:
         )
     except OSError:
         return None
-    found = re.search(r" to start at (\S+) ", done.stderr)
-    return found[1] if found else None
+    match = re.search(r" to start at (\S+) ", done.stderr)
+    return match[1] if match else None
 
 
 def cancel(ids: Sequence[str]) -> None:

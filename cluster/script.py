@@ -60,7 +60,7 @@ exit 69
 
 @dataclass(frozen=True)
 class Work:
-    """What a job does: the stages train, store and evaluate, one after another.
+    """The work of a job: the stages train, store and evaluate, one after another.
 
     Each is the command of that name, with the submitted config. An evaluation is started once, on
     one node; of the other stages each rank is a process.
@@ -306,8 +306,8 @@ def _yes(value: bool) -> str:
 
 
 def _refuse_own_names(cluster: ClusterConfig, text: str) -> None:
-    own = set(re.findall(r"(?:^|[ ;(])([a-z_]+)\+?=", text, re.MULTILINE))
-    for name in own & cluster.variables.keys():
+    names = set(re.findall(r"(?:^|[ ;(])([a-z_]+)\+?=", text, re.MULTILINE))
+    for name in names & cluster.variables.keys():
         raise LaunchError(f"variables.{name}: the script uses this name itself; choose another")
 
 

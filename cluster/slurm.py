@@ -77,7 +77,7 @@ def submit(
         _write_submission(job, text, config, source)
         for _ in range(length):
             ids.append(_hand_over(job, ids))
-            (job.submission / "jobs").write_text("".join(f"{one}\n" for one in ids))
+            (job.submission / "jobs").write_text("".join(f"{job_id}\n" for job_id in ids))
         _refuse_endless_wait(ids)
     except AnswerLost:
         raise
@@ -116,9 +116,9 @@ def _accepted_all_the_same(job: Job, script: str, before: Sequence[str], error: 
         except LaunchError:
             continue
         answered = True
-        for found in queue:
-            if found.script == script and found.array not in before:
-                return found.array
+        for queued in queue:
+            if queued.script == script and queued.array not in before:
+                return queued.array
     if answered:
         raise error
     raise AnswerLost(
@@ -129,11 +129,11 @@ def _accepted_all_the_same(job: Job, script: str, before: Sequence[str], error: 
 
 def _refuse_endless_wait(ids: Sequence[str]) -> None:
     """Raise LaunchError for a job that SLURM accepted but will never start."""
-    for found in queued_jobs() or []:
-        if found.array in ids and found.reason in NEVER_PASSES:
+    for queued in queued_jobs() or []:
+        if queued.array in ids and queued.reason in NEVER_PASSES:
             raise LaunchError(
-                f"job {found.array} would never start: {NEVER_PASSES[found.reason]} "
-                f"({found.reason}); it was cancelled"
+                f"job {queued.array} would never start: {NEVER_PASSES[queued.reason]} "
+                f"({queued.reason}); it was cancelled"
             )
 
 
@@ -201,16 +201,16 @@ def _with_own_plugins(config: str, submission: Path) -> str:
     """
     root = yaml.compose(config)
     entries = root.value if isinstance(root, yaml.MappingNode) else []
-    found = [value for key, value in entries if key.value == "plugins"]
-    if not found or not found[0].value:
+    lists = [value for key, value in entries if key.value == "plugins"]
+    if not lists or not lists[0].value:
         return config
     copies = []
-    for number, path in enumerate((one.value for one in found[0].value), 1):
+    for number, path in enumerate((item.value for item in lists[0].value), 1):
         copy = submission / "plugins" / str(number) / Path(path).name
         copy.parent.mkdir(parents=True)
         shutil.copyfile(path, copy)
         copies.append(str(copy))
-    first, last = found[0].start_mark.index, found[0].end_mark.index
+    first, last = lists[0].start_mark.index, lists[0].end_mark.index
     return f"{config[:first]} {json.dumps(copies, ensure_ascii=False)}\n{config[last:]}"
 
 

@@ -202,8 +202,8 @@ def _own_view(run: Path, jobs: Sequence[QueuedJob] | None) -> Sequence[QueuedJob
 def _jobs_to_come(array: Path, jobs: Sequence[QueuedJob] | None) -> list[QueuedJob] | None:
     """The tasks of an array that are pending, or whose run has not begun."""
     indices = _seeds_to_come(array)
-    own = of_run(jobs or [], array)
-    coming = [job for job in own if job.state == "PENDING" or job.index in indices]
+    of_array = of_run(jobs or [], array)
+    coming = [job for job in of_array if job.state == "PENDING" or job.index in indices]
     return None if jobs is None else coming
 
 
@@ -285,7 +285,7 @@ def _newest(rows: Sequence[Row], key: str) -> float | None:
 
 
 def _losses(rows: Sequence[Row], of: str) -> dict[str, float]:
-    """Each learner's newest training loss, or one term of it, the teacher first."""
+    """The newest training loss of each learner, or a term of it, the teacher first."""
     newest: dict[str, float] = {}
     for row in rows:
         for key, loss in row.items():

@@ -78,7 +78,7 @@ def _remarks(run: RunStatus) -> list[str]:
 
 
 def _counted(reasons: Sequence[str]) -> str:
-    """Each reason once, with its count: "the time limit (8 times); preempted"."""
+    """The reasons, once each, with their counts: "the time limit (8 times); preempted"."""
     counts = Counter(reason or "no reason given" for reason in reasons)
     return "; ".join(
         reason if count == 1 else f"{reason} ({count} times)" for reason, count in counts.items()

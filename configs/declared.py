@@ -29,12 +29,12 @@ class Declared:
     @property
     def doc(self) -> str:
         """The meaning of the key; empty if the field has no `Doc`."""
-        return next((one.text for one in notes_within(self.hint) if isinstance(one, Doc)), "")
+        return next((note.text for note in notes_within(self.hint) if isinstance(note, Doc)), "")
 
     @property
     def unit(self) -> str:
         """The unit of its numbers; empty if the field has no `Unit`."""
-        return next((one.name for one in notes_within(self.hint) if isinstance(one, Unit)), "")
+        return next((note.name for note in notes_within(self.hint) if isinstance(note, Unit)), "")
 
 
 def declared(schema: Any) -> list[Declared]:
@@ -67,11 +67,11 @@ def notes_within(hint: Any) -> Iterator[Any]:
 
 def sections_within(hint: Any) -> list[tuple[str, Any]]:
     """The dataclasses of a key, each with its suffix in a dotted key: "", "[]" or ".NAME"."""
-    found = []
+    sections = []
     for option in options_of(split(hint)[0]):
         kind = split(option)[0]
         mark = {list: "[]", dict: ".NAME"}.get(typing.get_origin(kind), "")
         inner = split(typing.get_args(kind)[-1])[0] if mark else kind
         if dataclasses.is_dataclass(inner):
-            found.append((mark, inner))
-    return found
+            sections.append((mark, inner))
+    return sections

@@ -52,7 +52,7 @@ class DeviceConfig(Section):
 
     @property
     def unit(self) -> str:
-        """What it is called."""
+        """The word for it: CPU or GPU."""
         return "CPU" if self.is_cpu else "GPU"
 
     def flops(self, precision: str) -> float:

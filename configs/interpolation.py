@@ -137,7 +137,7 @@ def _changed(
     notes: the metadata of the text's type, `hint`, and of the containers that it is in.
     """
     kind, more = split(hint)
-    notes = (*notes, *more, *(note for one in options_of(kind) for note in split(one)[1]))
+    notes = (*notes, *more, *(note for option in options_of(kind) for note in split(option)[1]))
     if isinstance(value, str):
         return change(value, (*notes, VERBATIM) if kind is Any else notes, keys)
     if isinstance(value, list):

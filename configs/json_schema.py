@@ -38,11 +38,11 @@ def json_schema(kind: str, root: Any, names: Mapping[str, Collection[str]]) -> S
     `names` has the names of the shipped files by kind, which a section or a ``base`` may use.
     """
     definitions = _Definitions(names)
-    whole = definitions.section(root, kind)
+    root_schema = definitions.section(root, kind)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"{kind} config",
-        **whole,
+        **root_schema,
         "$defs": definitions.made,
     }
 
@@ -61,7 +61,7 @@ class _Definitions:
         Where a dataclass comes in kinds, that of any of them.
         """
         if kinds := kinds_of(schema):
-            return {"anyOf": [self._reference(one, kind) for one in kinds.values()]}
+            return {"anyOf": [self._reference(option, kind) for option in kinds.values()]}
         keys = declared(schema)
         properties = {key.name: self._property(key) for key in keys}
         required = [key.name for key in keys if key.is_required]
@@ -89,17 +89,17 @@ class _Definitions:
     def _value(self, hint: Any, each: tuple[Rule, ...], kind: str) -> Schema:
         """The schema of a type; `each` are the rules for the scalars in it."""
         inner, notes = split(hint)
-        each = (*each, *rules_in(notes, whole=False))
+        each = (*each, *rules_in(notes, of_container=False))
         options = options_of(inner)
         if len(options) > 1:
-            return {"anyOf": [self._value(one, each, kind) for one in options]}
+            return {"anyOf": [self._value(option, each, kind) for option in options]}
         if inner is type(None):
             return dict(_NULL)
         if dataclasses.is_dataclass(inner):
             return {"anyOf": [self._reference(inner, kind), self._file(kind), _NULL]}
-        whole = rules_in(notes, whole=True)
+        of_container = rules_in(notes, of_container=True)
         if typing.get_origin(inner) in (list, dict):
-            container = self._container(inner, each, kind) | _keywords(whole)
+            container = self._container(inner, each, kind) | _keywords(of_container)
             return {"anyOf": [container, _INTERPOLATED, _NULL]}
         return _SCALARS[inner] | _keywords(each)
 
@@ -113,7 +113,7 @@ class _Definitions:
     def _reference(self, schema: Any, kind: str) -> Schema:
         key = (schema, kind if kind in self._names else "")
         if key not in self._keys:
-            same = sum(schema.__name__ == one.__name__ for one, _ in self._keys)
+            same = sum(schema.__name__ == known.__name__ for known, _ in self._keys)
             self._keys[key] = name = schema.__name__ + (str(same + 1) if same else "")
             self.made[name] = {}  # reserves its place before its own sections
             self.made[name] = self.section(schema, kind)
@@ -134,5 +134,5 @@ def _names_of(hint: Any) -> Schema:
     kind, notes = split(hint)
     if kind is int:
         return {"propertyNames": {"pattern": "^-?[0-9]+$"}}
-    rules = _keywords(rules_in(notes, whole=False))
+    rules = _keywords(rules_in(notes, of_container=False))
     return {"propertyNames": rules} if rules else {}

@@ -72,7 +72,7 @@ def load(name: str, schema: type[T], kind: str, overrides: Sequence[str] = ()) -
 
 
 def load_text(text: str, schema: type[T], kind: str, overrides: Sequence[str], source: str) -> T:
-    """As `load`, for a config given as text; `source` names its origin in messages."""
+    """Load a config given as text, as `load` does; `source` names its origin in messages."""
     place = _Place(source, kind)
     return _loaded(_with_base(_tree(text, source), schema, place), schema, overrides, place)
 
@@ -298,7 +298,7 @@ def _escaped(character: re.Match[str]) -> str:
 
 
 def assigned(assignments: Sequence[str]) -> dict[str, Any]:
-    """What all these ``key=value`` set together, as sections of strings and lists.
+    """The keys that these ``key=value`` set together, as sections of strings and lists.
 
     Raises ConfigError for one that is not in this form.
     """

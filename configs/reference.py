@@ -44,41 +44,43 @@ class _Page:
     def kind(self, kind: str) -> Iterator[str]:
         """A kind of file, and its sections that are not kinds of files themselves."""
         root = self._kinds[kind]
-        found = list(self._walk(root, ""))
-        for path, schema in found:
+        sections = list(self._walk(root, ""))
+        for path, schema in sections:
             self._titles.setdefault(schema, f"{kind}: {path}")
         yield f"## {self._titles[root]}"
         yield f"Files in `configs/{kind}/`; their schema is `configs/schema/{kind}.json`."
         yield from self._keys(root)
-        for schema in dict.fromkeys(schema for _, schema in found):
+        for schema in dict.fromkeys(schema for _, schema in sections):
             if schema in self._kinds.values():
                 continue
             yield f"### {self._titles[schema]}"
-            _, *others = dict.fromkeys(f"`{path}`" for path, one in found if one is schema)
+            _, *others = dict.fromkeys(
+                f"`{path}`" for path, section in sections if section is schema
+            )
             if others:
                 yield f"Also {', '.join(others)}."
             yield from self._keys(schema)
 
     def _walk(self, schema: Any, path: str) -> Iterator[tuple[str, Any]]:
         """The sections below a section, each by its dotted key, in depth-first order."""
-        keys = (key for one in kinds_of(schema).values() or [schema] for key in declared(one))
+        keys = (key for option in kinds_of(schema).values() or [schema] for key in declared(option))
         for key in keys:
             for mark, inner in sections_within(key.hint):
-                own = f"{path}.{key.name}{mark}".removeprefix(".")
-                yield own, inner
+                below = f"{path}.{key.name}{mark}".removeprefix(".")
+                yield below, inner
                 if inner not in self._kinds.values():
-                    yield from self._walk(inner, own)
+                    yield from self._walk(inner, below)
 
     def _keys(self, schema: Any) -> Iterator[str]:
-        """What a section means, and its keys; those of each kind where it comes in kinds."""
+        """The meaning of a section, and its keys; those of each kind where it comes in kinds."""
         kinds = kinds_of(schema)
         yield from explanation(schema)
         if not kinds:
             yield self._table(schema)
-        for name, one in kinds.items():
+        for name, option in kinds.items():
             yield f"#### {self._titles[schema].removesuffix(': every key')}, kind: {name}"
-            yield from explanation(one)
-            yield self._table(one)
+            yield from explanation(option)
+            yield self._table(option)
 
     def _table(self, schema: Any) -> str:
         rows = [_TITLES, ["---"] * len(_TITLES), *map(self._row, declared(schema))]
@@ -86,7 +88,7 @@ class _Page:
 
     def _row(self, key: Declared) -> list[str]:
         allowed = "; ".join(dict.fromkeys(_allowed(key.hint)))
-        meaning = key.doc or " ".join(purpose(one) for _, one in sections_within(key.hint))
+        meaning = key.doc or " ".join(purpose(section) for _, section in sections_within(key.hint))
         cells = [f"`{key.name}`", self._type(key.hint), _default(key), key.unit, allowed, meaning]
         return [cell.replace("|", "\\|") for cell in cells]
 

@@ -129,7 +129,7 @@ class OneOf(Rule):
 
     @property
     def words(self) -> str:
-        return f"one of {', '.join(str(one) or repr(one) for one in self.choices)}"
+        return f"one of {', '.join(str(choice) or repr(choice) for choice in self.choices)}"
 
     def allows(self, value: Any) -> bool:
         return not isinstance(value, bool) and value in self.choices
@@ -239,7 +239,7 @@ class Ascending(Rule):
         return f"in the order of {self.by}, each once" if self.by else "in ascending order"
 
     def allows(self, value: Any) -> bool:
-        numbers = [getattr(one, self.by) for one in value] if self.by else value
+        numbers = [getattr(item, self.by) for item in value] if self.by else value
         return all(first < second for first, second in pairwise(numbers))
 
     def refusal(self, value: Any) -> str:

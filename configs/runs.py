@@ -1,8 +1,13 @@
-"""What the processes of a run and the commands about it agree on."""
+"""The files, names and codes on which a run's processes and the commands about it agree.
+
+A record of an attempt names its process and its machine, so that others can tell whether it is
+still alive. A process id alone does not tell: it is used again, and every container counts from 1.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,12 +69,12 @@ class _Remark:
 
 
 def remarks_in(file: Path) -> list[str]:
-    """What a file such as ``setbacks.json`` says, a line for each entry; none if it is unreadable.
+    """The remarks in a file such as ``setbacks.json``, a line each; none if it is unreadable.
 
     Whoever shows a run shows these beside it, and must not fail for want of them.
     """
     try:
-        return [" ".join(from_json(one, _Remark, file).says.split()) for one in read_json(file)]
+        return [" ".join(from_json(entry, _Remark, file).says.split()) for entry in read_json(file)]
     except (OSError, TypeError, ConfigError):
         return []
 
@@ -86,3 +91,42 @@ def has_ended(results: Mapping[str, Any], steps: int, hours: float | None) -> bo
     spent = seconds if isinstance(seconds, int | float) else 0.0
     all_done = results.get("all_done") is True
     return all_done or step >= steps or (hours is not None and spent >= hours * 3600)
+
+
+HEARTBEAT_SECONDS = 5.0  # after which rank 0 touches its attempt's record again
+SILENT_SECONDS = 30.0  # without a heartbeat, after which rank 0 is dead or cut off
+
+
+def machine() -> str:
+    """The id of this boot and this process namespace, which a container has its own of.
+
+    Empty where the system does not say.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def started(process: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if it has ended (proc(5): stat).
+
+    The times of ``/proc/PID`` itself do not tell: Linux sets them whenever it makes that folder
+    anew, which it forgets when memory is short.
+    """
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if stat[0] in "ZX" else int(stat[19])
+
+
+def is_here(named: str) -> bool:
+    """Whether this is the `machine` that a record names; no machine is where it names none."""
+    return bool(named) and named == machine()
+
+
+def is_alive(process: int, start: int) -> bool:
+    """Whether the process of this machine that `started` then is still in its process table."""
+    return start != 0 and started(process) == start

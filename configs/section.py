@@ -34,7 +34,7 @@ class Section:
         yield from ()
 
     def changed(self, *keys: str) -> Iterator[str]:
-        """Those of `keys` whose values differ from their defaults.
+        """The `keys` whose values differ from their defaults.
 
         For `conflicts`: a key that has no effect is refused only where it was set to something.
         """
@@ -92,9 +92,9 @@ def split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return kind, tuple(notes)
 
 
-def rules_in(notes: tuple[Any, ...], whole: bool) -> tuple[Rule, ...]:
+def rules_in(notes: tuple[Any, ...], of_container: bool) -> tuple[Rule, ...]:
     """The rules for the container as a whole, or the rules for each value in it."""
-    return tuple(note for note in notes if isinstance(note, Rule) and note.whole == whole)
+    return tuple(note for note in notes if isinstance(note, Rule) and note.whole == of_container)
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class _Form:
 def _forms(hint: Any) -> tuple[_Form, ...]:
     """The forms of a type, or of each member of a union but None."""
     kind, notes = split(hint)
-    found = []
+    forms = []
     for option in options_of(kind):
         if option is not type(None):
-            own, more = split(option)
-            rules = [rules_in((*notes, *more), whole=whole) for whole in (False, True)]
-            found.append(_Form(own, *rules))
-    return tuple(found)
+            bare, more = split(option)
+            rules = [rules_in((*notes, *more), of_container) for of_container in (False, True)]
+            forms.append(_Form(bare, *rules))
+    return tuple(forms)
 
 
 @functools.cache
@@ -160,17 +160,17 @@ def _broken_inside(
     value: Sequence[Any] | Mapping[Any, Any], form: _Form, each: tuple[Rule, ...], key: str
 ) -> Iterator[Refusal]:
     if not isinstance(value, Mapping):
-        for number, one in enumerate(value):
-            yield from _broken(one, form.inner, each, f"{key}[{number}]")
+        for number, item in enumerate(value):
+            yield from _broken(item, form.inner, each, f"{key}[{number}]")
         return
-    for name, one in value.items():
+    for name, item in value.items():
         for forms in form.keys:
             yield from ((key, f"a key {why}") for _, why in _broken(name, forms, (), key))
-        yield from _broken(one, form.inner, each, inside(key, name))
+        yield from _broken(item, form.inner, each, inside(key, name))
 
 
 def _form_of(value: Any, forms: tuple[_Form, ...]) -> _Form:
-    """The one that the value has (mapping, list or scalar)."""
+    """The form that the value has (mapping, list or scalar)."""
     if len(forms) == 1:
         return forms[0]
-    return next((one for one in forms if has_form(value, one.kind)), forms[0])
+    return next((form for form in forms if has_form(value, form.kind)), forms[0])

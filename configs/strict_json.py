@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
 
 
 def from_json(tree: Any, schema: type[T], source: str | Path) -> T:
-    """What a program of ours has written as JSON, checked against a dataclass as YAML is.
+    """The JSON that a program of ours has written, checked against a dataclass as YAML is.
 
     Keys that the dataclass does not have are left out: another version may write more. Raises
     ConfigError, ``source: key: why``.
@@ -66,22 +66,22 @@ def from_json(tree: Any, schema: type[T], source: str | Path) -> T:
 def _known(value: Any, hint: Any) -> Any:
     """The value without the keys that its dataclass does not have."""
     options = options_of(hint)
-    section = next((one for one in options if dataclasses.is_dataclass(one)), None)
+    section = next((option for option in options if dataclasses.is_dataclass(option)), None)
     if section is not None and isinstance(value, Mapping):
         hints = hints_of(typing.cast(Any, section))
         return {key: _known(value[key], hints[key]) for key in value if key in hints}
-    inner = next((args[-1] for one in options if (args := typing.get_args(one))), Any)
+    inner = next((args[-1] for option in options if (args := typing.get_args(option))), Any)
     if isinstance(value, Mapping):
-        return {key: _known(one, inner) for key, one in value.items()}
-    return [_known(one, inner) for one in value] if isinstance(value, list) else value
+        return {key: _known(item, inner) for key, item in value.items()}
+    return [_known(item, inner) for item in value] if isinstance(value, list) else value
 
 
 def finite(value: Any) -> Any:
     """Plain data with null in place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -91,7 +91,7 @@ class StudyConfig(Section):
 
     def conflicts(self) -> Iterator[Refusal]:
         known = self._rows()
-        of_learners = {row for one in self.arms.values() for row in one.rows}
+        of_learners = {row for arm in self.arms.values() for row in arm.rows}
         for row, other in self.against.items():
             if row not in of_learners.union(known):
                 yield f"against.{row}", "is no row of the table"
@@ -107,4 +107,4 @@ class StudyConfig(Section):
     def _rows(self) -> dict[str, tuple[str, str]]:
         """Arm and name of every row of the table, by what `against` calls it."""
         arms = self.arms.items()
-        return {f"{arm}.{row}": (arm, row) for arm, one in arms for row in one.rows}
+        return {f"{arm}.{row}": (arm, row) for arm, learners in arms for row in learners.rows}

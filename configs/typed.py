@@ -71,7 +71,7 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
 
 def _unknown(key: Any, kinds: Mapping[str, Any], fields: Sequence[str]) -> str:
     """Why a key that is none of the `fields` is refused; other `kinds` may have it."""
-    others = [name for name, one in kinds.items() if key in one.__dataclass_fields__]
+    others = [name for name, schema in kinds.items() if key in schema.__dataclass_fields__]
     if others:
         return f"is for kind: {', '.join(others)}; remove it"
     return f"unknown key{nearest(str(key), fields)}"
@@ -80,24 +80,24 @@ def _unknown(key: Any, kinds: Mapping[str, Any], fields: Sequence[str]) -> str:
 def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:
     """The dataclass that the tree is for, where `schema` comes in kinds."""
     kinds = kinds_of(schema)
-    found: type[T] = chosen(schema, tree)
-    if kinds and found is schema:
+    kind: type[T] = chosen(schema, tree)
+    if kinds and kind is schema:
         name = tree[KIND]
         wanted = nearest(name, list(kinds)) if isinstance(name, str) else ""
         raise ConfigError(
             f"{inside(path, KIND)}: must be one of {', '.join(kinds)}, not {shown(name)}{wanted}"
         )
-    return found
+    return kind
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
     """Convert a value of the tree to the type `hint` of its field."""
-    options = [one for one in options_of(hint) if one is not type(None)]
+    options = [option for option in options_of(hint) if option is not type(None)]
     if value == UNSET and isinstance(value, str):
         raise ConfigError(f"{path}: must be set; {UNSET} is a placeholder")
     if value is None:
         return _nothing(hint, options, path)
-    option = next((one for one in options if has_form(value, one)), options[0])
+    option = next((option for option in options if has_form(value, option)), options[0])
     origin = typing.get_origin(option)
     if origin in _LISTS:
         return _list(value, typing.get_args(option)[0], path)
@@ -130,19 +130,19 @@ def has_form(value: Any, option: Any) -> bool:
 def _list(value: Any, inner: Any, path: str) -> list[Any]:
     if not isinstance(value, list):
         raise ConfigError(f"{path}: expected a list, not {shown(value)}")
-    return [convert(one, inner, f"{path}[{number}]") for number, one in enumerate(value)]
+    return [convert(item, inner, f"{path}[{number}]") for number, item in enumerate(value)]
 
 
 def _mapping(value: Any, of_keys: Any, inner: Any, path: str) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}: expected keys and values, not {shown(value)}")
     converted: dict[Any, Any] = {}
-    for key, one in value.items():
+    for key, item in value.items():
         word = Plain(key) if isinstance(key, str) else key
-        own = convert(word, of_keys, f"{path}: key {shown(word)}")
-        if own in converted:
-            raise ConfigError(f"{path}: {own} appears twice")
-        converted[own] = convert(one, inner, inside(path, key))
+        converted_key = convert(word, of_keys, f"{path}: key {shown(word)}")
+        if converted_key in converted:
+            raise ConfigError(f"{path}: {converted_key} appears twice")
+        converted[converted_key] = convert(item, inner, inside(path, key))
     return converted
 
 
@@ -196,9 +196,9 @@ def _is_control(character: str) -> bool:
 def _anything(value: Any, path: str) -> Any:
     """A subtree for another schema: numbers, booleans and strings are recognised by their form."""
     if isinstance(value, Mapping):
-        return {str(key): _anything(one, path) for key, one in value.items()}
+        return {str(key): _anything(item, path) for key, item in value.items()}
     if isinstance(value, list):
-        return [_anything(one, path) for one in value]
+        return [_anything(item, path) for item in value]
     if not isinstance(value, Plain):
         return value
     if _WHOLE.fullmatch(value):
@@ -244,7 +244,7 @@ def nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def nearest_of_all(name: str, candidates: Sequence[str]) -> str:
-    """As `nearest`, and all of the `candidates` behind a suggestion."""
+    """The message of `nearest`, and all of the `candidates` behind a suggestion."""
     guess = nearest(name, candidates)
     listed = f" There are: {', '.join(candidates)}"
     return f"{guess}{'' if guess.startswith('; there are') or not candidates else listed}"

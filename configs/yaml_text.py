@@ -39,10 +39,10 @@ class _Loader(_Base):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """A dict with string keys."""
-        own = [key for key, _ in node.value if key.tag != _MERGE]
+        keys = [key for key, _ in node.value if key.tag != _MERGE]
         self.flatten_mapping(node)
         seen = set()
-        for key in own:
+        for key in keys:
             if not isinstance(key, yaml.ScalarNode) or key.tag == _NULL:
                 raise yaml.YAMLError(f"a key must be a word{_line(key)}")
             if key.value in seen:

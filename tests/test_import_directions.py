@@ -17,7 +17,7 @@ ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
         "errors yaml_text kinds typed strict_json rules section declared json_schema reference "
-        "interpolation loading devices studies suites plan_facts runs processes durations progress"
+        "interpolation loading devices studies suites plan_facts runs durations progress"
     ),
     "data_pipeline": (
         "errors hashing remote text task_files shards tokenization packing masking config order "
@@ -118,16 +118,15 @@ ROOMS = {
         "passes fine_tuned predictor texts embedding tags choices spans vectors translations "
         "predicting rankings"
     ),
-    "trainer/augmentation": "masked_words input_vectors table_file augmenting replacing perturbing",
+    "trainer/augmentation": "masked_words table_file augmenting replacing perturbing",
     "trainer/suites": "results comparison",
-    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table "
-    "example_maps page",
+    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table page",
     "trainer/record": "gauges display recorder syncing",
     "trainer/stored_logits": "shard manifest reading",
     "trainer/lifecycle": "continuity stored_teacher start saving skips forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
-        "shell_lines local preflight run_state status status_table planning commands"
+        "local preflight run_state status status_table planning commands"
     ),
     "cluster/planning": "machine failures memory plan text",
     "commands": (

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from configs.processes import machine, started
+from configs.runs import machine, started
 
 ELSEWHERE = "another boot pid:[1]"  # the machine of a record
 

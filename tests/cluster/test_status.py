@@ -12,7 +12,7 @@ from cluster import LaunchError, commands
 from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob
 from cluster.status import read_array, read_run, read_runs, to_json
-from configs.processes import started
+from configs.runs import started
 from tests.cluster.folders import ELSEWHERE, Folder
 
 

@@ -44,7 +44,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What was found in the model in `folder`, on `examples` as named by the user.
+    """The findings about the model in `folder`, on `examples` as named by the user.
 
     way: how heads were disabled. scored: what the scores are of, in words.
     """
@@ -88,13 +88,13 @@ def analyze(model: Model, folder: Path, named: str, examples: Examples, way: str
 
 
 def with_pruned(
-    found: Analysis, model: Model, examples: Examples, count: int, part: Path, out: Path
+    analysis: Analysis, model: Model, examples: Examples, count: int, part: Path, out: Path
 ) -> Analysis:
     """The analysis with the `count` worst heads pruned: written to `part`, and scored from there.
 
     `model` loses the heads. The caller moves the files to `out`, which the analysis names.
     """
-    heads, source = found.effects.worst(count), Path(found.folder)
+    heads, source = analysis.effects.worst(count), Path(analysis.folder)
     device = next(model.parameters()).device
     prune(model, heads)
     title = f"{source.resolve().name} without {count} attention heads"
@@ -105,25 +105,27 @@ def with_pruned(
     scores = examples.score(from_pretrained(part).to(device))
     if (source / FILE).exists():
         write_facts(part, {name: _facts(source, name, scores) for name in model.config.task_heads})
-    return dataclasses.replace(found, pruned=Pruned(heads, out, scores))
+    return dataclasses.replace(analysis, pruned=Pruned(heads, out, scores))
 
 
 def _facts(source: Path, head: str, scores: Mapping[str, float]) -> TaskFacts:
-    """What the folder says of a head, with its part of these scores."""
-    own = {column: score for column, score in scores.items() if column.startswith(f"{head}_")}
-    return dataclasses.replace(TaskFacts.read(source, head), scores=own)
+    """The facts of the folder about a head, with its part of these scores."""
+    head_scores = {
+        column: score for column, score in scores.items() if column.startswith(f"{head}_")
+    }
+    return dataclasses.replace(TaskFacts.read(source, head), scores=head_scores)
 
 
-def to_json(found: Analysis) -> dict[str, Any]:
+def to_json(analysis: Analysis) -> dict[str, Any]:
     """Everything, as ``analysis.json`` holds it; layers and heads count from 1."""
-    effects, patterns = found.effects, found.patterns
-    pruned, linguistic = found.pruned, found.linguistic
+    effects, patterns = analysis.effects, analysis.patterns
+    pruned, linguistic = analysis.pruned, analysis.linguistic
     return {
-        "model": found.folder,
-        "examples": found.examples,
-        "scored": found.scored,
+        "model": analysis.folder,
+        "examples": analysis.examples,
+        "scored": analysis.scored,
         "metric": effects.column.name,
-        "columns": [dataclasses.asdict(column) for column in found.columns],
+        "columns": [dataclasses.asdict(column) for column in analysis.columns],
         "scores": dict(effects.whole),
         "patterns": {
             "sequences": patterns.sequences,
@@ -136,9 +138,9 @@ def to_json(found: Analysis) -> dict[str, Any]:
             ],
         },
         "disabled": {
-            "way": found.way,
-            "heads": [_effect(effects, one) for one in effects.single],
-            "layers": [_effect(effects, one, whole=True) for one in effects.all_heads],
+            "way": analysis.way,
+            "heads": [_effect(effects, effect) for effect in effects.single],
+            "layers": [_effect(effects, effect, of_layer=True) for effect in effects.all_heads],
         },
         "linguistic": None if linguistic is None else _linguistic(linguistic),
         "pruned": None
@@ -152,14 +154,14 @@ def to_json(found: Analysis) -> dict[str, Any]:
     }
 
 
-def _linguistic(found: LinguisticAttention) -> dict[str, Any]:
+def _linguistic(linguistic: LinguisticAttention) -> dict[str, Any]:
     """The attention of every head, [layers][heads], to each kind that there is."""
     attention = {
         kind: {"sentences": count, "heads": means.tolist()}
-        for kind, count, means in zip(KINDS, found.counts, found.means, strict=True)
+        for kind, count, means in zip(KINDS, linguistic.counts, linguistic.means, strict=True)
         if count
     }
-    return {"file": found.file, "sentences": found.sentences, "attention": attention}
+    return {"file": linguistic.file, "sentences": linguistic.sentences, "attention": attention}
 
 
 def _layer(number: int, shares: Tensor, excess: Tensor) -> dict[str, Any]:
@@ -169,17 +171,19 @@ def _layer(number: int, shares: Tensor, excess: Tensor) -> dict[str, Any]:
         "heads": [
             {
                 "head": head,
-                "shares": _named(PATTERNS, own),
+                "shares": _named(PATTERNS, its_shares),
                 "excess": _named(KEY_SETS, its_excess),
             }
-            for head, (own, its_excess) in enumerate(zip(shares, excess, strict=True), start=1)
+            for head, (its_shares, its_excess) in enumerate(
+                zip(shares, excess, strict=True), start=1
+            )
         ],
     }
 
 
-def _effect(effects: Effects, effect: Effect, whole: bool = False) -> dict[str, Any]:
+def _effect(effects: Effects, effect: Effect, of_layer: bool = False) -> dict[str, Any]:
     place = _place(effects, effect.heads[0])
-    if whole:
+    if of_layer:
         del place["head"]
     return {**place, "scores": dict(effect.scores), "change": effects.change(effect.scores)}
 

@@ -1,4 +1,4 @@
-"""What each attention head is worth: the change of the scores without it, and without the worst."""
+"""The worth of each attention head: the change of the scores without it, and without the worst."""
 
 from __future__ import annotations
 
@@ -69,5 +69,8 @@ def effects_of_heads(model: Model, score: Scorer, column: Column, way: str) -> E
         score(model),
         [without([head]) for heads in sets for head in heads],
         [without(heads) for heads in sets],
-        [[n for n, unit in enumerate(units, start=1) if unit == one] for one in range(len(sets))],
+        [
+            [n for n, unit in enumerate(units, start=1) if unit == number]
+            for number in range(len(sets))
+        ],
     )

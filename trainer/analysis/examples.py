@@ -1,4 +1,4 @@
-"""What a model is analysed on: text, with fixed masks, or the validation examples of a task."""
+"""Examples for an analysis: text with fixed masks, or the validation examples of a task."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LENGTH = 128  # of a sequence of text, in tokens, where the model reads that man
 
 
 class Examples(ABC):
-    """What a model reads while it is analysed.
+    """The examples that a model reads while it is analysed.
 
     column: the score by which heads are ranked. columns: all scores. scored: what they are of, in
     words.
@@ -135,8 +135,8 @@ class TaskExamples(Examples):
         for first in range(0, len(self._looked_at), self._job.batch.micro_batch):
             numbers = self._looked_at[first : first + self._job.batch.micro_batch]
             batch = self._split.batch(numbers, np.zeros_like(numbers))
-            for one in to_micro_batches(batch, len(numbers), self._device):
-                yield one.view(self._job.teacher.view)
+            for micro in to_micro_batches(batch, len(numbers), self._device):
+                yield micro.view(self._job.teacher.view)
 
     def score(self, model: Model) -> dict[str, float]:
         return self._scored.score(model, self._scored.metrics)
@@ -172,7 +172,8 @@ def delimiters(folder: Path, model: Model) -> NDArray[np.bool_]:
 def _is_punctuation(text: str) -> bool:
     """Whether a token has nothing but punctuation, ASCII's symbols included, as BERT's words."""
     return bool(text) and all(
-        one in string.punctuation or unicodedata.category(one).startswith("P") for one in text
+        character in string.punctuation or unicodedata.category(character).startswith("P")
+        for character in text
     )
 
 

@@ -46,7 +46,7 @@ KINDS = (*RECEIVED, *(f"{CLS} to {name}" for name in RECEIVED), *PAIRS)
 
 @dataclass(frozen=True)
 class LinguisticAttention:
-    """What the heads attend to in the parsed sentences of `file`.
+    """The attention of the heads in the parsed sentences of `file`.
 
     means: float64 [kinds, layers, heads], for each of `KINDS`. counts: the sentences, of
     `sentences`, that have each; the means of a kind that none has are 0.
@@ -114,7 +114,7 @@ def read_sentences(model: Model, folder: Path, file: str, limit: int) -> list[Pa
     encoder = TextEncoder(folder, longest)
     require_own_tokenizer(folder, encoder.vocabulary, model.config)
     sentences = (ParsedSentence.of(words, encoder) for _, words in read_parsed(file))
-    fitting = [*islice((one for one in sentences if len(one.ids) <= longest), limit)]
+    fitting = [*islice((sentence for sentence in sentences if len(sentence.ids) <= longest), limit)]
     if not fitting:
         raise DataError(f"{file}: every sentence has more than {longest} tokens")
     return fitting
@@ -124,7 +124,7 @@ def read_sentences(model: Model, folder: Path, file: str, limit: int) -> list[Pa
 def linguistic_attention(
     model: Model, sentences: Sequence[ParsedSentence], file: str
 ) -> LinguisticAttention:
-    """What the heads of every layer attend to in the sentences, read from `file`."""
+    """The attention of every layer's heads in the sentences, which were read from `file`."""
     config = model.config
     numbers = tuple(range(1, config.layers + 1))
     capture = Capture(attention=numbers, last_hidden_state=True)
@@ -161,15 +161,15 @@ def _batches(
     """Padded batches with their features [F, B, L] and pairs [P, B, L, L]."""
     for first in range(0, len(sentences), ROWS):
         some = sentences[first : first + ROWS]
-        length = max(len(one.ids) for one in some)
+        length = max(len(sentence.ids) for sentence in some)
         ids = np.zeros((len(some), length), np.int64)
         mask = np.zeros_like(ids)
         features = np.zeros((len(RECEIVED), len(some), length), bool)
         pairs = np.zeros((len(PAIRS), len(some), length, length), bool)
-        for row, one in enumerate(some):
-            size = len(one.ids)
-            ids[row, :size], mask[row, :size] = one.ids, 1
-            features[:, row, :size], pairs[:, row, :size, :size] = one.features, one.pairs
+        for row, sentence in enumerate(some):
+            size = len(sentence.ids)
+            ids[row, :size], mask[row, :size] = sentence.ids, 1
+            features[:, row, :size], pairs[:, row, :size, :size] = sentence.features, sentence.pairs
         numbers = np.arange(len(some))
         batch = Batch(ids, np.zeros_like(ids), mask, {}, numbers, np.zeros_like(numbers))
         (micro,) = to_micro_batches(batch, len(some), device)

@@ -31,7 +31,7 @@ SHOWN = 24  # tokens of an example whose maps are shown
 
 @dataclass(frozen=True)
 class HeadPatterns:
-    """What the heads of every layer attend to.
+    """The patterns of attention of every layer's heads.
 
     shares: float64 [layers, heads, patterns], the fraction of the sequences in which a head's map
         has each of `PATTERNS`. excess: float64 [layers, heads, sets], the mean excess of each of
@@ -57,10 +57,10 @@ def head_patterns(model: Model, batches: Iterable[MicroBatch], delimiters: Tenso
         attention = features_of(model, batch, capture).attention
         for number in numbers:
             q, k, _ = attention.pop(number)
-            found = map_excess(q, k, batch, delimiters, config.window(number))  # [sets, B, A]
-            told = F.one_hot(classify(found), len(PATTERNS))  # [B, A, patterns]
+            excesses = map_excess(q, k, batch, delimiters, config.window(number))  # [sets, B, A]
+            told = F.one_hot(classify(excesses), len(PATTERNS))  # [B, A, patterns]
             shares[number - 1] += told.sum(dim=0).cpu()
-            sums[number - 1] += found.sum(dim=1).t().cpu()
+            sums[number - 1] += excesses.sum(dim=1).t().cpu()
     return HeadPatterns(shares / sequences, sums / sequences, sequences)
 
 

@@ -1,4 +1,7 @@
-"""The analysis as a page: the heads of all layers as a map of patterns, and one of their worth."""
+"""The analysis as a page: the heads of all layers as a map of patterns, and one of their worth.
+
+The attention maps of one example are pictures: large ones with tokens, small ones of all heads.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from torch import Tensor
+
 from trainer.analysis.analysis import Analysis
 from trainer.analysis.disabling import Effect, Effects
-from trainer.analysis.example_maps import scale, section
 from trainer.analysis.linguistic import KINDS
+from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.patterns import PATTERNS
 from trainer.analysis.words import (
     LINGUISTIC,
@@ -22,6 +27,7 @@ from trainer.analysis.words import (
     written,
 )
 from trainer.report.elements import document, percent
+from trainer.report.layout import shortened
 from trainer.scoring.column import SHARE
 
 STYLE = Path(__file__).with_name("style.css")
@@ -29,24 +35,32 @@ COLOURS = (0, 1, 3, 2, 7)  # of the patterns, in the style sheet of all pages
 DEEPEST = 60  # per cent of its colour that a cell gets, so that its number can be read
 
 
-def render(found: Analysis) -> str:
+def render(analysis: Analysis) -> str:
     """The page as text."""
-    title = f"{Path(found.folder).resolve().name} on {found.examples}"
+    title = f"{Path(analysis.folder).resolve().name} on {analysis.examples}"
+    scores = written(analysis.columns, analysis.effects.whole)
     head = (
         f"<header><h1>{escape(title)}</h1><p>Attention heads: what they attend to, and what they "
-        f"are worth. The whole model: {escape(written(found.columns, found.effects.whole))}, on "
-        f"{escape(found.scored)}.</p></header>"
+        f"are worth. The whole model: {escape(scores)}, on "
+        f"{escape(analysis.scored)}.</p></header>"
     )
-    example = section(found.example, found.patterns)
-    body = head + _patterns(found) + example + _effects(found) + _linguistic(found) + _pruned(found)
+    example = section(analysis.example, analysis.patterns)
+    body = (
+        head
+        + _patterns(analysis)
+        + example
+        + _effects(analysis)
+        + _linguistic(analysis)
+        + _pruned(analysis)
+    )
     return document(title, body, style=STYLE.read_text(encoding="utf-8"))
 
 
-def _patterns(found: Analysis) -> str:
+def _patterns(analysis: Analysis) -> str:
     """A row for each layer, a cell for each head: the shares of the patterns as one bar."""
-    shares = found.patterns.shares
+    shares = analysis.patterns.shares
     rows = "".join(
-        f"<tr><td>{number}</td>{''.join(_bar_cell(one) for one in heads.tolist())}"
+        f"<tr><td>{number}</td>{''.join(_bar_cell(head) for head in heads.tolist())}"
         f"{_bar_cell(heads.mean(dim=0).tolist(), wide=True)}</tr>"
         for number, heads in enumerate(shares, start=1)
     )
@@ -55,7 +69,7 @@ def _patterns(found: Analysis) -> str:
         f'<span style="--c:var(--c{colour})"><i></i>{name} <b>{percent(share)}</b></span>'
         for name, colour, share in zip(PATTERNS, COLOURS, overall, strict=True)
     )
-    note = f"{RULE} Shares are of the maps of {found.patterns.sequences:,} sequences."
+    note = f"{RULE} Shares are of the maps of {analysis.patterns.sequences:,} sequences."
     return (
         f'<section><h2>Patterns</h2><p>{escape(note)}</p><div class="legend">{legend}</div>'
         f"{_table(shares.shape[1], rows)}</section>"
@@ -74,21 +88,21 @@ def _bar_cell(shares: Sequence[float], wide: bool = False) -> str:
     return f'<td><span class="mix{" wide" * wide}" title="{told}">{parts}</span></td>'
 
 
-def _effects(found: Analysis) -> str:
+def _effects(analysis: Analysis) -> str:
     """A row for each set of attention weights: the change without each head, and without all."""
-    effects = found.effects
-    single = [abs(change) for one in effects.single if (change := effects.change(one.scores))]
+    effects = analysis.effects
+    single = [abs(change) for effect in effects.single if (change := effects.change(effect.scores))]
     largest = max(single, default=0.0)
     most = _change(effects, largest)
     rows = ""
     for weights, together in enumerate(effects.all_heads):
-        own = [one for one in effects.single if one.heads[0].weights == weights]
-        cells = "".join(_change_cell(effects, one, largest) for one in own)
+        in_row = [effect for effect in effects.single if effect.heads[0].weights == weights]
+        cells = "".join(_change_cell(effects, effect, largest) for effect in in_row)
         cells += f'<td class="change all">{changed(effects, together.scores)}</td>'
         rows += f"<tr><td>{layer_name(effects, weights)}</td>{cells}</tr>"
-    note = f"{disabled_how(found)} The change of the score: {change_heading(effects.column)}."
+    note = f"{disabled_how(analysis)} The change of the score: {change_heading(effects.column)}."
     legend = scale("--c1", f"better without, by {most}", f"worse without, by {most}", "--c0")
-    heads = found.patterns.shares.shape[1]
+    heads = analysis.patterns.shares.shape[1]
     return (
         f"<section><h2>Without a head</h2><p>{escape(note)}</p>{legend}"
         f"{_table(heads, rows)}</section>"
@@ -108,18 +122,18 @@ def _change_cell(effects: Effects, effect: Effect, largest: float) -> str:
     return f'<td class="change" style="{style}">{changed(effects, effect.scores)}</td>'
 
 
-def _linguistic(found: Analysis) -> str:
+def _linguistic(analysis: Analysis) -> str:
     """A map of all heads for each feature and pair of the parsed sentences."""
-    if found.linguistic is None:
+    if analysis.linguistic is None:
         return ""
-    maps = zip(KINDS, found.linguistic.counts, found.linguistic.means.tolist(), strict=True)
+    maps = zip(KINDS, analysis.linguistic.counts, analysis.linguistic.means.tolist(), strict=True)
     sections = "".join(
-        f"<h3>{kind}, in {count:,} of {found.linguistic.sentences:,} sentences</h3>"
+        f"<h3>{kind}, in {count:,} of {analysis.linguistic.sentences:,} sentences</h3>"
         f"{scale('--c0', '0', f'{max(map(max, layers)):.2f}')}{_attention_map(layers)}"
         for kind, count, layers in maps
         if count
     )
-    title = f"Attention to words of {escape(found.linguistic.file)}"
+    title = f"Attention to words of {escape(analysis.linguistic.file)}"
     return f"<section><h2>{title}</h2><p>{escape(LINGUISTIC)}</p>{sections}</section>"
 
 
@@ -146,14 +160,92 @@ def _table(heads: int, rows: str) -> str:
     )
 
 
-def _pruned(found: Analysis) -> str:
-    pruned, effects = found.pruned, found.effects
+def _pruned(analysis: Analysis) -> str:
+    pruned, effects = analysis.pruned, analysis.effects
     if pruned is None:
         return ""
     heads = ", ".join(head_name(effects, head) for head in pruned.heads)
     return (
         f"<section><h2>Pruned</h2><p>Without heads {heads} (layer.head), whose weights are 0: "
-        f"{escape(written(found.columns, pruned.scores))}, {changed(effects, pruned.scores)} "
+        f"{escape(written(analysis.columns, pruned.scores))}, {changed(effects, pruned.scores)} "
         f"({change_heading(effects.column)}). In <code>{escape(str(pruned.folder))}</code></p>"
         "</section>"
+    )
+
+
+LEVELS = 20  # of a colour
+CELL, LETTER, FONT = 18, 8, 11  # pixels: of a cell's side, a letter's width and height
+
+
+def section(example: ExampleMaps, patterns: HeadPatterns) -> str:
+    """The map of the head that shows each pattern best, then those of all heads."""
+    maps = example.weights
+    tokens = [shortened(token) for token in example.tokens]
+    large = "".join(
+        f"<figure><figcaption>Layer {layer + 1}, head {head + 1}: {pattern}</figcaption>"
+        f'<div class="scroll">{_large(maps[layer, head], tokens)}</div></figure>'
+        for pattern, layer, head in _typical(patterns)
+    )
+    headings = "".join(f"<th>{head}</th>" for head in range(1, maps.shape[1] + 1))
+    rows = "".join(
+        f"<tr><td>{layer}</td>{''.join(f'<td>{_small(weights)}</td>' for weights in heads)}</tr>"
+        for layer, heads in enumerate(maps, start=1)
+    )
+    return (
+        '<section id="attention"><h2>An example</h2><p>From each token (a row) to each token (a '
+        f"column): {escape(' '.join(example.tokens))}</p>{scale('--c0', '0', '1')}"
+        f'<div class="maps">{large}</div><h3>All heads</h3><div class="scroll"><table '
+        f'class="heads"><thead><tr><th>layer, head</th>{headings}</tr></thead><tbody>{rows}'
+        "</tbody></table></div></section>"
+    )
+
+
+def scale(colour: str, low: str, high: str, other: str = "") -> str:
+    """A legend of colours from `low` to `high`; with an `other` colour, 0 is in the middle."""
+    first = f"var({other}), transparent" if other else "transparent"
+    bar = f"background:linear-gradient(to right, {first}, var({colour}))"
+    return f'<p class="scale">{low}<i style="{bar}"></i>{high}</p>'
+
+
+def _typical(patterns: HeadPatterns) -> list[tuple[str, int, int]]:
+    """The patterns that occur, with the layer and head that have each most often, from 0."""
+    heads = patterns.shares.shape[1]
+    best = [patterns.shares[:, :, number].flatten().max(dim=0) for number in range(len(PATTERNS))]
+    return [
+        (pattern, *divmod(int(place), heads))
+        for pattern, (share, place) in zip(PATTERNS, best, strict=True)
+        if share > 0
+    ]
+
+
+def _cells(weights: Tensor) -> str:
+    """A path for each level of colour, of horizontal strokes; cells are 1 wide and high."""
+    strokes: dict[int, list[str]] = {}
+    for row, levels in enumerate((weights * LEVELS).round().int().tolist()):
+        for column, level in enumerate(levels):
+            if level:
+                strokes.setdefault(level, []).append(f"M{column} {row}.5h1")
+    return "".join(
+        f'<path stroke-opacity="{level / LEVELS:g}" d="{"".join(moves)}"/>'
+        for level, moves in sorted(strokes.items())
+    )
+
+
+def _small(weights: Tensor) -> str:
+    size = len(weights)
+    return f'<svg class="map small" viewBox="0 0 {size} {size}">{_cells(weights)}</svg>'
+
+
+def _large(weights: Tensor, tokens: Sequence[str]) -> str:
+    letters = 10 + LETTER * max(map(len, tokens))
+    side = letters + CELL * len(tokens)
+    names = "".join(
+        f'<text x="{letters - 6}" y="{middle + 4}" text-anchor="end">{escape(token)}</text>'
+        f'<text transform="translate({middle + 4} {letters - 6}) rotate(-90)">'
+        f"{escape(token)}</text>"
+        for token, middle in zip(tokens, range(letters + CELL // 2, side, CELL), strict=True)
+    )
+    return (
+        f'<svg class="map" width="{side}" height="{side}" font-size="{FONT}">{names}'
+        f'<g transform="translate({letters} {letters}) scale({CELL})">{_cells(weights)}</g></svg>'
     )

@@ -41,8 +41,8 @@ def key_sets(delimiters: Tensor, segments: Tensor, pairs: Tensor, queries: slice
     position = torch.arange(delimiters.shape[1], device=delimiters.device)
     near = (position[queries, None] - position).abs() <= NEAR
     vertical = delimiters[:, None, :].expand_as(pairs)
-    own = segments[:, queries, None] == segments[:, None, :]
-    return torch.stack([vertical, near.expand_as(pairs), vertical | near, own]) & pairs
+    same_segment = segments[:, queries, None] == segments[:, None, :]
+    return torch.stack([vertical, near.expand_as(pairs), vertical | near, same_segment]) & pairs
 
 
 def masses(weights: Tensor, sets: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def masses(weights: Tensor, sets: Tensor) -> Tensor:
 
 
 def uniform_masses(sets: Tensor, pairs: Tensor) -> Tensor:
-    """The same of uniform attention over the visible keys, [4, B, 1]: exact for whole sets."""
+    """The attention on each set if it is uniform over the visible keys, [4, B, 1]."""
     visible = pairs.sum(dim=-1).clamp(min=1)
     return (sets.sum(dim=-1).double() / visible).sum(dim=-1, keepdim=True)
 
@@ -65,11 +65,11 @@ def excess(mass: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(room > 0, (mass - uniform) / room.where(room > 0, 1.0), 0.0)
 
 
-def classify(found: Tensor) -> Tensor:
+def classify(excesses: Tensor) -> Tensor:
     """The number in `PATTERNS` of maps with these excesses, [4, ...]: int64 [...]."""
-    vertical, diagonal, either, block = found
+    vertical, diagonal, either, block = excesses
     larger, smaller = torch.maximum(vertical, diagonal), torch.minimum(vertical, diagonal)
     number = torch.where(block >= LEAST_EXCESS, 3, 4)
-    one = torch.where(vertical >= diagonal, 0, 1)
-    first = torch.where(smaller >= LEAST_BALANCE * larger, 2, one)
+    stronger = torch.where(vertical >= diagonal, 0, 1)
+    first = torch.where(smaller >= LEAST_BALANCE * larger, 2, stronger)
     return torch.where(either >= LEAST_EXCESS, first, number)

@@ -1,4 +1,4 @@
-"""What the table and the page say alike."""
+"""The phrases that the table and the page have in common."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LINGUISTIC = (
 )
 
 
-def disabled_how(found: Analysis) -> str:
-    """What the model is without a head, in a sentence."""
-    if found.way == UNIFORM:
+def disabled_how(analysis: Analysis) -> str:
+    """A sentence that says how the model works without a head."""
+    if analysis.way == UNIFORM:
         return "A disabled head attends to all tokens alike."
     return "A disabled head adds nothing to its layer."
 
 
 def change_heading(column: Column) -> str:
-    """What a change is of, and in which unit."""
+    """The heading of a column of changes: the score, and the unit."""
     return f"{column.heading}, percentage points" if column.form == SHARE else column.heading
 
 
@@ -46,7 +46,9 @@ def changed(effects: Effects, scores: Scores) -> str:
 def written(columns: Sequence[Column], scores: Scores) -> str:
     """All scores, in words."""
     return ", ".join(
-        f"{one.heading} {one.written(scores[one.name])}" for one in columns if one.name in scores
+        f"{column.heading} {column.written(scores[column.name])}"
+        for column in columns
+        if column.name in scores
     )
 
 

@@ -26,7 +26,7 @@ class Copies(Protocol):
     """Makes the copies of examples."""
 
     def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
-        """Each row, then its copies; `first` is the number of the first."""
+        """Yield each row, then its copies; `first` is the number of the first row."""
 
 
 class Method(Protocol):
@@ -40,7 +40,7 @@ class Method(Protocol):
         """Plain values that are equal for equal results; DataError for a file that is not there."""
 
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> Copies:
-        """What makes the copies of these examples, whose `texts` are these fields."""
+        """The maker of the copies of these examples, whose `texts` are these fields."""
 
 
 def augment(
@@ -55,8 +55,8 @@ def augment(
     ModelError, one line, for a task that is not about texts in tables, or has no validation file,
     and for bad inputs.
     """
-    (one,) = tasks_of(job)
-    name, task = one.name, one.task
+    (job_task,) = tasks_of(job)
+    name, task = job_task.name, job_task.task
     if LABEL not in task.fields:
         raise DataError(f"{name} does not read texts from tables, so has no copies")
     if not job.data.validation:
@@ -64,7 +64,7 @@ def augment(
             "data.validation: must be set: of augmented examples no part can be held out, as "
             "copies of it stay in the others"
         )
-    file = one.file("train")
+    file = job_task.file("train")
     columns = file.columns_of(*task.placed_fields)
     require_unchanged = watch([*method.files, file.path])  # hashed here, read below
     identity = {**method.identity(), "examples": digest_of(file.path), "columns": columns}

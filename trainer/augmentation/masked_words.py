@@ -52,18 +52,18 @@ class MaskedWords:
 
         A word behind the longest sequence that the model reads has none.
         """
-        found: list[dict[int, list[str]]] = [{} for _ in sentences]
+        by_sentence: list[dict[int, list[str]]] = [{} for _ in sentences]
         queries = [
             query
-            for number, (sentence, own) in enumerate(zip(sentences, words, strict=True))
-            for query in self._queries(number, sentence, own)
+            for number, (sentence, chosen) in enumerate(zip(sentences, words, strict=True))
+            for query in self._queries(number, sentence, chosen)
         ]
         for rows in rows_by_length([len(query.ids) for query in queries], TOKENS):
             some = [queries[row] for row in rows]
             for query, tokens in zip(some, self._most_probable(some), strict=True):
                 original = sentences[query.sentence].ids[query.position - 1]
-                found[query.sentence][query.word] = self._whole_words(tokens, original)
-        return found
+                by_sentence[query.sentence][query.word] = self._whole_words(tokens, original)
+        return by_sentence
 
     def _queries(self, number: int, sentence: Sentence, words: Sequence[int]) -> Iterator[_Query]:
         special, longest = self.vocabulary, self.model.config.longest_sequence or LONGEST

@@ -43,8 +43,8 @@ class Perturbing:
 
     def identity(self) -> dict[str, Any]:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
-        found = dataclasses.asdict(self.perturbation)
-        return found if self.tagged is None else {**found, "tagged": self.tagged.identity()}
+        values = dataclasses.asdict(self.perturbation)
+        return values if self.tagged is None else {**values, "tagged": self.tagged.identity()}
 
     @property
     def files(self) -> Sequence[Path]:
@@ -52,13 +52,13 @@ class Perturbing:
         return [] if self.tagged is None else [self.tagged.path]
 
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
-        """What makes the copies; learns to tag words, and counts those of all examples by tag."""
+        """The maker of the copies; learns to tag words, and counts those of all examples by tag."""
         file = self.tagged
         tags_of = (
             untagged if file is None else Tagger.learn(file.path, file.column, file.encoding).tags
         )
         words = {field: [row[field] for row in rows] for field in texts}
-        tags = {field: tags_of(own) for field, own in words.items()}
+        tags = {field: tags_of(column) for field, column in words.items()}
         counted = (pair for field in texts for pair in tagged(words[field], tags[field]))
         by_example = list(zip(*tags.values(), strict=True))
         return _Copies(self.perturbation, texts, by_example, Lexicon(counted))
@@ -72,9 +72,9 @@ class _Copies:
     lexicon: Lexicon
 
     def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
-        """Each row, then its copies; `first` is the number of the first."""
+        """Yield each row, then its copies; `first` is the number of the first row."""
         for number, row in enumerate(rows, first):
             yield row
-            own = [row[field] for field in self.texts]
-            found = self.perturbation.copies_of(own, self.tags[number], self.lexicon, number)
-            yield from ({**row, **dict(zip(self.texts, copy, strict=True))} for copy in found)
+            row_texts = [row[field] for field in self.texts]
+            copies = self.perturbation.copies_of(row_texts, self.tags[number], self.lexicon, number)
+            yield from ({**row, **dict(zip(self.texts, copy, strict=True))} for copy in copies)

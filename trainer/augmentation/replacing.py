@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tokenizers
 import torch
 
 from data_pipeline.augmentation.replacement import Replacement, replaceable
 from data_pipeline.augmentation.sentence import Sentence
 from data_pipeline.augmentation.word_vectors import WordVectors
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
-from model import ModelError, encoder_from_pretrained
+from model import Model, ModelError, encoder_from_pretrained
 from trainer.augmentation.augmenting import Row
-from trainer.augmentation.input_vectors import InputVectors
-from trainer.augmentation.masked_words import MaskedWords
+from trainer.augmentation.masked_words import WORD_STARTS, MaskedWords
 from trainer.job_data.digests import digest_of
 from trainer.own_tokenizer import require_own_tokenizer
 
@@ -55,7 +56,7 @@ class Replacing:
         return {"model": self.folder, **vectors}
 
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
-        """What makes the copies; loads the model. Raises ModelError where it predicts no words."""
+        """The maker of the copies. Loads the model; ModelError where it predicts no words."""
         return _Copies(self, texts, device)
 
 
@@ -80,7 +81,7 @@ class _Copies:
         )
 
     def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
-        """Each row, then its copies; `first` is the number of the first."""
+        """Yield each row, then its copies; `first` is the number of the first row."""
         sentences = [
             Sentence.read(row[field], self._tokenizer) for row in rows for field in self._texts
         ]
@@ -98,14 +99,16 @@ class _Copies:
         """For each sentence, the candidates of its replaceable words, by the words' numbers."""
         words = [replaceable(sentence) for sentence in sentences]
         single = [
-            [word for word in own if len(sentence.words[word].pieces) == 1]
-            for sentence, own in zip(sentences, words, strict=True)
+            [word for word in numbers if len(sentence.words[word].pieces) == 1]
+            for sentence, numbers in zip(sentences, words, strict=True)
         ]
-        found = self._masked.candidates(sentences, single)
-        for sentence, own, known, candidates in zip(sentences, words, single, found, strict=True):
-            for word in set(own) - set(known):
+        by_sentence = self._masked.candidates(sentences, single)
+        for sentence, numbers, known, candidates in zip(
+            sentences, words, single, by_sentence, strict=True
+        ):
+            for word in set(numbers) - set(known):
                 candidates[word] = self._nearest(sentence, word)
-        return [{word: said for word, said in one.items() if said} for one in found]
+        return [{word: said for word, said in by_word.items() if said} for by_word in by_sentence]
 
     def _nearest(self, sentence: Sentence, number: int) -> list[str]:
         word, count = sentence.words[number], self._settings.candidates
@@ -113,3 +116,26 @@ class _Copies:
             return self._vectors.nearest(word.text, count)
         assert self._inputs is not None
         return self._inputs.nearest([sentence.ids[piece] for piece in word.pieces], count)
+
+
+class InputVectors:
+    """The words of letters that a model knows as one piece each, by their input embeddings.
+
+    The vector of a word of several pieces is the mean of theirs.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: Model, tokenizer: tokenizers.Tokenizer) -> None:
+        known = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+        if any(token.startswith(WORD_STARTS) for _, token in known):  # others are inside of words
+            known = [(number, token) for number, token in known if token.startswith(WORD_STARTS)]
+        self._all = model.word_vectors(torch.arange(model.config.vocab_size)).float().numpy()
+        pairs = [(number, token.lstrip("".join(WORD_STARTS))) for number, token in known]
+        words = [(number, word) for number, word in pairs if word.isascii() and word.isalpha()]
+        self._vectors = WordVectors(
+            [word for _, word in words], self._all[[number for number, _ in words]]
+        )
+
+    def nearest(self, pieces: Sequence[int], count: int) -> list[str]:
+        """The `count` words nearest to the word with these pieces, by their ids."""
+        return self._vectors.nearest_to(np.mean(self._all[list(pieces)], axis=0), count)

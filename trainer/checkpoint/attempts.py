@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
-from configs.processes import SILENT_SECONDS, is_alive, is_here, machine, started
+from configs.runs import SILENT_SECONDS, is_alive, is_here, machine, started
 from configs.strict_json import from_json, parse_json, read_json
 from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
 from trainer.durable import atomic_write

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.processes import HEARTBEAT_SECONDS
+from configs.runs import HEARTBEAT_SECONDS
 from trainer.checkpoint import Attempt, StaleAttempt, send_heartbeat
 from trainer.config import JobConfig
 from trainer.control.requests import CHECKPOINT, STOP, RequestBox, Requests
