@@ -25,7 +25,7 @@ from trainer.control.requests import STOP, RequestBox, answer_to, ask
 from trainer.errors import TrainingError
 from trainer.report.table import student_table
 from trainer.run_folder.run_files import primary_of, read_evaluation
-from trainer.stored_logits.manifest import Manifest, ShardRecord, write_shard
+from trainer.stored_logits.format import Manifest, ShardRecord, write_shard
 from trainer.suites.results import task_score
 from trainer.task_facts import TaskFacts, write_facts
 from trainer.tasks.span import Span

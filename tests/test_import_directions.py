@@ -96,7 +96,7 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
     "trainer/watch": "guard rollback ranks replicas",
-    "trainer/tracking": "metric_rows wandb_follower trackers tracking kinds",
+    "trainer/tracking": "trackers wandb_follower tracking kinds",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),
@@ -122,7 +122,7 @@ ROOMS = {
     "trainer/suites": "results comparison",
     "trainer/analysis": "patterns maps linguistic disabling examples analysis words table page",
     "trainer/record": "gauges display recorder syncing",
-    "trainer/stored_logits": "shard manifest reading",
+    "trainer/stored_logits": "format reading",
     "trainer/lifecycle": "continuity stored_teacher start saving skips forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "

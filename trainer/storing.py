@@ -46,8 +46,18 @@ from trainer.lifecycle.stored_teacher import (
 from trainer.loop import Outcome
 from trainer.process_group import background_group, limit_waiting
 from trainer.stored_config import StoredConfig, id_bytes
-from trainer.stored_logits.manifest import KEY, NAME, SHARD_NAME, Manifest, write_shard
-from trainer.stored_logits.shard import ID_DTYPES, VALUE_DTYPES, StepLogits, decode, encode
+from trainer.stored_logits.format import (
+    ID_DTYPES,
+    KEY,
+    NAME,
+    SHARD_NAME,
+    VALUE_DTYPES,
+    Manifest,
+    StepLogits,
+    decode,
+    encode,
+    write_shard,
+)
 from trainer.teacher_outputs import OutputProjection
 from trainer.vocabulary_projection import Projection, chunks
 from trainer.watch.ranks import explained, on_rank_0

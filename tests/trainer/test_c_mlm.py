@@ -49,8 +49,7 @@ from trainer.objectives.row_losses import RowLoss
 from trainer.objectives.terms.predictions import soft_cross_entropy
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
-from trainer.stored_logits.manifest import Manifest
-from trainer.stored_logits.shard import Shard, StepLogits, decode
+from trainer.stored_logits.format import Manifest, Shard, StepLogits, decode
 from trainer.vocabulary_projection import Distribution, Projection
 
 PAIRS, STEPS, TOP_K, VOCABULARY = 40, 4, 3, 600

@@ -30,9 +30,8 @@ from trainer.loop import Outcome
 from trainer.objectives.row_losses import kl_divergence_rows
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
-from trainer.stored_logits.manifest import Manifest
+from trainer.stored_logits.format import Manifest, Shard, StepLogits
 from trainer.stored_logits.reading import StoredReader
-from trainer.stored_logits.shard import Shard, StepLogits
 from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 
 STUDENTS = [

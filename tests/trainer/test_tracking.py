@@ -18,7 +18,7 @@ from trainer.checkpoint.attempts import Attempt
 from trainer.config import LogConfig
 from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.tracking import tracking
-from trainer.tracking.metric_rows import Tail
+from trainer.tracking.trackers import Tail
 from trainer.tracking.tracking import current_id, first_id
 from trainer.tracking.wandb_follower import Alerts, by_step, is_prefix
 

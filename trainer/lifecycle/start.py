@@ -39,7 +39,7 @@ from trainer.lifecycle.continuity import (
 )
 from trainer.lifecycle.stored_teacher import require_same_order
 from trainer.run_folder.folder import RunFolder
-from trainer.stored_logits.manifest import Manifest
+from trainer.stored_logits.format import Manifest
 from trainer.tracking import tracking
 from trainer.watch.ranks import on_rank_0
 from trainer.watch.rollback import applied_state, checkpoint_to_resume

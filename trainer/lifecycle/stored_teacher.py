@@ -15,7 +15,7 @@ from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.examples import predicts_by_example
 from trainer.learners.learner import Learner
 from trainer.lifecycle.continuity import ORDER, Change, changes
-from trainer.stored_logits.manifest import KEY, Manifest
+from trainer.stored_logits.format import KEY, Manifest
 from trainer.watch.ranks import on_rank_0
 from trainer.watch.rollback import batches_covered
 

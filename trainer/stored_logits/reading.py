@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from data_pipeline import MASKED, Batch, StoredLogits
 from data_pipeline.shards.manifest import sha256
 from trainer.errors import TrainingError
-from trainer.stored_logits.manifest import KEY, Manifest, ShardRecord
-from trainer.stored_logits.shard import Shard, StepLogits
+from trainer.stored_logits.format import KEY, Manifest, Shard, ShardRecord, StepLogits
 
 
 class StoredReader:
@@ -50,7 +49,7 @@ class StoredReader:
 
     @cached_property
     def _rows(self) -> dict[int, tuple[Shard, int]]:
-        """Each example's shard, and its row there."""
+        """(its shard, its row in the shard) by example."""
         shards = [self._checked(record) for record in self._manifest.shards]
         return {
             example: (shard, row)
@@ -83,8 +82,8 @@ def _labelled(batch: Batch) -> NDArray[np.bool_]:
     target = batch.targets[MASKED]
     if batch.to_mask is None:
         return target.is_labelled
-    there: NDArray[np.bool_] = np.arange(target.labels.shape[1]) < batch.to_mask[:, None]
-    return there
+    has_label: NDArray[np.bool_] = np.arange(target.labels.shape[1]) < batch.to_mask[:, None]
+    return has_label
 
 
 def _in_slots(
@@ -95,15 +94,15 @@ def _in_slots(
 ) -> StoredLogits:
     """The stored logits in the slots of their positions; rows that cannot be read have none."""
     counts = stored.counts.numpy()
-    there = np.ones(len(labelled), np.bool_) if readable is None else readable
-    if len(counts) != len(labelled) or (counts != labelled.sum(axis=1))[there].any():
+    is_read = np.ones(len(labelled), np.bool_) if readable is None else readable
+    if len(counts) != len(labelled) or (counts != labelled.sum(axis=1))[is_read].any():
         raise TrainingError(f"{place}: has other masked positions than the job; store it again")
-    kept = torch.from_numpy(np.repeat(there, counts))
-    slots = labelled & there[:, None]
+    kept = torch.from_numpy(np.repeat(is_read, counts))
+    slots = labelled & is_read[:, None]
 
-    def placed(found: torch.Tensor) -> NDArray[Any]:
-        dense = torch.zeros((*labelled.shape, found.shape[1]), dtype=found.dtype)
-        dense[torch.from_numpy(slots)] = found[kept]
+    def placed(values: torch.Tensor) -> NDArray[Any]:
+        dense = torch.zeros((*labelled.shape, values.shape[1]), dtype=values.dtype)
+        dense[torch.from_numpy(slots)] = values[kept]
         return dense.numpy()
 
     ids = None if stored.ids is None else placed(stored.ids.to(torch.int64))

@@ -9,18 +9,65 @@ import importlib.util
 import inspect
 import os
 import runpy
+import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import configs
+from configs.strict_json import parse_json
 from configs.typed import nearest
-from trainer.tracking.metric_rows import LastWord, Row, Tail
 
+Row = dict[str, float]
 POLL_SECONDS = 1.0
 _TRACKERS: dict[str, type[Tracker]] = {}
 _Class = TypeVar("_Class", bound="type[Tracker]")
+
+
+class Tail:
+    """Reads a growing ``metrics.jsonl``: each row once, when its line is complete.
+
+    A file that was replaced, when a resumed run truncated it, is read again from the beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+
+    def rows(self) -> Iterator[Row]:
+        """The rows since the last call."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                self._inode, self._offset = inode, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                row = parse_json(line)
+                yield {key: float(v) if isinstance(v, str) else v for key, v in row.items()}
+
+
+class LastWord:
+    """The trainer's line at its end: "completed" or "stopped", or nothing if it was killed."""
+
+    def __init__(self) -> None:
+        """Wait for a line of standard input, or its end, in a thread."""
+        self.ended = threading.Event()
+        self.text = ""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        self.text = sys.stdin.readline().strip()
+        self.ended.set()
 
 
 class Tracker(ABC):

@@ -32,7 +32,7 @@ import configs
 from configs.runs import USUAL_ROWS, revision_in, seconds_since, stall_timeout
 from configs.strict_json import parse_json
 from trainer.durable import atomic_write
-from trainer.tracking.metric_rows import LastWord, Row, Tail
+from trainer.tracking.trackers import LastWord, Row, Tail
 
 POLL_SECONDS = 1.0
 INIT_SECONDS = 60.0
@@ -41,7 +41,7 @@ CRASH_LOOP = 3  # attempts in a row without a new step
 
 @dataclass(frozen=True)
 class Options:
-    """What to follow, and as which W&B run; `tracking.start` describes the fields."""
+    """The run to follow, and as which W&B run; `tracking.start` describes the fields."""
 
     folder: str
     mode: str
@@ -217,8 +217,8 @@ def models_table(models: list[dict[str, Any]]) -> dict[str, Any]:
     if not models:
         return {}
     table = wandb.Table(columns=list(models[0]))
-    for one in models:
-        table.add_data(*one.values())
+    for row in models:
+        table.add_data(*row.values())
     return {"models": table}
 
 
@@ -229,7 +229,7 @@ def log_results(run: Any, folder: Path, step: int) -> None:
     """
     try:
         results = parse_json((folder / "evaluation.json").read_bytes())
-        scores = [str(one["name"]) for one in results["columns"]]
+        scores = [str(column["name"]) for column in results["columns"]]
         columns = ["parameters", *scores, "retention", "tokens_per_second"]
         learners = {
             name: {column: _number(facts.get(column)) for column in columns}

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from trainer.tracking.metric_rows import Row
-from trainer.tracking.trackers import Tracker, register_tracker
+from trainer.tracking.trackers import Row, Tracker, register_tracker
 
 
 @register_tracker("tensorboard")

@@ -1,0 +1,232 @@
+"""A folder of stored logits: the manifest, which says for which job they are, and the shards.
+
+A shard holds the logits of consecutive batches, in one safetensors file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from configs import ConfigError
+from configs.rules import COUNT, INDEX, Matches
+from configs.section import Refusal, Section
+from configs.strict_json import from_json, read_json
+from data_pipeline.shards.manifest import FileRecord, fault
+from trainer.durable import atomic_write
+from trainer.errors import TrainingError
+
+NAME = "manifest.json"
+SHARD_NAME = r"shard-\d{9}\.safetensors"
+KEY = "teacher.stored.path"  # which begins every message about a folder
+ROWS, COUNTS, VALUES, IDS, EXAMPLES = "rows", "counts", "values", "ids", "examples"
+VALUE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ID_DTYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}  # by their bytes
+
+
+@dataclass(frozen=True)
+class ShardRecord(Section):
+    """One shard: the batches that it holds, and its content."""
+
+    file: Annotated[str, Matches(SHARD_NAME, "the name of a shard")]
+    first: Annotated[int, INDEX]  # the number of its first batch
+    steps: Annotated[int, COUNT]
+    positions: Annotated[int, INDEX]  # masked ones
+    bytes: Annotated[int, COUNT]
+    sha256: str
+
+    @property
+    def end(self) -> int:
+        """The number after that of its last batch."""
+        return self.first + self.steps
+
+
+@dataclass(frozen=True)
+class Manifest(Section):
+    """The content of a folder.
+
+    job: the config of the job that wrote it, as YAML; corpora: as in `data_pipeline.contents`;
+    teacher: the checksum of its weights; by_example: whether it holds each example once, in the
+    batches of the first epoch. Shards are in the order of their batches, without gaps.
+    """
+
+    job: str
+    corpora: Mapping[str, str]
+    teacher: str
+    shards: Sequence[ShardRecord] = ()
+    by_example: bool = False
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Raises TrainingError where there is none, or it cannot be read."""
+        try:
+            tree = read_json(folder / NAME)
+            digest = tree.pop("sha256", None) if isinstance(tree, dict) else None
+            manifest = from_json(tree, cls, folder / NAME)
+            if digest not in (None, manifest.digest):
+                raise ConfigError("its checksum differs")
+            return manifest
+        except FileNotFoundError:
+            raise TrainingError(
+                f"{KEY}: {folder}: no stored predictions there; write them with `tandem store`"
+            ) from None
+        except OSError as error:
+            raise TrainingError(f"{KEY}: {folder / NAME}: {error.strerror}") from None
+        except ConfigError:
+            raise TrainingError(
+                f"{KEY}: {folder / NAME}: is damaged; name another folder for `tandem store`"
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        """Replace the manifest in the folder. Raises OSError."""
+        content = {**dataclasses.asdict(self), "sha256": self.digest}
+        atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of everything that it says; manifests of older versions have none."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def conflicts(self) -> Iterator[Refusal]:
+        end = 0
+        for number, shard in enumerate(self.shards):
+            if shard.first != end:
+                yield f"shards[{number}].first", f"must be {end}, not {shard.first}"
+            end = shard.end
+
+    @property
+    def steps(self) -> int:
+        """How many batches it covers, from the first on."""
+        return self.shards[-1].end if self.shards else 0
+
+    def holding(self, number: int) -> ShardRecord:
+        """The shard that holds the batch of this number, which is covered."""
+        return next(shard for shard in self.shards if number < shard.end)
+
+    def with_shard(self, shard: ShardRecord) -> Manifest:
+        """This manifest with one shard more, or in place of the one with its first batch."""
+        others = (other for other in self.shards if other.first != shard.first)
+        ordered = sorted((*others, shard), key=lambda other: other.first)
+        return dataclasses.replace(self, shards=tuple(ordered))
+
+    def missing(self, folder: Path, batches: int) -> Iterator[range]:
+        """The numbers below `batches` of batches that are not in the folder, in runs.
+
+        The batches of a shard whose file has gone, or has other content, are a run of their own.
+        """
+        for shard in self.shards:
+            if fault(folder / shard.file, FileRecord(shard.bytes, shard.sha256)) is not None:
+                yield range(shard.first, shard.end)
+        if self.steps < batches:
+            yield range(self.steps, batches)
+
+
+def write_shard(folder: Path, numbers: range, positions: int, data: bytes) -> ShardRecord:
+    """Write a shard of these batches atomically; returns its record. Raises OSError."""
+    file, digest = f"shard-{numbers.start:09d}.safetensors", hashlib.sha256(data).hexdigest()
+    atomic_write(folder / file, data)
+    return ShardRecord(file, numbers.start, len(numbers), positions, len(data), digest)
+
+
+@dataclass(frozen=True)
+class StepLogits:
+    """Stored logits of R consecutive rows of one batch, with N masked positions in all.
+
+    counts: int32 [R], the positions of each row; values: [N, k]; ids: [N, k] the tokens, largest
+    logit first; None where values has the whole vocabulary, in its order. examples: int64 [R], the
+    numbers of the rows' examples; None where rows are found by their batch.
+    """
+
+    counts: Tensor
+    values: Tensor
+    ids: Tensor | None
+    examples: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[StepLogits]) -> StepLogits:
+        """The rows of all parts, in this order."""
+        ids = [part.ids for part in parts if part.ids is not None]
+        examples = [part.examples for part in parts if part.examples is not None]
+        return cls(
+            torch.cat([part.counts for part in parts]),
+            torch.cat([part.values for part in parts]),
+            torch.cat(ids) if ids else None,
+            torch.cat(examples) if examples else None,
+        )
+
+    def of_examples(self, numbers: Tensor, kept: Tensor) -> StepLogits:
+        """The rows where `kept` [R] is true, of the examples with these numbers [R]."""
+        positions = kept.repeat_interleave(self.counts)
+        ids = None if self.ids is None else self.ids[positions]
+        return StepLogits(self.counts[kept], self.values[positions], ids, numbers[kept])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors."""
+        tensors = (self.counts, self.values, self.ids, self.examples)
+        return sum(
+            tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None
+        )
+
+
+def encode(steps: Sequence[StepLogits]) -> bytes:
+    """The content of a shard of these batches."""
+    rows = torch.tensor([len(step.counts) for step in steps], dtype=torch.int32)
+    everything = StepLogits.joined(steps)
+    tensors = {ROWS: rows, COUNTS: everything.counts, VALUES: everything.values}
+    if everything.ids is not None:
+        tensors[IDS] = everything.ids
+    if everything.examples is not None:
+        tensors[EXAMPLES] = everything.examples
+    return safetensors.torch.save(tensors)
+
+
+def decode(content: bytes) -> StepLogits:
+    """All rows of a shard's content, as if of one batch."""
+    tensors = safetensors.torch.load(content)
+    ids, examples = tensors.get(IDS), tensors.get(EXAMPLES)
+    return StepLogits(tensors[COUNTS], tensors[VALUES], ids, examples)
+
+
+class Shard:
+    """Reads parts of a shard's batches; the file is mapped, not loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, "pt")
+        self._names = list(self._file.keys())
+        self._ends = self._file.get_tensor(ROWS).cumsum(0).tolist()
+        self._counts = self._file.get_tensor(COUNTS)
+        self._positions = [0, *self._counts.cumsum(0).tolist()]  # before each row
+
+    def step(self, number: int, rank: int, world_size: int) -> StepLogits:
+        """A rank's rows of the shard's batch of this number, from 0."""
+        begin, end = (0, *self._ends)[number], self._ends[number]
+        share = (end - begin) // world_size
+        return self._rows_in(slice(begin + rank * share, begin + (rank + 1) * share))
+
+    def examples(self) -> list[int]:
+        """The number of each row's example; none where rows are found by their batch."""
+        return self._file.get_tensor(EXAMPLES).tolist() if EXAMPLES in self._names else []
+
+    def row(self, row: int) -> StepLogits:
+        """The row of this number, from 0, whichever its batch."""
+        return self._rows_in(slice(row, row + 1))
+
+    def _rows_in(self, rows: slice) -> StepLogits:
+        at = slice(self._positions[rows.start], self._positions[rows.stop])
+        return StepLogits(
+            self._counts[rows],
+            self._file.get_slice(VALUES)[at],
+            self._file.get_slice(IDS)[at] if IDS in self._names else None,
+        )
