@@ -24,6 +24,7 @@ from configs import assignment
 
 if TYPE_CHECKING:
     from trainer.augmentation.augmenting import Method
+    from trainer.config import JobConfig
 
 COPIES = click.option(
     "--copies",
@@ -230,6 +231,11 @@ def data_dump(
     show_default=True,
     help="How often a word is replaced in a copy.",
 )
+@click.option(
+    "--stop-words",
+    type=PATH,
+    help="A file of words that stay, one a line, for texts that are not English.",
+)
 @SEED
 @click.option(
     "--mask-alone", is_flag=True, help="Predict words without the unmasked text beside them."
@@ -240,6 +246,7 @@ def data_augment(
     model: str,
     out: str,
     vectors: str | None,
+    stop_words: str | None,
     mask_alone: bool,
     candidates: int,
     **settings: Any,
@@ -260,8 +267,10 @@ def data_augment(
         candidates,
         None if vectors is None else Path(vectors),
         beside_original=not mask_alone,
+        stop_words=None if stop_words is None else Path(stop_words),
     )
-    _augmented(task, (assignment("teacher.init.pretrained", model), *overrides), how, out)
+    words = (assignment("teacher.init.pretrained", model), *overrides)
+    _augmented(task_job(task, words), how, out)
 
 
 @data.command("perturb")
@@ -315,9 +324,7 @@ def data_augment(
 @click.option(
     "--mask-token",
     type=TEXT,
-    default="[MASK]",
-    show_default=True,
-    help="What a masked word becomes: the mask token of the student's tokenizer.",
+    help="What a masked word becomes; default: the mask token of data.tokenizer, or [MASK].",
 )
 @SEED
 def data_perturb(
@@ -337,11 +344,12 @@ def data_perturb(
     an interrupted one.
     """
     from data_pipeline.augmentation.perturbation import Perturbation
-    from trainer.augmentation.perturbing import Perturbing, TaggedFile
+    from trainer.augmentation.perturbing import Perturbing, TaggedFile, mask_token
 
     if settings["mask"] + settings["replace"] > 1:
         raise click.UsageError("--mask and --replace: must not be more than 1 together")
-    if settings["mask_token"].split() != [settings["mask_token"]]:
+    mask = settings.pop("mask_token")
+    if mask is not None and mask.split() != [mask]:
         raise click.UsageError("--mask-token: must be one word without white space, as [MASK]")
     if tagged is None and settings["replace"]:
         raise click.UsageError("--tagged: must name a file of parts of speech, or set --replace 0")
@@ -349,13 +357,15 @@ def data_perturb(
         raise click.UsageError("--tag-column and --encoding: are for --tagged; remove them")
     file = None if tagged is None else TaggedFile(Path(tagged), tag_column or -1, encoding)
     given = ("teacher.init.pretrained=unread", *overrides)  # a task's YAML leaves it to its user
-    _augmented(task, given, Perturbing(Perturbation(**settings), file), out)
+    job = task_job(task, given)
+    token = mask or mask_token(job.data.tokenizer) or Perturbation.mask_token
+    _augmented(job, Perturbing(Perturbation(**settings, mask_token=token), file), out)
 
 
-def _augmented(task: str, words: tuple[str, ...], how: Method, out: str) -> None:
+def _augmented(job: JobConfig, how: Method, out: str) -> None:
     from configs.durations import counted
     from trainer.augmentation.augmenting import augment
     from trainer.device import own_device
 
-    rows, examples = augment(task_job(task, words), how, Path(out), own_device())
+    rows, examples = augment(job, how, Path(out), own_device())
     click.echo(f"{counted(rows, 'example')}, made of {examples:,}, are in {out}")

@@ -72,6 +72,13 @@ def tokenizer_train(
     if sample is not None:
         used = f"{sample.used:,} of {sample.lines:,} lines"
         click.echo(f"{used} are used, drawn evenly from the whole text")
+    if left_out.folds_case:
+        click.echo("case is folded; --cased keeps capitals")
+    if left_out.folds_case and left_out.is_turkish:
+        click.echo(
+            "warning: the text looks Turkish or Azerbaijani, and folding case takes \u0131 and "
+            "\u0130 for other letters; give --cased"
+        )
     click.echo("\n".join(left_out.loss.lines()))
     size = load(Path(out))[1].vocab_size
     few = f": {size:,} of {vocab_size:,} entries, since the text has no more"

@@ -24,7 +24,7 @@ ROOMS = {
         "reading building examples augmentation"
     ),
     "data_pipeline/text": (
-        "compiled surrogates text_files formats records documents joined_text sentences "
+        "compiled scripts surrogates text_files formats records documents joined_text sentences "
         "sentence_search system_prose"
     ),
     "data_pipeline/task_files": (

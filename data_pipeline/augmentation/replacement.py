@@ -11,7 +11,8 @@ first one as it was; copies in which nothing was replaced are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,7 @@ haven't isn isn't ma mightn mightn't mustn mustn't needn needn't shan shan't sho
 wasn wasn't weren weren't won won't wouldn wouldn't 's 're
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
+LEAST_ENGLISH = 0.15  # of the words of English text are stop words; usually 0.3 to 0.5
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,27 @@ class Replacement:
         return list(found)[1:]
 
 
-def replaceable(sentence: Sentence) -> list[int]:
-    """The numbers of the words that may be replaced: of English letters only, no stop words."""
+def replaceable(sentence: Sentence, stop_words: Collection[str] | None = None) -> list[int]:
+    """The numbers of the words that may be replaced: no stop words, and `is_word`.
+
+    `stop_words` are those of a language other than English.
+    """
+    excluded = STOP_WORDS if stop_words is None else stop_words
     return [
         number
         for number, word in enumerate(sentence.words)
-        if word.text.isascii() and word.text.isalpha() and word.text.lower() not in STOP_WORDS
+        if is_word(word.text, english=stop_words is None) and word.text.lower() not in excluded
     ]
+
+
+def is_word(text: str, english: bool) -> bool:
+    """Whether a text has letters only, of English or of any script with its marks."""
+    if english:
+        return text.isascii() and text.isalpha()
+    return text[:1].isalpha() and all(unicodedata.category(one)[0] in "LM" for one in text)
+
+
+def is_english(texts: Iterable[str]) -> bool:
+    """Whether as many of the words are English stop words as in English text."""
+    words = [word.strip(".,;:!?\"'()").lower() for text in texts for word in text.split()]
+    return sum(word in STOP_WORDS for word in words) >= LEAST_ENGLISH * len(words)

@@ -32,11 +32,12 @@ def finish_folder(
     `claim` is called for each file before it is created. `loaded` is the result of
     `tokenization.load` for `tokenizer_dir`. `others` are files that lie there already.
     """
+    unknown = tokenization.unknown_id(loaded[0])
     tree = {
         "format": manifest.FORMAT,
         "identity": identity,
         "vocabulary": loaded[1].to_json(),
-        "splits": {split: _describe(Index.open(folder / split)) for split in SPLITS},
+        "splits": {split: _describe(Index.open(folder / split), unknown) for split in SPLITS},
         "tally": {key: value for key, value in tally.items() if key != "chunks"},
     }
     part = folder / PART
@@ -58,12 +59,13 @@ def finish_folder(
     return tree
 
 
-def _describe(index: Index) -> dict:
+def _describe(index: Index, unknown: int | None) -> dict:
     return {
         "shards": len(index.shards),
         "blocks": len(index.blocks),
         "documents": index.documents,
         "sentences": int(index.shards["sentences"].sum()),
         "tokens": index.tokens,
+        "unknown_tokens": 0 if unknown is None else int(index.token_counts[unknown]),
         "bytes": int(index.shards["bytes"].sum()),
     }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from configs.durations import counted
 from configs.progress import Work
 from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
 from data_pipeline.building.near_duplicates import LIST
 from data_pipeline.reading.corpus import remedy
+from data_pipeline.text.scripts import MOST_SPACELESS, shares_of
+from data_pipeline.text.sentences import MAX_CHARACTERS
+from data_pipeline.tokenization.normalization_loss import WARN_ABOVE
 
 BAR_WIDTH = 40
+UNSTOPPED = ("Thai", "Lao")  # scripts that separate sentences by a space at most
 
 
 def show_on(told: Work) -> Callable[[Progress], None]:
@@ -45,6 +49,8 @@ def summary(tree: dict) -> str:
     lines += problem_lines(tally.problems, tally.first_problems)
     lines += skipped_lines(tally.skipped_files, tally.first_skipped)
     lines += tally.loss.lines()
+    lines += _unknown_lines(tree["splits"].values())
+    lines += _sentence_lines(tally)
     lines += _warnings(tree)
     return "\n".join([*lines, "tokens per document:", *_histogram(tally.tokens_per_document)])
 
@@ -52,6 +58,27 @@ def summary(tree: dict) -> str:
 def skipped_lines(count: int, first: Sequence[str]) -> list[str]:
     """The files of folders that are not read, with the reason for the `first` of them."""
     return [f"{counted(count, 'file')} skipped", *problem_lines(count, first)] if count else []
+
+
+def _unknown_lines(splits: Collection[dict]) -> list[str]:
+    """How much of the text has no entry in the vocabulary; corpora of old tell nothing."""
+    unknown = sum(split.get("unknown_tokens", 0) for split in splits)
+    share = unknown / max(1, sum(split["tokens"] for split in splits))
+    if not unknown:
+        return []
+    line = f"{share:.3%} of the tokens are unknown to the tokenizer"
+    if share <= WARN_ABOVE:
+        return [line]
+    advice = "train a tokenizer on this text, or find one with `tandem tokenizer compare`"
+    return [f"warning: {line}, so that a model cannot tell them apart; {advice}"]
+
+
+def _sentence_lines(tally: Tally) -> list[str]:
+    """Where sentences end in scripts without full stops."""
+    shares = shares_of(tally.characters_by_script)
+    scripts = [script for script in UNSTOPPED if shares.get(script, 0) > MOST_SPACELESS]
+    rule = f"a sentence ends with its line, or after {MAX_CHARACTERS:,} characters at a space"
+    return [f"{script} has no full stops: {rule}" for script in scripts]
 
 
 def _warnings(tree: dict) -> list[str]:

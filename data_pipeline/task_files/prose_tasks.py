@@ -1,4 +1,4 @@
-"""Small labelled tasks, made from any English prose: documents between blank lines.
+"""Small labelled tasks, made from any prose with spaces between words, and English above all.
 
     python -m data_pipeline.task_files.prose_tasks TEXT --out DIR
 
@@ -9,7 +9,7 @@ documents. The same text always gives the same files.
 - ``order_*.tsv``: is a sentence as it was written, or are its words shuffled?
 - ``neighbours_*.tsv``: does a sentence follow another, or is it from another document?
 - ``capitals_*.txt``: which words, here in small letters, begin with a capital (CoNLL, IOB2)?
-- ``pairs.jsonl``: minimal pairs, with words swapped or a verb in the wrong number.
+- ``pairs.jsonl``: minimal pairs, with words swapped or an English verb in the wrong number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 
 from data_pipeline.text.documents import read_documents
-from data_pipeline.text.sentences import sentence_ends
+from data_pipeline.text.sentences import OTHER_STOPS, sentence_ends
 
 TRAIN, VALIDATION = "train", "validation"
 EXAMPLES = {TRAIN: 2000, VALIDATION: 500}  # of each task, at most
@@ -165,13 +165,22 @@ _TASKS: tuple[
 
 
 def _is_ordinary(sentence: str) -> bool:
-    return len(sentence.split()) in WORDS and sentence.endswith(".")
+    return len(sentence.split()) in WORDS and sentence.endswith((".", *OTHER_STOPS))
 
 
 def _shuffled(texts: Iterable[Document], draw: random.Random) -> list[str]:
     sentences = [sentence for document in texts for sentence in document]
     draw.shuffle(sentences)
     return sentences
+
+
+def _missing(out: Path) -> Iterator[str]:
+    """What the text's language has not, of what the tasks are made of."""
+    if "B-CAP" not in (out / f"capitals_{TRAIN}.txt").read_text(encoding="utf-8"):
+        yield "capitals: no word inside a sentence has one, so that nothing can be learnt"
+    if '"agreement"' not in (out / "pairs.jsonl").read_text(encoding="utf-8"):
+        words = ", ".join(OTHER_NUMBER)
+        yield f"pairs.jsonl: has no agreement, which is made of English words: {words}"
 
 
 def _write(path: Path, lines: Iterable[str]) -> int:
@@ -193,8 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--pairs", type=int, default=PAIRS, help=f"of each phenomenon, at most ({PAIRS})"
     )
     given = parser.parse_args(arguments)
+    if next(documents(given.text), None) is None:
+        parser.exit(
+            1,
+            f"{given.text}: has no sentence of {WORDS[0]} to {WORDS[-1]} words between spaces that "
+            "ends with a full stop; these tasks cannot be made of it\n",
+        )
     for name, examples in write_tasks(given.text, given.out, given.pairs).items():
         print(f"{given.out / name}: {examples:,} examples")
+    for line in _missing(given.out):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ _CAN_BEGIN = _answer_table(_CAPITALS_AND_DIGITS, b" \t\"'([-")
 # Written out, since compiled code is kept on disk for as long as this file stays as it is.
 _OTHER_STOPS = (
     "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u1367\u104b\u17d4\u17d5"
+    "\u0f0d\u0f0e\u1803\u1c7e\uabeb"
 )
 assert _OTHER_STOPS == OTHER_STOPS
 _STOPS_TOO = [stop.encode() for stop in "\u2026" + _OTHER_STOPS]
@@ -69,7 +70,12 @@ def _keys(words: Iterable[str]) -> NDArray[np.uint64]:
 
 # Words after which a full stop does not, or need not, end a sentence, and the longest one's bytes.
 _Abbreviations = tuple[NDArray[np.uint64], NDArray[np.uint64], int]
-_ABBREVIATIONS: _Abbreviations = (_keys(ABBREVIATIONS), _keys(BEFORE_NUMBER), LONGEST)
+# Words that are not ASCII are left to the rules.
+_ABBREVIATIONS: _Abbreviations = (
+    _keys(filter(str.isascii, ABBREVIATIONS)),
+    _keys(filter(str.isascii, BEFORE_NUMBER)),
+    LONGEST,
+)
 # Characters of two and of three bytes; see `BREAK`.
 _STOPS_OF_2, _STOPS_OF_3 = (
     np.array([int.from_bytes(stop, "little") for stop in _STOPS_TOO if len(stop) == n], np.uint64)

@@ -2,10 +2,10 @@
 
 A sentence ends at a line end, or at closing punctuation that is followed by white space and by
 something that can begin a sentence. Quotes and brackets may stand after the punctuation. The stops
-of other scripts end a sentence whatever follows. The full stops of English abbreviations, initials
-and numbered references do not end one. A line that starts in lower case continues the sentence
-before it (hard-wrapped text). A sentence longer than `MAX_CHARACTERS` is cut at weaker punctuation,
-or at a space.
+of other scripts end a sentence whatever follows. The full stops of initials, of numbered references
+and of the abbreviations of English and some other languages do not end one. A line that starts in
+lower case continues the sentence before it (hard-wrapped text). A sentence longer than
+`MAX_CHARACTERS` is cut at weaker punctuation, or at a space.
 
 White space belongs to the sentence after it, so joining the sentences gives the text. Byte-level
 tokenizers therefore give the same ids for the sentences as for the whole text.
@@ -19,8 +19,14 @@ from collections.abc import Iterator
 MAX_CHARACTERS = 1000
 
 # The full stops and question marks of Chinese and Japanese, Hindi, Arabic and Urdu, Armenian,
-# Amharic, Burmese and Khmer. Whatever stands behind one begins a sentence, also without a space.
-OTHER_STOPS = "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u1367\u104b\u17d4\u17d5"
+# Amharic, Burmese, Khmer, Tibetan, Mongolian, Santali and Meitei. Whatever stands behind one begins
+# a sentence, also without a space.
+OTHER_STOPS = (
+    "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u1367\u104b\u17d4\u17d5"
+    "\u0f0d\u0f0e\u1803\u1c7e\uabeb"
+)
+# Commas and semicolons of Chinese and Japanese, Arabic, Burmese and Amharic.
+_OTHER_COMMAS = "\uff0c\u3001\uff1b\uff1a\u060c\u061b\u104a\u1363"
 
 
 def _can_begin() -> str:
@@ -50,16 +56,31 @@ mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col capt lt sgt maj cmdr 
 pres supt insp vs cf viz eg ie al esp approx dept univ assn bros ave blvd mt ft
 jan feb mar apr jun jul aug sept oct nov dec ltd inc corp co
 """
-_NUMBERED = "no nos p pp vol vols fig figs eq eqs sec ch chap art c ca ver v b d"
-ABBREVIATIONS = frozenset(_TITLES_AND_SUCH.split())
+# Of German, French, Spanish, Portuguese, Italian, Dutch, Swedish and Norwegian, Polish, Czech,
+# Finnish, Turkish, Russian and Ukrainian: those that no English sentence ends with. Those that
+# often end a sentence, such as usw and ecc, are not here.
+_OTHER_LANGUAGES = """
+bzw vgl evtl ggf bspw inkl zzgl hrsg hr hrn p.ex sra srta dra ud uds exmo exma sig sigg dott avv
+dhr mevr bijv t.ex f.eks bl.a tzn tzv např esim bkz örn
+ул им стр см проф акад напр ср вул ім див
+"""  # noqa: RUF001
+_NUMBERED = """
+no nos p pp vol vols fig figs eq eqs sec ch chap art c ca ver v b d
+nr str bd kap abb abs blz pag pág págs núm
+рис табл ст гл с
+"""  # noqa: RUF001
+ABBREVIATIONS = frozenset((_TITLES_AND_SUCH + _OTHER_LANGUAGES).split())
 BEFORE_NUMBER = frozenset(_NUMBERED.split())
 LONGEST = max(map(len, ABBREVIATIONS))
 _LONGEST_DOTTED = 65  # characters; a longer "A.B.C" is not an abbreviation
 _QUOTES = "\"'\u201c\u2018(["
 _STOPS = ".!?\u2026"
 _SOLID = re.compile(r"\S")
-_DOTTED = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]")
-_WEAK_BREAKS = (re.compile(r"[.!?;:\u2026][\"')\u201d\u2019]*(?=\s)"), re.compile(r",(?=\s)"))
+_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]")
+_WEAK_BREAKS = (
+    re.compile(r"[.!?;:\u2026][\"')\u201d\u2019]*(?=\s)"),
+    re.compile(rf",(?=\s)|[{_OTHER_COMMAS}]"),
+)
 
 
 def sentence_ends(text: str) -> list[int]:

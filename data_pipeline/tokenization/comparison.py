@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.text.documents import read_documents
 from data_pipeline.text.formats import ReadOptions
 from data_pipeline.tokenization.normalization_loss import LossCounter, NormalizationLoss
-from data_pipeline.tokenization.tokenizer import load, word_prefix
+from data_pipeline.tokenization.tokenizer import load, unknown_id, word_prefix
 
 BATCH = 1 << 14  # words encoded per call
 
@@ -66,15 +65,8 @@ def compare(
 
 def _encode(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> Iterator[tuple[int, bool]]:
     """The number of tokens of each word in running text, and whether one of them is unknown."""
-    prefix, unknown = word_prefix(tokenizer), _unknown_id(tokenizer)
+    prefix, unknown = word_prefix(tokenizer), unknown_id(tokenizer)
     rest = iter(words)
     while batch := [prefix + word for word in islice(rest, BATCH)]:
         for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
             yield len(encoding.ids), unknown in encoding.ids
-
-
-def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
-    model = json.loads(tokenizer.to_str())["model"]
-    if isinstance(number := model.get("unk_id"), int):  # of unigram
-        return number
-    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import tokenizers
 
+from data_pipeline.text.scripts import JOINERS, script_of
+
 WARN_ABOVE = 0.001  # of all characters
-OTHERS = "other characters"
-# Format characters that carry meaning: Persian and the scripts of India spell words with them.
-JOINERS = {"\u200c", "\u200d"}
-_NO_TEXT = ("C", "Z")  # categories: control, format, unassigned; white space
 
 
 @dataclass
@@ -92,25 +90,6 @@ class LossCounter:
             _parts(text) for text in (character, self._normalizer.normalize_str(character))
         )
         return script, bool(before - after)
-
-
-def script_of(character: str) -> str:
-    """The name of a letter's or mark's script, `OTHERS` for other text, empty for what is none."""
-    category = unicodedata.category(character)
-    if character in JOINERS:
-        return "joiners"
-    if category.startswith(_NO_TEXT) or character == "\ufffd":
-        return ""
-    if not category.startswith(("L", "M")):
-        return OTHERS
-    first = unicodedata.name(character, OTHERS).split()[0]
-    return {"CJK": "Han", "COMBINING": "combining marks"}.get(first, first.capitalize())
-
-
-def shares_of(counts: Mapping[str, int]) -> dict[str, float]:
-    """The share of each script among all letters, in falling order."""
-    letters = Counter({script: counts[script] for script in counts if script not in ("", OTHERS)})
-    return {script: count / letters.total() for script, count in letters.most_common()}
 
 
 def _parts(text: str) -> Counter[str]:

@@ -179,6 +179,14 @@ def word_starts(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> NDAr
     return starts
 
 
+def unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """The id of what the vocabulary has no entry for; None where everything has one."""
+    model = json.loads(tokenizer.to_str())["model"]
+    if isinstance(number := model.get("unk_id"), int):  # of unigram
+        return number
+    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
+
+
 def word_prefix(tokenizer: tokenizers.Tokenizer) -> str:
     """The text to put before a word that is encoded alone, for the ids of running text.
 

@@ -29,13 +29,13 @@ from data_pipeline.text.documents import (
     require_usable,
 )
 from data_pipeline.text.formats import ReadOptions, find_inputs
+from data_pipeline.text.scripts import MOST_SPACELESS, SPACELESS, script_of, shares_of
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
 from data_pipeline.tokenization.normalization_loss import (
+    WARN_ABOVE,
     LossCounter,
     NormalizationLoss,
-    script_of,
-    shares_of,
 )
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES, save
 from data_pipeline.tokenization.vocabularies import (
@@ -56,8 +56,7 @@ UNIGRAM_LINES = 2_000_000  # SentencePiece holds all that it is given in memory
 # than `COVERAGE` of the text, as of Chinese or Korean, up to a third of its entries.
 ALPHABET = 1000
 COVERAGE = 0.9999
-SPACELESS = {"Thai", "Lao", "Khmer", "Myanmar"}  # written without spaces between words
-MOST_SPACELESS = 0.05  # of the letters of a text whose words WordPiece can find
+TURKISH = "\u0130\u0131"  # dotted capital and dotless small i
 
 Read = Callable[[], Iterable[str]]  # all documents, from the first
 Listener = Callable[[Problem], None]
@@ -106,6 +105,8 @@ class LeftOut:
     sample: Sample | None  # None: all lines are used
     skipped: list[str]  # files of folders, with the reasons
     loss: NormalizationLoss  # what the normalizer removes from the text
+    folds_case: bool
+    is_turkish: bool  # or a relative: folding takes some of its letters for others
 
 
 def train(
@@ -156,7 +157,9 @@ def train(
         )
     _save(tokenizer, roles, Path(out))
     with work("tokenizer", "characters") as told:
-        return LeftOut(unusable, sample, skipped, _loss(tokenizer, _told(read, told)()))
+        loss, turkish = _loss(tokenizer, _told(read, told)())
+    is_turkish = turkish > WARN_ABOVE * sum(loss.characters.values())
+    return LeftOut(unusable, sample, skipped, loss, lowercase, is_turkish)
 
 
 def _told(read: Read, told: Work) -> Read:
@@ -174,11 +177,15 @@ def _told(read: Read, told: Work) -> Read:
     return documents
 
 
-def _loss(tokenizer: tokenizers.Tokenizer, documents: Iterable[str]) -> NormalizationLoss:
-    counter, loss = LossCounter(tokenizer), NormalizationLoss()
+def _loss(
+    tokenizer: tokenizers.Tokenizer, documents: Iterable[str]
+) -> tuple[NormalizationLoss, int]:
+    """What the normalizer removes, and the number of `TURKISH` letters."""
+    counter, loss, turkish = LossCounter(tokenizer), NormalizationLoss(), 0
     for document in documents:
         loss.add(counter([document]))
-    return loss
+        turkish += sum(map(document.count, TURKISH))
+    return loss, turkish
 
 
 def _save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> None:

@@ -10,12 +10,12 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer
 
 from data_pipeline import DataError
-from data_pipeline.augmentation.replacement import Replacement, replaceable
-from data_pipeline.augmentation.sentence import Sentence
+from data_pipeline.augmentation.replacement import Replacement, is_english, is_word, replaceable
+from data_pipeline.augmentation.sentence import Sentence, Word
 from data_pipeline.augmentation.word_vectors import WordVectors
 
 PIECES = ["[UNK]", "the", "cat", "sat", "don", "'", "t", "un", "##happy", "cafe", ",", "on", "mat"]
-TEXT = "The unhappy CAT sat, caf\u00e9  don't  on 2 mats"
+TEXT = "The unhappy CAT sat, café  don't  on 2 mats"
 
 
 def word_piece() -> tokenizers.Tokenizer:
@@ -46,14 +46,14 @@ def test_words_are_those_of_berts_basic_tokenizer() -> None:
 def test_words_of_letters_that_are_no_stop_words_may_be_replaced() -> None:
     sentence = read()
     assert words(sentence, replaceable(sentence)) == ["unhappy", "cat", "sat", "cafe", "mats"]
-    assert words(read("a1 na\u00efve x-y Dog"), replaceable(read("a1 na\u00efve x-y Dog"))) == [
+    assert words(read("a1 naïve x-y Dog"), replaceable(read("a1 naïve x-y Dog"))) == [
         "naive", "x", "dog",
     ]  # fmt: skip
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    pieces = {"a": 0, "b": 1, "\u0120": 2, "ab": 3, "\u0120ab": 4}
-    made = tokenizers.Tokenizer(models.BPE(pieces, [("a", "b"), ("\u0120", "ab")]))
+    pieces = {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "Ġab": 4}
+    made = tokenizers.Tokenizer(models.BPE(pieces, [("a", "b"), ("Ġ", "ab")]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return made
 
@@ -154,3 +154,23 @@ def test_a_bad_file_of_vectors_is_named(tmp_path, text, message) -> None:
     (tmp_path / "glove.txt").write_text(text)
     with pytest.raises(DataError, match=message):
         WordVectors.read(tmp_path / "glove.txt")
+
+
+def test_with_stop_words_of_its_language_words_of_any_letters_may_be_replaced() -> None:
+    texts = {
+        "straße": True,
+        "из": False,
+        "हिन्दी": True,
+        "a1": False,
+    }
+    for text, is_replaced in texts.items():
+        assert is_word(text, english=False) == (is_replaced or text == "из")
+        assert not is_word(text, english=True)
+    sentence = Sentence("", (), tuple(Word(text, 0, range(1)) for text in texts))
+    assert replaceable(sentence, {"из"}) == [0, 2]
+
+
+def test_english_is_known_by_its_stop_words() -> None:
+    assert is_english(["The film is a waste of time, and I left it."])
+    assert not is_english(["Der Film ist so schlecht, daß wir vor dem Ende gegangen sind."])
+    assert not is_english(["Этот фильм плохой"])

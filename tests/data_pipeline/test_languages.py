@@ -100,7 +100,8 @@ def test_slices_report_what_one_build_reports(tmp_path) -> None:
         run(*build, "--out", tmp_path / "parts", "--task", task)
     counts = merge(str(tmp_path / "parts"))["tally"]["removed_by_script"]
     assert sorted(counts) == ["Cyrillic", "Devanagari", "Latin"]
-    (line,) = (line for line in whole.splitlines() if line.startswith("warning: "))
+    warnings = [line for line in whole.splitlines() if line.startswith("warning: ")]
+    (line,) = (line for line in warnings if "normalizer" in line)
     assert all(f"of {script}" in line for script in counts)
 
 
@@ -222,3 +223,73 @@ def test_compare_says_what_it_cannot_read(tmp_path) -> None:
         assert done.exit_code == 1
         assert message in done.output
         assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["Das gilt z.B. Für Hr. Meier bzw. Frau Roth, vgl. Abb. 3 und Nr. 5.", " Ja."],
+        ["Voir p.ex. M. Dupont et Mme. Curie, p. 3.", " Fin."],
+        ["La Sra. López, pág. 12.", " Fin."],
+        ["См. рис. 3 и ул. Ленина, т.е. Дом.", " Да."],  # noqa: RUF001
+        ["Див. вул. Лесі.", " Так."],
+        ["བོད།", " ཡིག།"],
+    ],
+)
+def test_sentences_do_not_end_at_the_abbreviations_of_other_languages(sentences) -> None:
+    test_sentences_end_at_the_stops_of_their_script(sentences)
+
+
+def test_long_sentences_are_cut_at_the_commas_of_their_script() -> None:
+    text = "\u5b57" * 600 + "\uff0c" + "\u5b57" * 600
+    assert sentence_ends(text) == [601, 1201]
+
+
+def test_unknown_tokens_are_reported_with_their_share(tmp_path) -> None:
+    """Also words of more characters than WordPiece looks at."""
+    trained(tmp_path, ENGLISH)
+    build = ("data", "build", tmp_path / "new.txt", "--tokenizer", tmp_path / "out")
+    texts = {"known": ENGLISH, "hindi": f"{ENGLISH} {HINDI}", "long": f"{ENGLISH} {'a' * 101}"}
+    reports = {}
+    for name, text in texts.items():
+        (tmp_path / "new.txt").write_text(text, encoding="utf-8")
+        reports[name] = run(*build, "--out", tmp_path / name)
+    assert "unknown to the tokenizer" not in reports["known"]
+    for name in ("hindi", "long"):
+        (line,) = (one for one in reports[name].splitlines() if "unknown to" in one)
+        assert re.match(r"warning: \d+\.\d+% of the tokens are unknown to the tokenizer", line)
+        assert "tandem tokenizer compare" in line
+
+
+def test_text_without_full_stops_is_told(tmp_path) -> None:
+    trained(tmp_path, THAI, kind="bpe", size=300)
+    built = ("data", "build", tmp_path / "text.txt", "--tokenizer", tmp_path / "out")
+    assert "Thai has no full stops: a sentence ends" in run(*built, "--out", tmp_path / "corpus")
+
+
+def test_folded_case_is_told_and_turkish_is_warned_of(tmp_path) -> None:
+    for name, text, options in (
+        ("english", ENGLISH, ()),
+        ("turkish", "K\u0131z\u0131l\u0131rmak \u0131rma\u011f\u0131", ()),
+        ("cased", "K\u0131z\u0131l\u0131rmak \u0131rma\u011f\u0131", ("--cased",)),
+    ):
+        (tmp_path / name).mkdir()
+        output = trained(tmp_path / name, text, *options)
+        assert ("case is folded; --cased keeps capitals" in output) == (name != "cased")
+        assert ("looks Turkish" in output) == (name == "turkish")
+
+
+def test_tasks_from_prose_say_what_another_language_lacks(tmp_path, capsys) -> None:
+    from data_pipeline.task_files.prose_tasks import main as make
+
+    text = tmp_path / "in.txt"
+    text.write_text("\n\n".join(f"{HINDI} {n} {HINDI} {n}\u0964" for n in range(40)))
+    make([str(text), "--out", str(tmp_path / "tasks")])
+    output = capsys.readouterr().out
+    assert "capitals: no word inside a sentence has one" in output
+    assert "has no agreement, which is made of English words: is, was" in output
+    text.write_text(THAI)
+    with pytest.raises(SystemExit, match="1"):
+        make([str(text), "--out", str(tmp_path / "none")])
+    assert "has no sentence of 6 to 30 words" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from data_pipeline import DataError
 from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, tagged, untagged
@@ -15,6 +16,7 @@ from data_pipeline.task_files.conll import read_conll
 from data_pipeline.task_files.tables import read_table
 from tests.conftest import tandem
 from tests.real_data import real_data
+from trainer.augmentation.perturbing import Perturbing, mask_token
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "the", "river"]
 TAGS = ["D", "N", "V", "P", "D", "N", "C", "D", "N", "V", "P", "D", "N"]
@@ -148,3 +150,21 @@ def test_what_cannot_be_is_named(tmp_path: Path, options: list, message: str) ->
     done = tandem("data", "perturb", "single_sentence", *words, *options, *out)
     assert done.returncode == (1 if "none" in options else 2)
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_words_without_spaces_are_told_and_the_mask_is_the_tokenizers(
+    tmp_path: Path, caplog
+) -> None:
+    how = Perturbing(Perturbation(replace=0.0))
+    row = {"text": "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"}
+    how.over([row], ["text"], torch.device("cpu"))
+    assert "100% of the letters have no spaces between words (Thai)" in caplog.text
+    caplog.clear()
+    how.over([{"text": "words with spaces"}], ["text"], torch.device("cpu"))
+    assert not caplog.text
+    (tmp_path / "vocab.txt").write_text("<pad>\n<unk>\n<s>\n</s>\n<mask>\na\n")
+    names = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+    config = {f"{name}_token": token for name, token in names.items()}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert mask_token(str(tmp_path)) == "<mask>"
+    assert mask_token(None) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import tracemalloc
@@ -336,3 +337,27 @@ def test_as_many_copies_are_made_as_by_tinyberts_code(folder, tmp_path) -> None:
     first = rows[0]
     copies = [row for row in rows[1:] if row["b"] == first["b"] and row["a"] != first["a"]]
     assert 20 < len(copies) <= 30
+
+
+def test_texts_of_another_language_are_told_and_take_its_stop_words(
+    folder, tmp_path, caplog
+) -> None:
+    (tmp_path / "train.tsv").write_text(
+        "text_a\ttext_b\tlabel\n" + "der fluss rauscht leise\tein haus am fluss\t1\n" * 3
+    )
+    given = job(folder, f"data.train={tmp_path / 'train.tsv'}")
+    augment(given, settings(folder), tmp_path / "english.tsv", CPU)
+    assert "the texts do not look English" in caplog.text
+    assert "--stop-words FILE" in caplog.text
+    caplog.clear()
+    (tmp_path / "stop.txt").write_text("der\nein\nAm\nfluss\n")
+    how = dataclasses.replace(settings(folder), stop_words=tmp_path / "stop.txt")
+    augment(given, how, tmp_path / "german.tsv", CPU)
+    assert "English" not in caplog.text
+    rows = (tmp_path / "german.tsv").read_text().splitlines()[1:]
+    assert all(row.count("fluss") >= 2 for row in rows)
+    assert "stop_words" in json.loads((tmp_path / "german.tsv.json").read_text())
+    (tmp_path / "empty.txt").write_text("\n")
+    how = dataclasses.replace(how, stop_words=tmp_path / "empty.txt")
+    with pytest.raises(DataError, match=r"empty\.txt: holds no words"):
+        augment(given, how, tmp_path / "none.tsv", CPU)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from click.testing import CliRunner
 from torch import Tensor
@@ -31,7 +32,7 @@ from trainer.job_data.examples import with_examples
 from trainer.objectives.row_losses import cross_entropy_rows
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
-from trainer.scoring.translating import bleu_counts, bleu_of
+from trainer.scoring.translating import References, bleu_counts, bleu_of
 
 WORDS = ["the", "of", "and", "to", "in", "was", "his"]
 OTHERS = ["is", "that", "with", "he", "as", "had", "it"]  # each word's translation
@@ -333,3 +334,21 @@ def test_a_folder_whose_model_cannot_do_a_task_is_named(tmp_path, overrides, sai
     words = ["data.train=x.tsv", f"teacher.init.pretrained={tmp_path}", *overrides]
     with pytest.raises(ConfigError, match=rf"teacher\.{said}.*; init.pretrained is {tmp_path}$"):
         configs.load("single_sentence", JobConfig, "task", words)
+
+
+@pytest.mark.parametrize(
+    ("texts", "splitting"),
+    [
+        (["a dog ."], "13a"),
+        (["\u4e00\u53ea\u72d7\u3002"], "zh"),
+        (["\u72ac\u304c\u3044\u308b"], "char"),
+    ],
+)
+def test_bleu_finds_words_as_the_script_of_the_references_has_them(texts, splitting) -> None:
+    references = References(lambda: texts, Path())
+    assert references.splitting == splitting
+    wrong = [texts[0][:-1] + "x"]
+    score = bleu_of(bleu_counts(wrong, texts, False, references.splitting))
+    expected = sacrebleu.corpus_bleu(wrong, [texts], tokenize=splitting, force=True).score
+    assert score == pytest.approx(expected)
+    assert (score > 0) or splitting == "13a"

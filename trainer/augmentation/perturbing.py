@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,20 @@ from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, tagge
 from data_pipeline.augmentation.tagger import Tagger
 from data_pipeline.task_files.conll import LAST
 from data_pipeline.task_files.contents import UTF_8
+from data_pipeline.text.scripts import spaceless_share
+from data_pipeline.tokenization.tokenizer import load
 from trainer.augmentation.augmenting import Row
 from trainer.job_data.digests import digest_of
+
+_log = logging.getLogger(__name__)
+
+
+def mask_token(tokenizer_dir: str | None) -> str | None:
+    """The mask token of the tokenizer in a folder; None without a folder."""
+    if tokenizer_dir is None:
+        return None
+    tokenizer, vocabulary = load(Path(tokenizer_dir))
+    return tokenizer.id_to_token(vocabulary.mask)
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,14 @@ class Perturbing:
             untagged if file is None else Tagger.learn(file.path, file.column, file.encoding).tags
         )
         words = {field: [row[field] for row in rows] for field in texts}
+        if spaceless := spaceless_share(text for some in words.values() for text in some):
+            share, script = spaceless
+            _log.warning(
+                "%.0f%% of the letters have no spaces between words (%s): what stands between "
+                "spaces is masked as one word; put spaces between the words",
+                100 * share,
+                script,
+            )
         tags = {field: tags_of(column) for field, column in words.items()}
         counted = (pair for field in texts for pair in tagged(words[field], tags[field]))
         by_example = list(zip(*tags.values(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,16 @@ import numpy as np
 import tokenizers
 import torch
 
-from data_pipeline.augmentation.replacement import Replacement, replaceable
+from data_pipeline import DataError
+from data_pipeline.augmentation.replacement import (
+    Replacement,
+    is_english,
+    is_word,
+    replaceable,
+)
 from data_pipeline.augmentation.sentence import Sentence
 from data_pipeline.augmentation.word_vectors import WordVectors
+from data_pipeline.task_files.contents import read_lines
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from model import Model, ModelError, encoder_from_pretrained
 from trainer.augmentation.augmenting import Row
@@ -22,12 +30,16 @@ from trainer.augmentation.masked_words import WORD_STARTS, MaskedWords
 from trainer.job_data.digests import digest_of
 from trainer.own_tokenizer import require_own_tokenizer
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Replacing:
     """TinyBERT's augmentation: its settings, and where candidates come from.
 
     vectors: a file in GloVe's format; None: the input embeddings of the model in `folder`.
+    stop_words: a file of the words of a language that are not replaced, a word on each line; None:
+    the rules of TinyBERT's code, which are English's.
     """
 
     folder: Path
@@ -35,6 +47,7 @@ class Replacing:
     candidates: int = 15
     vectors: Path | None = None
     beside_original: bool = True
+    stop_words: Path | None = None
 
     def identity(self) -> dict[str, Any]:
         """Plain values that are equal for equal results; DataError for a file that is not there."""
@@ -52,11 +65,29 @@ class Replacing:
 
     @property
     def _files(self) -> dict[str, Path]:
-        vectors = {} if self.vectors is None else {"vectors": self.vectors}
-        return {"model": self.folder, **vectors}
+        files = {"vectors": self.vectors, "stop_words": self.stop_words}
+        return {
+            "model": self.folder,
+            **{name: path for name, path in files.items() if path is not None},
+        }
+
+    def read_stop_words(self) -> frozenset[str] | None:
+        """The words of the file in small letters. Raises DataError where it holds none."""
+        if self.stop_words is None:
+            return None
+        lines = (line.strip() for _, line in read_lines(str(self.stop_words)))
+        words = frozenset(line.lower() for line in lines if line)
+        if not words:
+            raise DataError(f"{self.stop_words}: holds no words")
+        return words
 
     def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
         """The maker of the copies. Loads the model; ModelError where it predicts no words."""
+        if self.stop_words is None and not is_english(row[text] for row in rows for text in texts):
+            _log.warning(
+                "the texts do not look English: words with other letters than a to z stay, and "
+                "only English stop words are known; give --stop-words FILE for their language"
+            )
         return _Copies(self, texts, device)
 
 
@@ -71,7 +102,9 @@ class _Copies:
         self._tokenizer, vocabulary = load_tokenizer(settings.folder)
         require_own_tokenizer(settings.folder, vocabulary, model.config)
         self._vectors = WordVectors.read(settings.vectors) if settings.vectors else None
-        self._inputs = None if settings.vectors else InputVectors(model, self._tokenizer)
+        self._stop_words = settings.read_stop_words()
+        english = self._stop_words is None
+        self._inputs = None if settings.vectors else InputVectors(model, self._tokenizer, english)
         self._masked = MaskedWords(
             model.to(device),
             self._tokenizer,
@@ -97,7 +130,7 @@ class _Copies:
 
     def _candidates(self, sentences: Sequence[Sentence]) -> list[dict[int, list[str]]]:
         """For each sentence, the candidates of its replaceable words, by the words' numbers."""
-        words = [replaceable(sentence) for sentence in sentences]
+        words = [replaceable(sentence, self._stop_words) for sentence in sentences]
         single = [
             [word for word in numbers if len(sentence.words[word].pieces) == 1]
             for sentence, numbers in zip(sentences, words, strict=True)
@@ -125,13 +158,13 @@ class InputVectors:
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Model, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, model: Model, tokenizer: tokenizers.Tokenizer, english: bool) -> None:
         known = sorted((number, token) for token, number in tokenizer.get_vocab().items())
         if any(token.startswith(WORD_STARTS) for _, token in known):  # others are inside of words
             known = [(number, token) for number, token in known if token.startswith(WORD_STARTS)]
         self._all = model.word_vectors(torch.arange(model.config.vocab_size)).float().numpy()
         pairs = [(number, token.lstrip("".join(WORD_STARTS))) for number, token in known]
-        words = [(number, word) for number, word in pairs if word.isascii() and word.isalpha()]
+        words = [(number, word) for number, word in pairs if is_word(word, english)]
         self._vectors = WordVectors(
             [word for _, word in words], self._all[[number for number, _ in words]]
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import MASKED, NO_LABEL, Vocabulary
+from data_pipeline.text.scripts import spaceless_share
 from data_pipeline.tokenization.tokenizer import load
 from model import Model, beam_search, greedy_search
 from model.generation import LENGTH
@@ -22,6 +23,7 @@ from trainer.scoring.task_scores import require_packages
 BLEU = Column("bleu", "BLEU", NUMBER)
 PAIR = "pair"  # the target that holds the number of a pair in its file
 ORDER = 4  # of the longest n-grams that count
+SPLITTINGS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's, of texts into words
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ class References:
         return self.read()
 
     @cached_property
+    def splitting(self) -> str:
+        """sacreBLEU's word splitting that suits their script."""
+        spaceless = spaceless_share(self.texts)
+        if spaceless is None:
+            return SPLITTINGS[0]
+        return "zh" if spaceless[1] == "Han" else "char"
+
+    @cached_property
     def loaded(self) -> tuple[Callable[[list[int]], str], Vocabulary]:
         """The function that makes a text of token ids, and the vocabulary."""
         tokenizer, vocabulary = load(self.tokenizer)
@@ -76,9 +86,12 @@ class BleuMetric(SummedMetric[ScoreInputs]):
     columns = (BLEU,)
     size = 2 * ORDER + 2
 
-    def __init__(self, search: Search, references: References, lowercase: bool) -> None:
+    def __init__(
+        self, search: Search, references: References, lowercase: bool, splitting: str | None
+    ) -> None:
         require_packages([BLEU.name])
         self.search, self.references, self.lowercase = search, references, lowercase
+        self.splitting = splitting  # None: that of the references' script
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
@@ -93,7 +106,9 @@ class BleuMetric(SummedMetric[ScoreInputs]):
         decode, vocabulary = self.references.loaded
         translations = self.search.run(model, vocabulary, sources[:, : int(lengths.max())], lengths)
         right = [self.references.texts[number] for number in numbers[has_target].tolist()]
-        counts = bleu_counts([decode(ids) for ids in translations], right, self.lowercase)
+        splitting = self.splitting or self.references.splitting
+        texts = [decode(ids) for ids in translations]
+        counts = bleu_counts(texts, right, self.lowercase, splitting)
         return torch.tensor(counts, dtype=torch.float64, device=batch.input_ids.device)
 
     def finish(self, total: Tensor) -> dict[str, float]:
@@ -101,11 +116,16 @@ class BleuMetric(SummedMetric[ScoreInputs]):
         return {BLEU.name: bleu_of(counts)} if counts[-1] else {}
 
 
-def bleu_counts(translations: Sequence[str], right: Sequence[str], lowercase: bool) -> list[int]:
+def bleu_counts(
+    translations: Sequence[str],
+    right: Sequence[str],
+    lowercase: bool,
+    splitting: str = SPLITTINGS[0],
+) -> list[int]:
     """The counts of `BleuMetric.of_batch` for these texts, of which BLEU is made."""
     from sacrebleu.metrics import BLEU as Scorer
 
-    scorer = Scorer(lowercase=lowercase, force=True)
+    scorer = Scorer(lowercase=lowercase, force=True, tokenize=splitting)
     score = scorer.corpus_score(list(translations), [list(right)])
     return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 

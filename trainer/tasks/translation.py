@@ -33,7 +33,7 @@ from trainer.objectives.term import LossInputs, Term, register
 from trainer.objectives.vocabulary import VocabularyTerm
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import MaskedTokens
-from trainer.scoring.translating import PAIR, BleuMetric, References, Search
+from trainer.scoring.translating import PAIR, SPLITTINGS, BleuMetric, References, Search
 
 NAME = "translation"
 # The views of a model that reads source and target in one sequence (C-MLM).
@@ -85,6 +85,15 @@ class Translation(ScoredByReferences):
         bool, Doc("Compare small letters (sacreBLEU's -lc), as for uncased vocabularies.")
     ] = False
 
+    bleu_words: Annotated[
+        str | None,
+        OneOf(*SPLITTINGS),
+        Doc(
+            "How BLEU finds words (sacreBLEU's --tokenize); null: 13a, but zh for Chinese and char "
+            "for other scripts without spaces."
+        ),
+    ] = None
+
     name: ClassVar[str] = NAME
     fields: ClassVar[tuple[str, ...]] = (SOURCE, TARGET)
     joins: ClassVar[bool] = False
@@ -96,7 +105,7 @@ class Translation(ScoredByReferences):
     unaligned: ClassVar[frozenset[str]] = frozenset({SOME_TOKENS})
     not_encoded: ClassVar[tuple[str, ...]] = (
         *(*ScoredByReferences.not_encoded, "label_smoothing", "beams", "length_penalty"),
-        *("length_divisor", "max_length", "lowercase"),
+        *("length_divisor", "max_length", "lowercase", "bleu_words"),
     )
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -176,7 +185,8 @@ class Translation(ScoredByReferences):
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         references = References(self.stored_references, Path(self.examples) / "tokenizer")
-        return BleuMetric(self.search, references, self.lowercase), MaskedTokens()
+        bleu = BleuMetric(self.search, references, self.lowercase, self.bleu_words)
+        return bleu, MaskedTokens()
 
     def metrics_in(self, view: str) -> tuple[Metric[Any], ...]:
         return self.own_metrics() if view == DEFAULT_VIEW else (MaskedTokens(),)
