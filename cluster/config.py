@@ -79,8 +79,8 @@ class ClusterConfig(Section):
         int | None,
         INDEX,
         Doc(
-            "The most requeues of one submission or chain, for any reason; null: no limit. "
-            "Submitting the run again begins to count anew."
+            "The most requeues of one submission or chain, for any reason; null: no "
+            "limit. Submitting the run again restarts the count."
         ),
     ] = 100
     max_gpu_hours: Annotated[

@@ -38,12 +38,14 @@ NUMBERS, PAGE = "analysis.json", "analysis.html"
     "--disable",
     "way",
     type=click.Choice(["zero", "uniform"]),
-    help="A head's attention is uniform, or its output is 0. [uniform; with --prune: zero]",
+    help="How a head is disabled: its attention is uniform, or its output is 0. [uniform; with"
+    " --prune: zero]",
 )
 @click.option(
     "--parsed",
     type=PATH,
-    help="Parsed sentences (CoNLL-U): also tell the attention to words by feature, and of pairs.",
+    help="Parsed sentences (CoNLL-U): also report attention to words by feature, and between "
+    "pairs of words.",
 )
 @click.option("--prune", type=click.IntRange(min=1), help="Prune this many of the worst heads.")
 @click.option("--out", type=PATH, help="The folder to write. [runs/analysis/DIR-TEXT]")
@@ -60,11 +62,12 @@ def analyze(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Tell what the attention heads of a model see, and are worth.
+    """Show what attention heads look at, and what each is worth.
 
-    TEXT is a file, or - : each head is disabled in turn, and masked words are predicted. TASK is a
-    YAML file, or a name from configs/task/, that DIR was fine-tuned on: its validation examples are
-    scored; job keys change the task's job, as in data.root=/data.
+    On a TEXT (a file, or - for standard input), each head is disabled in turn, and the loss of
+    masked words is compared. On a TASK that DIR was fine-tuned on (a YAML file, or a name from
+    configs/task/), the score of its validation examples is. Job keys change the task's job, as in
+    data.root=/data.
     """
     _refuse_misuse(named, overrides, length, way, prune)
     source = Path(folder)

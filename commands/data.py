@@ -36,14 +36,14 @@ COPIES = click.option(
 LEARNER = click.option(
     "--learner",
     type=TEXT,
-    help="Whose view to read: teacher, or a student's name; needed where their views differ.",
+    help="Whose view to read: teacher, or a student's name. Needed if their views differ.",
 )
 SEED = click.option(
     "--seed",
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="The seed of all that is random.",
+    help="The random seed.",
 )
 
 
@@ -238,7 +238,9 @@ def data_dump(
 )
 @SEED
 @click.option(
-    "--mask-alone", is_flag=True, help="Predict words without the unmasked text beside them."
+    "--mask-alone",
+    is_flag=True,
+    help="Predict words from the masked text alone, without the original text beside it.",
 )
 def data_augment(
     task: str,
@@ -253,10 +255,9 @@ def data_augment(
 ) -> None:
     """Augment the training examples of TASK as TinyBERT does.
 
-    The table that it writes is for `data.train`. In each of the copies of a text, a word is
-    replaced with the probability by one of its candidates: those that the model predicts in its
-    place, or, of a word of several pieces, those with the nearest word vectors. Repeating the
-    command resumes an interrupted one.
+    It writes a table for `data.train`: each example, and copies in which some words are replaced.
+    The candidates for a word are those that the model predicts in its place; if the word has
+    several pieces, those with the nearest word vectors. Repeating the command resumes it.
     """
     from data_pipeline.augmentation.replacement import Replacement
     from trainer.augmentation.replacing import Replacing
@@ -319,7 +320,7 @@ def data_augment(
     type=click.IntRange(1),
     default=5,
     show_default=True,
-    help="The most words of such an n-gram.",
+    help="The most words that --ngram keeps.",
 )
 @click.option(
     "--mask-token",
@@ -338,10 +339,9 @@ def data_perturb(
 ) -> None:
     """Augment the training examples of TASK as Tang et al. do.
 
-    The table that it writes is for `data.train`. In each of the copies of a text, words are masked,
-    and words are replaced by others of the same part of speech, with these probabilities; with the
-    probability of --ngram only 1 to --longest words of it are kept. Repeating the command resumes
-    an interrupted one.
+    It writes a table for `data.train`: each example, and copies in which some words are masked, and
+    some replaced by others of the same part of speech. Some copies are cut to 1 to --longest words.
+    Repeating the command resumes it.
     """
     from data_pipeline.augmentation.perturbation import Perturbation
     from trainer.augmentation.perturbing import Perturbing, TaggedFile, mask_token

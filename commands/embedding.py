@@ -55,7 +55,7 @@ class _Row:
 @click.option(
     "--out",
     type=PATH,
-    help="Of a file of texts: where to write the vectors, as .npy or JSON lines.",
+    help="For a file of texts: where to write the vectors, as .npy or JSON lines.",
 )
 @click.option(
     "--column",
@@ -63,7 +63,7 @@ class _Row:
     type=TEXT,
     multiple=True,
     metavar="text=COLUMN",
-    help="Where the text stands in a table, by name or number.",
+    help="The column of the text in a table, by name or number.",
 )
 def embed(
     folder: str,
@@ -77,9 +77,9 @@ def embed(
 ) -> None:
     """Print the vectors of texts, and their cosine similarities.
 
-    A single TEXT may name a file, or be - for standard input: a text a line, or a table with the
-    column text. Then each row gets its vector, in JSON lines, or as a row of an array in --out
-    FILE.npy. A row without a text gets null, or NaN.
+    A single TEXT may be the name of a file, or - for standard input, with a text on each line, or
+    a table with the column text. Then each row gets its vector, in JSON lines, or as a row of an
+    array in --out FILE.npy. A row without a text gets null, or NaN.
     """
     is_file = len(texts) == 1 and bool(out or texts[0] == "-" or os.path.isfile(texts[0]))
     if is_file:

@@ -18,9 +18,9 @@ from configs.typed import shown
 @click.option("--length", type=click.IntRange(min=1), help="Tokens per sequence, for the FLOPs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
-    """Count parameters, bytes and FLOPs of a job's or one model.
+    """Count parameters, bytes and FLOPs of a model or a job.
 
-    CONFIG is a model's file, or a job's: then each of its models is counted.
+    CONFIG is the file of a model or of a job.
     """
 
     from configs.strict_json import strict_json
@@ -62,7 +62,7 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(min=1),
-    help="GPUs of each node.  [those of a usual one: 8; 1 of a consumer's card]",
+    help="GPUs of each node.  [8; of a consumer card: 1]",
 )
 @click.option(
     "--device",
@@ -118,7 +118,7 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
     type=Number(0),
     default=Machine.host_gb,
     show_default=True,
-    help="GB of a rank on its host for Python, libraries and the GPU's driver.",
+    help="Host memory of each rank for Python, libraries and the GPU's driver, in GB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan_job(

@@ -19,14 +19,14 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
 @click.argument("folder", type=PATH, metavar="DIR")
 @click.argument("input_", type=PATH, metavar="INPUT")
 @click.option("--out", type=PATH, help="The file to write; standard output without it.")
-@click.option("--head", type=TEXT, help="The task that INPUT is about, for a model of several.")
+@click.option("--head", type=TEXT, help="The task of INPUT, if the model has several.")
 @click.option(
     "--column",
     "columns",
     type=TEXT,
     multiple=True,
     metavar="FIELD=COLUMN",
-    help="Where a text stands in a table, by name or number; may be repeated.",
+    help="The column that holds a field, by name or number; may be repeated.",
 )
 @click.option(
     "--encoding", type=ENCODING, help="The encoding of INPUT. [that of the files in training]"
@@ -34,7 +34,8 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
 @click.option(
     "--speed",
     type=FRACTION,
-    help="For a model with branches: examples leave at a layer whose uncertainty is less.",
+    help="For a model with branches: an example leaves at the first layer whose uncertainty is"
+    " below this.",
 )
 @click.option("--documents", type=PATH, help="Rank the documents in this file for each query.")
 @click.option("--candidates", type=PATH, help="The run that a cross-encoder is to re-rank.")
@@ -57,14 +58,16 @@ def predict(
 ) -> None:
     """Apply the fine-tuned model in DIR to the examples in INPUT.
 
-    INPUT is a file, or - for standard input. It has the form of the task's own files; labels are
-    not read. A .txt file and - hold a text a line, or two with a tab between them, for tasks about
-    texts; for questions, - holds SQuAD's JSON. For a tagger that may be raw text, a sentence a
-    line. A row without a text gets null. Long sentences and passages are read in windows; other
-    long texts are cut, and counted on stderr. For retrieval INPUT holds queries: each gives its
-    vector, or, with --documents, a ranking. Prints one JSON object per line; its "row" is the line
-    or row of INPUT that it answers, from 1. With --speed it names the layer at which the example
-    left. What comes through a pipe is answered as soon as its writer waits.
+    INPUT is a file in the form of the task's own files, or - for standard input. Labels are not
+    read. In a .txt file and on standard input, each line is a text, or two texts with a tab between
+    them; for a tagger it may be a raw sentence. For questions, standard input is SQuAD's JSON.
+
+    Prints one JSON object per line. Its "row" is the line or row of INPUT that it answers, from 1.
+    A row without a text gets null. Long sentences and passages are read in windows; other long
+    texts are cut, and counted on stderr. With --speed, "layer" is where the example left. Input
+    from a pipe is answered whenever its writer pauses.
+
+    For retrieval, INPUT holds queries. Each gets its vector, or, with --documents, a ranking.
     """
     from data_pipeline.text.text_files import STDIN
     from trainer.device import own_device

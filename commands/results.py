@@ -18,12 +18,16 @@ TIMED_TOKENS = 128  # of the text that ONNX files are timed with
 @click.command()
 @click.argument("names", type=PATH, nargs=-1, required=True, metavar="RUN | DIR... [KEY=VALUE]...")
 @click.option("--learner", type=TEXT, help="Only this learner: teacher, or a student's name.")
-@click.option("--head", type=TEXT, help="The task that is scored, for a model of several.")
+@click.option("--head", type=TEXT, help="The task to score, if the model has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--suite", type=PATH, help="A suite: a file, or a name from configs/suite/.")
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
 @click.option("--seeds", callback=numbers, help="Seeds instead of the suite's, such as 1,2,3.")
-@click.option("--untrained", is_flag=True, help="Compare the first DIR with random weights too.")
+@click.option(
+    "--untrained",
+    is_flag=True,
+    help="Also compare with the first DIR's architecture at random weights.",
+)
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes that train for a suite.")
 def evaluate(
     names: tuple[str, ...],
@@ -38,10 +42,10 @@ def evaluate(
 ) -> None:
     """Score a RUN's learners, a model in DIR, or a suite of models.
 
-    RUN's learners are scored on its held-out text or examples, a finished model on a file.
-    DIR is an export or an imported model, and data.validation=FILE holds labelled examples of its
-    task. Columns, lengths and labels are those of its training; other job keys about data, and
-    teacher.objective.TASK, change how FILE is read and scored.
+    The learners of RUN are scored on its held-out text or examples. The model in DIR, an export or
+    an imported model, is scored on the labelled examples of its task in data.validation=FILE.
+    Columns, lengths and labels are those of its training, unless other job keys about data, or
+    teacher.objective.TASK, say otherwise.
 
     With --suite, every model in DIRs is fine-tuned on every task and compared with the first one;
     job keys change every task's job. The same command resumes a comparison that was stopped.
@@ -114,7 +118,7 @@ def which_step(
 @click.option(
     "--head",
     type=TEXT,
-    help="Write the head of this task alone, for a model of several; transformers loads it.",
+    help="Write only the head of this task, if the model has several: transformers can load it.",
 )
 @click.option(
     "--step",

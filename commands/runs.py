@@ -60,7 +60,7 @@ def _ask(run: str, kind: str, wait: float) -> None:
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
     """Create a run from a checkpoint of RUN, with other settings.
 
-    Every key may change but the shape of the teacher. --name names the new run.
+    Every key may change except the shape of the teacher.
     """
     from trainer.lifecycle.forking import fork
     from trainer.run_folder.folder import RunFolder

@@ -14,7 +14,7 @@ from commands.options import PATH
 def print_schema(plugins: tuple[str, ...]) -> None:
     """Print the JSON schema of a job, for editors.
 
-    It has the keys that PLUGINS add (Python files). An editor that reads it completes and checks
+    It includes the keys that PLUGINS (Python files) add. With it, an editor completes and checks
     job files; docs/reference.md says how.
     """
     from commands.reference import schema_of

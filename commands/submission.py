@@ -63,7 +63,11 @@ class _Submission:
 @click.option("--store", is_flag=True, help="Store the teacher's predictions first, in one job.")
 @click.option("--suite", type=PATH, help="The suite on which `submit evaluate` compares DIRs.")
 @click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
-@click.option("--untrained", is_flag=True, help="Compare the first DIR with random weights too.")
+@click.option(
+    "--untrained",
+    is_flag=True,
+    help="Also compare with the first DIR's architecture at random weights.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option(
     "--check/--no-check", default=True, help="Whether to check first that the run can start."
@@ -79,7 +83,7 @@ def submit(
     """Submit the job CONFIG to SLURM, with any option of sbatch.
 
     `tandem submit store CONFIG`, `submit evaluate RUN` and `submit evaluate --suite SUITE DIR...`
-    submit the commands of these names. What is named comes before the options of sbatch.
+    submit these commands instead. Names and keys come before the options of sbatch.
     """
     from cluster.commands import submit as submit_job
 

@@ -20,7 +20,7 @@ def tokenizer() -> None:
     "--kind",
     type=click.Choice(["wordpiece", "bpe", "unigram"]),
     required=True,
-    help="As BERT, RoBERTa and ALBERT have it.",
+    help="The kind: BERT's, RoBERTa's or ALBERT's.",
 )
 @click.option(
     "--vocab-size", type=click.IntRange(min=1), required=True, help="Entries of the vocabulary."
@@ -29,7 +29,7 @@ def tokenizer() -> None:
 @click.option(
     "--cased/--uncased",
     default=None,
-    help="Keep case, or fold it. Default: wordpiece uncased, others cased.",
+    help="Keep case, or fold it. Default: uncased for wordpiece, cased for the others.",
 )
 @click.option(
     "--strip-accents",

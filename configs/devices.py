@@ -23,8 +23,9 @@ class DeviceConfig(Section):
         positive(1e9),
         Unit("TFLOP/s"),
         Doc(
-            "Matrix products by precision; `fp32` is used for a missing precision. Where a GPU has "
-            "TF32, that is the rate of `fp32`, whose products use it."
+            "Dense matrix products, by precision; a missing precision has the rate of "
+            "`fp32`. For a GPU with TF32 give its TF32 rate as `fp32`, since products in "
+            "fp32 use it."
         ),
     ]
     memory_bandwidth: Annotated[

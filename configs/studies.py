@@ -76,8 +76,9 @@ class StudyConfig(Section):
     against: Annotated[
         dict[str, str],
         Doc(
-            "The row, as `ARM.LEARNER`, that a learner is compared to: by the learner's name for "
-            "all arms, or by `ARM.LEARNER` for one. Others are compared to the first row."
+            "Which row, as `ARM.LEARNER`, a learner is compared with. The keys are a "
+            "learner's name, for all arms, or `ARM.LEARNER`, for one. Other learners are "
+            "compared with the first row."
         ),
     ] = field(default_factory=dict)
     minimal_pairs: Annotated[

@@ -151,7 +151,10 @@ class TaskDataConfig(TaskFilesConfig):
         Doc("The folder of its encoded examples; empty: one beside the runs, named by content."),
     ] = ""
     sequence_length: Annotated[
-        int | None, LENGTHS, Unit("tokens"), Doc("Its longest sequence; null: data's.")
+        int | None,
+        LENGTHS,
+        Unit("tokens"),
+        Doc("The longest sequence of this task; null: data.sequence_length."),
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -209,7 +212,7 @@ class DataConfig(TaskFilesConfig):
     short_sequence_probability: Annotated[
         float,
         FRACTION,
-        Doc("How often a sequence aims at a random smaller length (BERT: 0.1)."),
+        Doc("How often a sequence is packed to a random shorter length (BERT: 0.1)."),
     ] = 0.0
     phases: Annotated[
         list[PhaseConfig],
@@ -236,7 +239,7 @@ class DataConfig(TaskFilesConfig):
         float,
         positive(1e9),
         Unit("GB"),
-        Doc("The most that is kept; the corpora of a mixture have equal parts of it."),
+        Doc("The largest size of the cache; the corpora of a mixture have equal parts of it."),
     ] = 50.0
     stage: Annotated[
         str | None,

@@ -69,7 +69,7 @@ class TaskHeadConfig(Section):
     activation: Annotated[
         str,
         OneOf("", "relu"),
-        Doc("Applied to what the output layer reads; relu: as in TinyBERT's code."),
+        Doc("The activation applied to what the output layer reads; TinyBERT's code has relu."),
     ] = ""
     numbers: Annotated[
         list[str],
@@ -82,7 +82,9 @@ class TaskHeadConfig(Section):
         list[float], Doc("The standard deviation of each in training, by which it is divided.")
     ] = field(default_factory=list, compare=False)
     size: Annotated[
-        int, Range(0, WIDEST), Doc("Width of a vector; 0: as what it reads, without a projection.")
+        int,
+        Range(0, WIDEST),
+        Doc("Width of a vector; 0: the width of its input, without a projection."),
     ] = 0
     normalise: Annotated[bool, Doc("Scale a vector to length 1.")] = False
     crf: Annotated[

@@ -79,3 +79,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     page = (site / "docs/studies.html").read_text()
     assert "<table>" in page
     assert (site / "docs/studies/results/cotraining.svg").exists()
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 900), ("docs/studies.md", 1500)])
+def test_a_page_for_a_reader_in_a_hurry_is_short(page, most):
+    assert len((REPOSITORY / page).read_text().split()) <= most

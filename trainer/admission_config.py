@@ -85,8 +85,8 @@ class BudgetConfig(Section):
         COUNT,
         Unit("evaluations"),
         Doc(
-            "It is done after this many held-out evaluations in a row that are not better than its "
-            "best one before, by its primary metric. default: `stop.patience` of the job."
+            "Its training ends after this many held-out evaluations in a row without a "
+            "new best of its primary metric. default: `stop.patience` of the job."
         ),
     ] = None
 

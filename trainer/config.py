@@ -108,9 +108,8 @@ class StopConfig(Section):
         COUNT,
         Unit("evaluations"),
         Doc(
-            "Each learner that is trained is done after this many held-out evaluations in a row "
-            "that are not better than its best one before; a learner's `budget.patience` goes "
-            "first. null: never."
+            "A learner's training ends after this many held-out evaluations in a row "
+            "without a new best; its own `budget.patience` takes precedence. null: never."
         ),
     ] = None
 
@@ -128,9 +127,9 @@ class CheckpointConfig(Section):
         int,
         INDEX,
         Doc(
-            "Also keep, for each learner that is trained, this many with its best "
-            "evaluation.metric, among those saved right after an evaluation. In a job of a task, "
-            "and where evaluation.final is best, a best evaluation is always saved."
+            "For each trained learner, also keep this many checkpoints with its best "
+            "evaluation.metric, among those saved right after an evaluation. In a job of "
+            "a task, and where evaluation.final is best, every new best is saved."
         ),
     ] = 1
     max_failures: Annotated[

@@ -65,8 +65,9 @@ class InitConfig(Section):
     teacher_layers: Annotated[
         list[int] | None,
         Doc(
-            "Initialise a student's layers from these layers of its teacher, counted from 0, when "
-            "it starts. In a pre-norm model with a norm of the embeddings the first is 0."
+            "Initialise a student's layers from these layers of its teacher, counted from"
+            " 0, when it starts. In a pre-norm model with a norm of the embeddings the "
+            "first must be 0."
         ),
     ] = None
     teacher_embeddings: Annotated[
@@ -91,8 +92,8 @@ class InitConfig(Section):
     layers: Annotated[
         list[int] | None,
         Doc(
-            "Of `pretrained`: only these of its layers, counted from 0, in this order. In a "
-            "pre-norm model with a norm of the embeddings the first is 0."
+            "Take only these layers of `pretrained`, counted from 0, in this order. In a "
+            "pre-norm model with a norm of the embeddings the first must be 0."
         ),
     ] = None
     heads: Annotated[
@@ -103,9 +104,10 @@ class InitConfig(Section):
     labels: Annotated[
         list[str] | None,
         Doc(
-            "Of `pretrained`: what the examples call the labels of its head, in the head's order, "
-            "where its config.json names them otherwise. null: as it names them; where it names "
-            "none (LABEL_0, LABEL_1), those of the examples in their order."
+            "What the examples call the labels of the head in `pretrained`, in the head's"
+            " order, if its config.json names them differently. null: the names in "
+            "config.json; where that has none (LABEL_0, LABEL_1), the examples' labels, "
+            "sorted."
         ),
     ] = None
     seed: Annotated[

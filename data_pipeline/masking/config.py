@@ -47,8 +47,8 @@ class MaskingConfig(Section):
         int,
         Range(0, 2**31),
         Doc(
-            "0: new masks every epoch. k: k fixed masks for each sequence in turn, and of pairs k "
-            "fixed splits, partners and labels."
+            "0: new masks in every epoch. k: each sequence takes turns with k fixed "
+            "masks, and each pair with k fixed splits, partners and labels."
         ),
     ] = 0
     on_device: Annotated[

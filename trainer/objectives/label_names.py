@@ -18,8 +18,9 @@ UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training 
 ClassWeights = Annotated[
     dict[str, Annotated[float, WEIGHT]],
     Doc(
-        "Weights of labels in the loss, 1 unless named; it is divided by their sum over "
-        "the examples' labels, as torch's CrossEntropyLoss does."
+        "The weight of each label in the loss; a label that is not named has 1. The loss "
+        "is divided by the sum of its examples' weights, as torch's CrossEntropyLoss "
+        "does."
     ),
 ]
 

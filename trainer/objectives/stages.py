@@ -246,14 +246,14 @@ class TaskFirstConfig(FirstStageConfig):
         int | None,
         INDEX,
         Unit("steps"),
-        Doc("How long it takes; 0: the initial weights have learnt the task."),
+        Doc("How long it takes; 0: the initial weights have already learnt the task."),
     ] = None
 
     from_best: Annotated[
         bool,
         Doc(
-            "The branches begin beside the weights with the best evaluation.metric of the first "
-            "stage, as in FastBERT's code; false: beside the last ones."
+            "Train the branches on the first stage's weights with the best "
+            "evaluation.metric, as FastBERT's code does; false: on its last weights."
         ),
     ] = True
 

@@ -26,8 +26,8 @@ from trainer.objectives.task import Part, ScoredByReferences, TaskFile
 from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
 
 NEGATIVES = Doc(
-    "Documents that are not relevant, in each example: those judged so, then those of "
-    "data.files.candidates by score, in turn; where these do not suffice, any others."
+    "How many documents that are not relevant each example has. Documents judged not "
+    "relevant come first, then those of data.files.candidates by score, then any others."
 )
 
 

@@ -45,8 +45,9 @@ class MultipleChoice(TaskConfig):
         list[str],
         OneOf("accuracy", *BY_PART),
         Doc(
-            "The scores, the primary one first; empty: accuracy. accuracy_middle and accuracy_high "
-            "are of RACE-M and RACE-H, the others of questions with a blank, or by question word."
+            "The scores, the primary one first; empty: accuracy. accuracy_middle and "
+            "accuracy_high score RACE-M and RACE-H separately; the others score questions"
+            " with a blank, or by question word."
         ),
     ] = field(default_factory=list)
 

@@ -83,8 +83,9 @@ class SentenceTask(TaskConfig):
         str,
         OneOf("", "relu"),
         Doc(
-            "Of what the output layer reads; relu: as in TinyBERT's code. `transformers` has no "
-            "class for it, so that exports have Tandem's own format."
+            "The activation applied to what the output layer reads; TinyBERT's code has "
+            "relu. `transformers` has no class with one, so exports are in Tandem's own "
+            "format."
         ),
     ] = ""
     class_weights: ClassWeights = field(default_factory=dict)

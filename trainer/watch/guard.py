@@ -25,13 +25,13 @@ class GuardConfig(Section):
         positive(1e6),
         Unit("standard deviations"),
         Doc(
-            "A loss spikes, and its step is skipped, when it is this far above the mean loss of "
-            "the last `window` steps taken, once there are as many. null: only steps with a "
-            "non-finite loss or gradient are skipped."
+            "A loss spikes, and its step is skipped, when it is this far above the mean "
+            "loss of the last `window` steps, once that many have been taken. null: only "
+            "steps with a non-finite loss or gradient are skipped."
         ),
     ] = 6.0
     window: Annotated[
-        int, Range(2, 10**6), Unit("steps"), Doc("How many losses the mean is over.")
+        int, Range(2, 10**6), Unit("steps"), Doc("How many losses the mean is taken over.")
     ] = 128
     max_consecutive_skips: Annotated[
         int, INDEX, Unit("steps"), Doc("The job fails after more than this many skips in a row.")

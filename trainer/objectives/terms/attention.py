@@ -252,8 +252,9 @@ class RelationTermConfig(MatrixTermConfig):
         int | None,
         WIDTH,
         Doc(
-            "Parts into which the vectors of all attention heads, one behind the other, are cut on "
-            "either side (MiniLMv2); null: the attention heads, of which both models have as many."
+            "How many relation heads to compare (MiniLMv2): the vectors of all attention "
+            "heads are joined and cut into this many parts. null: the attention heads "
+            "themselves, of which both models must have the same number."
         ),
     ] = None
 
