@@ -70,6 +70,7 @@ quick-tests:
 
 all-tests:
 	@TANDEM_TEST_ALL=1 $(PYTEST)
+	@TANDEM_PLAIN_DEEPSPEED=1 $(PYTEST) -m "not slow" tests/trainer/test_exactness.py
 
 # The tests of SLURM bring up a cluster of Debian's own packages; without them they skip.
 slurm:

@@ -38,9 +38,7 @@ def import_everything() -> None:
         for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
             if not module.name.endswith("wandb_follower"):
                 importlib.import_module(module.name)
-    from trainer.learners.uncompiled import import_muon
-
-    import_muon()  # DeepSpeed does with every first engine of a process, in 1.4 s
+    import deepspeed.runtime.zero.muon.muon_optimizer  # with every first engine of a process, in 1 s
     for name in OF_TESTS:
         importlib.import_module(name)
     _remember_what_every_job_reads()

@@ -50,21 +50,17 @@ import sys
 import torch
 import trainer.run
 from model import EncoderConfig, build
-from trainer.learners.uncompiled import leave_compiler_out
-
-leave_compiler_out()
 tiny = {"layers": 1, "hidden_size": 8, "ffn_size": 8, "heads": 1, "vocab_size": 9}
 model = build(EncoderConfig(**tiny), 0)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()
 optimizer.step()
 optimizer.zero_grad()
-print([name for name in ("transformers", "torch._dynamo.utils") if name in sys.modules])
-print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+print("transformers" in sys.modules)
 """
 
 
-def test_training_imports_neither_transformers_nor_the_compiler_until_something_is_compiled():
+def test_training_imports_no_transformers():
     done = subprocess.run(
         [sys.executable, "-c", TRAINS],
         env=command_environment(),
@@ -72,4 +68,4 @@ def test_training_imports_neither_transformers_nor_the_compiler_until_something_
         text=True,
         timeout=120,
     )
-    assert done.stdout.splitlines()[-2:] == ["[]", "2.0"], done.stderr
+    assert done.stdout == "False\n", done.stderr

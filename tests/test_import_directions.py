@@ -77,7 +77,7 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention predictions early_exits",
     "trainer/learners": (
-        "state step_decision admission uncompiled zero gradients averages engine memory_errors "
+        "state step_decision admission zero gradients averages engine memory_errors "
         "programs module learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.

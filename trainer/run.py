@@ -17,7 +17,6 @@ from trainer.control.run_context import RunContext
 from trainer.device import fix_order_of_sums
 from trainer.job import Job
 from trainer.learners.engine import join_process_group
-from trainer.learners.uncompiled import leave_compiler_out
 from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import StartedRun, start_run
 from trainer.loop import Outcome, train
@@ -54,8 +53,6 @@ def run_job(
     started = on_rank_0(lambda: start_run(load(), Owner.here(scheduled_as, restart)))
     config = started.config
     limit_waiting(config.watch.hang_timeout_s)
-    if not any(learner.compile for learner in config.learners.values()):
-        leave_compiler_out()
     _log_to_file(RunFolder.of(config).rank_log(rank), rank)
     if config.deterministic:
         fix_order_of_sums()

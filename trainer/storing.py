@@ -36,7 +36,6 @@ from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner, MicroStep
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
-from trainer.learners.uncompiled import leave_compiler_out
 from trainer.lifecycle.stored_teacher import (
     batches_to_store,
     fingerprint,
@@ -80,8 +79,6 @@ def store(
     try:
         config = on_rank_0(lambda: _with_stored(load()))
         limit_waiting(config.watch.hang_timeout_s)
-        if not config.teacher.compile:
-            leave_compiler_out()
         outcome = store_job(config, stop_requested, say)
     except (RuntimeError, OSError) as error:
         raise explained(error) from error

@@ -21,15 +21,16 @@ from trainer.learners import engine
 STUDENTS = 3
 # Collectives of a step of a teacher and three students, two micro-batches, by ZeRO stage; and their
 # bytes by ranks. On many ranks shards of a tiny model are mostly padding.
-COLLECTIVES = {0: 6, 1: 10, 2: 14, 3: 14}
+COLLECTIVES = {0: 6, 1: 14, 2: 18, 3: 14}
 BYTES = {
     2: {0: 390_000, 1: 775_000, 2: 1_165_000, 3: 1_170_000},
     512: {2: 1_350_000},
     4096: {0: 1_830_000, 1: 2_386_000, 2: 2_772_000, 3: 12_092_000},
 }
 # Collectives that one more student adds. Stages 2 and 3 reduce after each of two backward passes,
-# or would have to keep whole gradients.
-PER_STUDENT = {0: 1, 1: 2, 2: 3, 3: 3}
+# or would have to keep whole gradients. Stages 1 and 2 gather parameters with and without weight
+# decay apart.
+PER_STUDENT = {0: 1, 1: 3, 2: 4, 3: 3}
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,16 @@ def test_nothing_in_a_step_is_done_for_every_rank(stage):
     few, many = (run_as_rank_zero(engine_step, ranks, stage, 2) for ranks in (2, 4096))
     assert len(many.sent) == len(few.sent)
     assert many.operators < 1.1 * few.operators
+
+
+@pytest.mark.slow
+def test_deepspeed_still_lacks_what_is_replaced(monkeypatch):
+    """Where this fails, DeepSpeed has caught up: leave it to it (`trainer.learners.zero`)."""
+    monkeypatch.setenv("TANDEM_PLAIN_DEEPSPEED", "1")
+    waits = run_as_rank_zero(count_step, 2, 3, 1).syncs
+    assert sum(waits.values()) > SYNCS[3], waits
+    few, many = (run_as_rank_zero(engine_step, ranks, 3, 2) for ranks in (2, 512))
+    assert many.operators > 1.5 * few.operators
 
 
 def test_no_step_gathers_what_the_one_before_is_still_writing():

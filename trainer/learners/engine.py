@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
-from trainer.learners.zero import forget, gather_flat, streamline
+from trainer.learners.zero import forget, gather_flat, replaces, streamline
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, Shards
 from trainer.process_group import allow_open_files
@@ -62,10 +62,13 @@ def start_engine(
     )
     if optimizer is not None and optimizer.needs_shards:
         optimizer.use(Shards.of(engine))
-    if optimizer is not None and config.zero_stage:
-        streamline(engine)
-    if config.zero_stage == 3 and dist.get_world_size() > 1:
-        gather_flat(engine.module, GATHERED_AS[config.communication])
+    if optimizer is not None and config.zero_stage in (1, 2):
+        engine.optimizer.compute_grad_norm = False  # the learner's own is of all its parameters
+    if config.zero_stage == 3 and replaces():
+        if optimizer is not None:
+            streamline(engine)
+        if dist.get_world_size() > 1:
+            gather_flat(engine.module, GATHERED_AS[config.communication])
     if config.zero_stage == 0 and dist.get_world_size() == 1:
         # One rank has nothing to reduce; this saves copying all gradients to a bucket and back.
         engine.enable_backward_allreduce = False

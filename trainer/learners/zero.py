@@ -1,39 +1,64 @@
-"""DeepSpeed's ZeRO without what costs a GPU's host a wait, or a learner a collective, for nothing.
+"""DeepSpeed's ZeRO without host waits and loops over ranks: each of its replacements, per engine.
 
-Norms, clipping and overflows are the learner's own (`trainer.learners.gradients`), so DeepSpeed's
-are left out of its step.
+| replaced, at stage 3 | DeepSpeed 0.19.8 instead |
+|---|---|
+| the step | norms, clipping and overflows, which are the learner's own: 3 host waits |
+| the gather of a layer | views for every rank and parameter: 1.6 million a step at 4,096 ranks |
+| the gather of parameters that stay whole | a collective for each of them |
+| the reduction of gradients | views for every rank and parameter |
+| waits for the stream of reductions | of the host, one for each bucket |
+
+`benchmarks/many_ranks.py` counts both sides. A release that is not in `TRIED` runs as it is, slower
+and with one line of warning; so does every release with TANDEM_PLAIN_DEEPSPEED=1.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import deepspeed
 import torch
-import torch.distributed as dist
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero import parameter_offload, stage3, stage_1_and_2
+from deepspeed.runtime.zero import parameter_offload
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.measure.timing import clock
-
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
+TRIED = ("0.19.8",)  # releases whose private parts are those that are named below
+_STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__"
+_COORDINATOR = "_PartitionedParameterCoordinator__"
+_log = logging.getLogger(__name__)
+
+
+@cache
+def replaces() -> bool:
+    """Whether parts of DeepSpeed are replaced; the first call warns of a release not in `TRIED`."""
+    release = deepspeed.__version__.partition("+")[0]
+    if release not in TRIED:
+        _log.warning(
+            "DeepSpeed %s runs as it is: at zero_stage 3 it is slower than %s, which Tandem adapts, "
+            "and parameters are sent as float32",
+            release,
+            " or ".join(TRIED),
+        )
+    return release in TRIED and os.environ.get("TANDEM_PLAIN_DEEPSPEED") != "1"
+
 
 def streamline(engine: DeepSpeedEngine) -> None:
-    """Have a new engine that trains at stages 1 to 3 take its steps without host syncs."""
+    """Have a new engine that trains at stage 3 take its steps without host waits."""
     wrapper = engine.optimizer
-    if engine.zero_optimization_stage() < 3:
-        wrapper.compute_grad_norm = False
-        return
     wrapper.step = partial(_step_at_stage_3, wrapper)
+    setattr(wrapper, f"{_STAGE_3}avg_scatter_grads", partial(_average_and_scatter, wrapper))
     if wrapper.persistent_parameters:
         first = wrapper.persistent_parameters[0]  # DeepSpeed has it gather them all
         first.all_gather = partial(_gather_at_once, first)
@@ -47,8 +72,10 @@ def forget(module: nn.Module) -> None:
     It stays on a stack, and in a cache without bounds: with its optimizer, it would never be freed.
     """
     stack = parameter_offload.FWD_MODULE_STACK
-    stack[:] = [one for one in stack if one is not module]
-    _params_to_release.cache_clear()
+    stack[:] = [entry for entry in stack if entry is not module]
+    if replaces():
+        decorated = getattr(PartitionedParameterCoordinator, f"{_COORDINATOR}params_to_release")
+        inspect.getclosurevars(decorated).nonlocals["func"].cache_clear()
 
 
 def gather_flat(module: nn.Module, dtype: torch.dtype) -> None:
@@ -62,27 +89,17 @@ def gather_flat(module: nn.Module, dtype: torch.dtype) -> None:
         parameter.all_gather_coalesced = partial(_Gathering, dtype=dtype)
 
 
-def gather_groups(
-    groups_flat: list[Tensor], partitioned_param_groups: list[list[Tensor]], **_: Any
-) -> None:
-    """At stages 1 and 2: make all parameter groups whole, in one collective and not one for each.
-
-    groups_flat: each group's parameters, flat; partitioned_param_groups: views of each, by rank.
-    """
-    world = dist.group.WORLD
-    if world is None or world.size() == 1:
-        return
-    own = [by_rank[dist.get_rank()] for by_rank in partitioned_param_groups]
-    with clock.sending(sum(group.nbytes for group in groups_flat)):
-        world.allgather_into_tensor_coalesced(groups_flat, own).wait()
+def _average_and_scatter(
+    wrapper: Any, parameters: Sequence[nn.Parameter], dtype: torch.dtype
+) -> list[Tensor]:
+    """The gradients averaged over the ranks, this rank's part of each; they are sent as `dtype`."""
+    gradients = [parameter.grad.to(dtype) for parameter in parameters if parameter.grad is not None]
+    return [part.to(wrapper.gradient_accumulation_dtype) for part in reduce_scatter(gradients)]
 
 
-def reduce_scatter(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]:
-    """At stage 3: each tensor averaged over the ranks, [numel / ranks] of it; the last has less.
-
-    DeepSpeed's cuts tensors in a loop over ranks: hundreds of thousands of views at 4,096.
-    """
-    ranks, rank = dist.get_world_size(), dist.get_rank()
+def reduce_scatter(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each tensor averaged over the ranks, [numel / ranks] of it; the last rank has less."""
+    ranks, rank = comm.get_world_size(), comm.get_rank()
     sizes = [-(-tensor.numel() // ranks) for tensor in tensors]
     columns = [
         _padded(tensor.view(-1), size * ranks).view(ranks, size)
@@ -90,7 +107,7 @@ def reduce_scatter(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]
     ]
     by_rank = torch.cat(columns, dim=1)
     by_rank.div_(ranks)
-    comm.reduce_scatter_fn(by_rank[rank], by_rank.view(-1), group=group)
+    comm.reduce_scatter_fn(by_rank[rank], by_rank.view(-1))
     parts = by_rank[rank].split(sizes)
     return [
         part[: max(tensor.numel() - rank * len(part), 0)]
@@ -100,16 +117,6 @@ def reduce_scatter(tensors: Sequence[Tensor], group: Any = None) -> list[Tensor]
 
 def _padded(flat: Tensor, size: int) -> Tensor:
     return flat if len(flat) == size else functional.pad(flat, (0, size - len(flat)))
-
-
-# A cached method of DeepSpeed's, inside its decorator.
-_params_to_release: Any = inspect.getclosurevars(
-    PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
-).nonlocals["func"]
-
-# DeepSpeed's own functions by these names are called for every engine of the process: all are ours.
-stage_1_and_2.all_gather_dp_groups = gather_groups
-stage3.reduce_scatter_coalesced = reduce_scatter
 
 
 def _step_at_stage_3(wrapper: Any) -> None:
@@ -134,7 +141,7 @@ def _let_gathers_wait(wrapper: Any) -> None:
     DeepSpeed has the host wait for the device instead, at the end of its own `all_gather`.
     """
     coordinator = wrapper.parameter_offload.get_param_coordinator()
-    stream = coordinator._PartitionedParameterCoordinator__allgather_stream
+    stream = getattr(coordinator, f"{_COORDINATOR}allgather_stream")
     if stream is not None:
         stream.wait_stream(get_accelerator().current_stream())
 
@@ -145,9 +152,9 @@ def _let_the_device_wait(stream: Any) -> None:
 
 
 @torch.no_grad()
-def _gather_at_once(own: Any, param_list: Sequence[Any] | None = None) -> None:
-    """Make partitioned parameters (None: `own`) whole, in one collective and not one for each."""
-    missing = [p for p in param_list or [own] if _is_partitioned(p)]
+def _gather_at_once(first: Any, param_list: Sequence[Any] | None = None) -> None:
+    """Make partitioned parameters (None: `first`) whole, in one collective and not one for each."""
+    missing = [p for p in param_list or [first] if _is_partitioned(p)]
     for parameter, whole in zip(missing, _gathered(missing), strict=True):
         parameter.data = whole
         parameter.ds_status = ZeroParamStatus.AVAILABLE
