@@ -24,6 +24,7 @@ from tests.fork_server import READY, REPOSITORY, START_SECONDS, Call, address
 # What modules with functions for ranks import, and jobs where they score tags (4 s a process).
 OF_TESTS = (
     *("pytest", "tests.conftest", "seqeval.metrics"),
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed's first engine takes a second for it
     *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
 )
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +39,6 @@ def import_everything() -> None:
         for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
             if not module.name.endswith("wandb_follower"):
                 importlib.import_module(module.name)
-    import deepspeed.runtime.zero.muon.muon_optimizer  # with every first engine of a process, in 1 s
     for name in OF_TESTS:
         importlib.import_module(name)
     _remember_what_every_job_reads()
