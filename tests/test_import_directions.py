@@ -53,12 +53,11 @@ ROOMS = {
         "errors precision task_head_config crf outputs model_config config parts heads "
         "attention_kernel branches generation protocol initialisation accounting attention "
         "encoder embedding decoder initial_values masked_language_model "
-        "attention_heads kinds layer_selection model_use "
+        "attention_heads kinds layer_selection "
         "model_card hugging_face onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads family bert albert distilbert mobilebert modernbert weights tensors "
-        "conversion folder"
+        "task_heads family bert albert distilbert mobilebert modernbert weights conversion folder"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
@@ -118,9 +117,9 @@ ROOMS = {
         "passes fine_tuned predictor texts embedding tags choices spans vectors translations "
         "predicting rankings"
     ),
-    "trainer/augmentation": "masked_words table_file augmenting replacing perturbing",
+    "trainer/augmentation": "masked_words augmenting replacing perturbing",
     "trainer/suites": "results comparison",
-    "trainer/analysis": "patterns maps linguistic disabling examples analysis words table page",
+    "trainer/analysis": "patterns maps linguistic examples analysis words table page",
     "trainer/record": "gauges display recorder syncing",
     "trainer/stored_logits": "format reading",
     "trainer/lifecycle": "continuity stored_teacher start saving skips forking finalize",

@@ -27,7 +27,7 @@ from model.hugging_face.task_heads import (
     write_task_head,
     write_vector_head,
 )
-from model.hugging_face.tensors import refuse_extra_weights, tensor_names
+from model.hugging_face.weights import refuse_extra_weights, tensor_names
 from model.initialisation import skeleton
 from model.model_config import ModelConfig
 from model.task_head_config import TaskHeadConfig

@@ -21,13 +21,14 @@ from configs.kinds import chosen
 from model.errors import ModelError
 from model.hugging_face.conversion import configuration, from_transformers, to_transformers
 from model.hugging_face.family import Inexpressible
-from model.hugging_face.tensors import (
+from model.hugging_face.weights import (
     checked_state,
+    read_weights,
     refuse_extra_weights,
     refuse_implausible_depth,
     tensor_names,
+    write_tensors,
 )
-from model.hugging_face.weights import read_weights, write_tensors
 from model.initialisation import empty
 from model.model_card import model_card
 from model.model_config import Ability, ModelConfig

@@ -25,11 +25,10 @@ from model import EncoderConfig, ModelError, build, save_pretrained
 from tests.conftest import tandem
 from tests.damage import damages
 from tests.failing import one_line
-from trainer.augmentation import augmenting, table_file
-from trainer.augmentation.augmenting import augment
+from trainer.augmentation import augmenting
+from trainer.augmentation.augmenting import TableFile, augment
 from trainer.augmentation.masked_words import MaskedWords
 from trainer.augmentation.replacing import Replacing
-from trainer.augmentation.table_file import TableFile
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")
@@ -132,14 +131,14 @@ def test_a_table_holds_each_example_and_copies_of_either_text(folder, tmp_path) 
 @contextmanager
 def after_each_part(call: Callable[[int], None]) -> Iterator[None]:
     """Call this with the number of each part of a table that has been written."""
-    write = table_file.TableFile.write
+    write = augmenting.TableFile.write
 
-    def write_and_call(table: table_file.TableFile, part: int, *rows: object) -> None:
+    def write_and_call(table: augmenting.TableFile, part: int, *rows: object) -> None:
         write(table, part, *rows)
         call(part)
 
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(table_file.TableFile, "write", write_and_call)
+        context.setattr(augmenting.TableFile, "write", write_and_call)
         yield
 
 
@@ -166,8 +165,8 @@ def test_a_finished_table_is_found_again_and_no_other_is_replaced(
 ) -> None:
     again = tmp_path / "again.tsv"
     with monkeypatch.context() as context:  # killed in the clean-up
-        context.setattr(table_file.shutil, "rmtree", lambda *asked, **how: None)
-        context.setattr(table_file.Path, "unlink", lambda *asked, **how: None)
+        context.setattr(augmenting.shutil, "rmtree", lambda *asked, **how: None)
+        context.setattr(augmenting.Path, "unlink", lambda *asked, **how: None)
         made = augment(job(folder), settings(folder), again, CPU)
     assert (tmp_path / ".again.tsv.part" / "000000.tsv").exists()
     assert augment(job(folder), settings(folder), again, CPU) == made

@@ -11,8 +11,7 @@ from model.attention_heads import UNIFORM, Head
 from tests.chromium import TALLEST, WIDTHS, look_at
 from tests.trainer import test_report as reports
 from tests.trainer.test_suites import results_of_models
-from trainer.analysis.analysis import Analysis
-from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.analysis import Analysis, Effect, Effects
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.page import render as render_analysis

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trainer.analysis.analysis import Analysis
-from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.analysis import Analysis, Effect, Effects
 from trainer.analysis.linguistic import KINDS
 from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.patterns import PATTERNS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.analysis.analysis import Analysis, Pruned
-from trainer.analysis.disabling import Effect, Effects
+from trainer.analysis.analysis import Analysis, Effect, Effects, Pruned
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.patterns import PATTERNS
 from trainer.analysis.words import (

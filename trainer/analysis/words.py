@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model.attention_heads import UNIFORM, Head
-from trainer.analysis.analysis import Analysis
-from trainer.analysis.disabling import Effects, Scores
+from trainer.analysis.analysis import Analysis, Effects, Scores
 from trainer.scoring.column import SHARE, Column
 
 RULE = (

@@ -1,8 +1,16 @@
-"""More examples of a task in a table: those that there are, each followed by its copies."""
+"""More examples of a task in a table: the given ones, each followed by its copies.
+
+The table is made in parts, so that an interrupted call can be resumed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,12 +18,148 @@ import torch
 
 from configs.progress import tracked
 from data_pipeline import DataError
+from data_pipeline.shards import manifest
+from data_pipeline.shards.locking import exclusive
 from data_pipeline.task_files.dropped import Dropped
-from trainer.augmentation.table_file import TableFile
+from data_pipeline.task_files.tables import Columns
 from trainer.config import JobConfig
+from trainer.durable import atomic_file, atomic_write
 from trainer.job_data.digests import digest_of, watch
 from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL
+
+SUFFIX = ".tsv"
+IDENTITY = "identity.json"
+
+
+class TableFile:
+    """A table whose rows come in parts; each that is written stays, and the next run skips it.
+
+    `columns` say where each field stands, by name or number, as in the table that it extends. What
+    it is made of, `identity`, must be the same when it is resumed. A part begins with its SHA-256,
+    so that a damaged one is made again.
+    """
+
+    def __init__(self, path: Path, columns: Columns, identity: Mapping[str, Any]) -> None:
+        self.path, self._columns, self._identity = path, columns, identity
+        self._parts = path.with_name(f".{path.name}.part")
+        self._record = path.with_name(f"{path.name}.json")
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, path: Path, columns: Columns, identity: Mapping[str, Any]
+    ) -> Iterator[TableFile]:
+        """The table, which no other process writes meanwhile.
+
+        Raises DataError where another does, or where the file was made or begun of something else.
+        """
+        if path.suffix != SUFFIX:
+            raise DataError(f"--out {path}: must end in {SUFFIX}: it is a table with tabs")
+        table = cls(path, columns, identity)
+        busy = f"--out {path}: another process is writing it; wait for it, or name another file"
+        with exclusive(table._parts, busy):
+            try:
+                table._begin()
+                yield table
+            finally:
+                if not (table._parts / IDENTITY).exists():
+                    shutil.rmtree(table._parts, ignore_errors=True)
+
+    def _begin(self) -> None:
+        if self.path.exists():
+            if self.finished_rows() is None:
+                raise DataError(f"--out {self.path}: is there already; delete it, or name another")
+            (self._parts / IDENTITY).unlink(missing_ok=True)  # a clean-up was interrupted
+            return
+        begun = self._parts / IDENTITY
+        text = json.dumps(self._identity, indent=2, sort_keys=True)
+        try:
+            if not begun.exists():  # a table was finished, and its parts were not all removed
+                for left in self._parts.glob(f"*{SUFFIX}"):
+                    left.unlink()
+                atomic_write(begun, text)
+            is_same = begun.read_bytes() == text.encode()
+        except OSError as error:
+            raise DataError(f"--out {self.path}: cannot be written: {error.strerror}") from None
+        if not is_same:
+            raise DataError(
+                f"--out {self.path}: was begun of other examples or settings; repeat the command "
+                f"with those, or delete {self._parts}"
+            )
+
+    def finished_rows(self) -> int | None:
+        """The number of rows of the finished table; None where it is not there, or another."""
+        if not (self.path.is_file() and self._record.is_file()):
+            return None
+        with open(self.path, "rb") as file:
+            rows = sum(1 for _ in file) - bool(self._header)
+        record = self._record_of(rows, manifest.sha256(self.path))
+        return rows if self._record.read_bytes() == record.encode() else None
+
+    def has(self, part: int) -> bool:
+        """Whether a part is written, and undamaged."""
+        return self._rows_of(part) is not None
+
+    def write(self, part: int, rows: Iterable[Mapping[str, str]]) -> None:
+        """Write a part: rows of values by field."""
+        content = "".join(f"{self._line(row)}\n" for row in rows).encode()
+        atomic_write(self._name(part), _digest_line(content) + content)
+
+    def finish(self, parts: int) -> int:
+        """Join the parts, with a header where columns have names; the number of their rows."""
+        digest, rows = hashlib.sha256(self._header), 0
+        with atomic_file(self.path) as file:
+            file.write(self._header)
+            for part in range(parts):  # one at a time, as the table may not fit into memory
+                content = self._rows_of(part)
+                if content is None:
+                    raise DataError(f"{self._name(part)}: is damaged; repeat the command")
+                file.write(content)
+                digest.update(content)
+                rows += content.count(b"\n")
+            # Before the table has its name: a finished table is known by its record.
+            atomic_write(self._record, self._record_of(rows, digest.hexdigest()))
+        (self._parts / IDENTITY).unlink()
+        return rows
+
+    def _record_of(self, rows: int, digest: str) -> str:
+        tree = {**self._identity, "rows": rows, "sha256": digest}
+        return json.dumps(tree, indent=2, sort_keys=True)
+
+    def _rows_of(self, part: int) -> bytes | None:
+        """The lines of a part; None where it is not there, or damaged."""
+        try:
+            digest, _, content = self._name(part).read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        return content if digest + b"\n" == _digest_line(content) else None
+
+    @property
+    def _header(self) -> bytes:
+        return (
+            b"" if self._numbered else ("\t".join(map(str, self._columns.values())) + "\n").encode()
+        )
+
+    @property
+    def _numbered(self) -> bool:
+        return any(isinstance(column, int) for column in self._columns.values())
+
+    def _line(self, row: Mapping[str, str]) -> str:
+        cells = {field: re.sub(r"\s", " ", text) for field, text in row.items()}
+        if not self._numbered:
+            return "\t".join(cells[field] for field in self._columns)
+        places = {int(column): field for field, column in self._columns.items()}
+        numbers = range(1, max(places) + 1)
+        return "\t".join(cells[places[n]] if n in places else "-" for n in numbers)
+
+    def _name(self, part: int) -> Path:
+        return self._parts / f"{part:06d}{SUFFIX}"
+
+
+def _digest_line(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}\n".encode()
+
 
 PART = 64  # examples that are written at a time
 PARTS = f"parts of {PART:,} examples"
