@@ -122,7 +122,7 @@ ROOMS = {
     "trainer/analysis": "patterns maps linguistic examples analysis words table page",
     "trainer/record": "gauges display recorder syncing",
     "trainer/stored_logits": "format reading",
-    "trainer/lifecycle": "continuity stored_teacher start saving skips forking finalize",
+    "trainer/lifecycle": "continuity stored_teacher start in_progress forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
         "local preflight run_state status status_table planning commands"

@@ -28,8 +28,7 @@ from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.admission import HOUR
 from trainer.learners.learner import StepShape
 from trainer.learners.learners import Learners
-from trainer.lifecycle.saving import Saving
-from trainer.lifecycle.skips import SkipLimit
+from trainer.lifecycle.in_progress import Saving, SkipLimit
 from trainer.lifecycle.start import Resumption, changes_since_checkpoint
 from trainer.lifecycle.stored_teacher import require_same_order, require_same_teacher
 from trainer.record.gauges import Gauges

@@ -11,7 +11,7 @@ from tests.conftest import tandem
 from tests.failing import one_line
 from tests.trainer.test_sentence_tasks import job_of_moods, write  # noqa: F401 - a fixture
 from trainer.learners.state import LearnerState
-from trainer.lifecycle.skips import _why_failed
+from trainer.lifecycle.in_progress import _why_failed
 from trainer.report.table import student_table
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.guard import Guard, GuardConfig

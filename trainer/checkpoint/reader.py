@@ -266,12 +266,13 @@ class Checkpoint:
         other tensors keep their dtype.
         """
         fragments = self._fragments()
-        return {
-            name: fragments.whole(name, one, state if state in one.states else MASTER).reshape(
-                one.shape
-            )
-            for name, one in self._record(learner).tensors.items()
-        }
+
+        def values(name: str, tensor: TensorRecord) -> Tensor:
+            stored = state if state in tensor.states else MASTER
+            return fragments.whole(name, tensor, stored).reshape(tensor.shape)
+
+        tensors = self._record(learner).tensors
+        return {name: values(name, tensor) for name, tensor in tensors.items()}
 
     def stored(self, learner: str) -> tuple[LearnerRecord, dict[int, StoredFile]]:
         """A learner's record, and the files that it refers to, by index."""

@@ -68,11 +68,11 @@ def _export(
     saved: SavedLearners, results: Mapping[str, Any], names: list[str], heartbeat: SendHeartbeat
 ) -> None:
     for name in names:
-        for one in [saved, *([saved.averages()] if saved.has_average(name) else [])]:
+        for weights in [saved, *([saved.averages()] if saved.has_average(name) else [])]:
             heartbeat()
-            out = saved.folder.export(name, average=one.are_averages)
+            out = saved.folder.export(name, average=weights.are_averages)
             (out / EXPORTED[-1]).unlink(missing_ok=True)  # without this file it is incomplete
             with work(f"exporting {name.removeprefix('students/')}", ticks=True):
-                note = export_learner(one, name, out, results)
-            key = "export_of_average" if one.are_averages else "export"
+                note = export_learner(weights, name, out, results)
+            key = "export_of_average" if weights.are_averages else "export"
             results["learners"][name] |= {key: str(out), "export_format": note or TRANSFORMERS}

@@ -111,7 +111,7 @@ class RunFolder:
             name
             for name, facts in results["learners"].items()
             for average in (False, True)[: 1 + ("export_of_average" in facts)]
-            if not all((self.export(name, average=average) / one).is_file() for one in EXPORTED)
+            if not all((self.export(name, average=average) / file).is_file() for file in EXPORTED)
         ]
 
     def has_final_report(self) -> bool:
