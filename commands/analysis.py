@@ -85,18 +85,18 @@ def analyze(
     model = with_attention(source, own_device(), prune or 0)
     sentences = read_sentences(model, source, parsed, limit) if parsed else []
     examples = _examples(model, source, named, overrides, limit, length)
-    found = analyze(model, source, named, examples, way or (ZERO if prune else UNIFORM))
+    analysis = analyze(model, source, named, examples, way or (ZERO if prune else UNIFORM))
     if parsed:
         attention = linguistic_attention(model, sentences, parsed)
-        found = dataclasses.replace(found, linguistic=attention)
+        analysis = dataclasses.replace(analysis, linguistic=attention)
     target.mkdir(parents=True, exist_ok=True)
     if not prune:
-        click.echo(_written(found, target, as_json))
+        click.echo(_written(analysis, target, as_json))
         return
     with unfinished(target / PRUNED) as part:
-        found = with_pruned(found, model, examples, prune, part, target / PRUNED)
+        analysis = with_pruned(analysis, model, examples, prune, part, target / PRUNED)
         # The numbers first: by these a repeated command knows a pruned model that it may replace.
-        text = _written(found, target, as_json)
+        text = _written(analysis, target, as_json)
         _replace_model(part, target / PRUNED)
     click.echo(text)
 
@@ -121,7 +121,7 @@ def _examples(
     limit: int,
     length: int | None,
 ) -> Examples:
-    """What the model in `folder` is analysed on."""
+    """The sequences or examples on which the model in `folder` is analysed."""
     from trainer.analysis.examples import TaskExamples, TextExamples
 
     if not _is_task(named):
@@ -139,29 +139,31 @@ def _refuse_other_files(target: Path, folder: str, named: str) -> None:
     from data_pipeline.errors import DataError
     from data_pipeline.shards.writing import refuse_existing
 
-    found = _analysis_in(target / NUMBERS)
-    if found is None:
+    earlier = _analysis_in(target / NUMBERS)
+    if earlier is None:
         refuse_existing([target / NUMBERS, target / PAGE])
-    elif [found["model"], found["examples"]] != [str(Path(folder)), named]:
-        there = f"{found['model']} on {found['examples']}"
-        raise DataError(f"{target / NUMBERS}: is the analysis of {there}; name another --out")
+    elif [earlier["model"], earlier["examples"]] != [str(Path(folder)), named]:
+        subject = f"{earlier['model']} on {earlier['examples']}"
+        raise DataError(f"{target / NUMBERS}: is the analysis of {subject}; name another --out")
 
 
 def _analysis_in(path: Path) -> dict[str, Any] | None:
     from configs.strict_json import parse_json
 
     try:
-        found = parse_json(path.read_bytes())
+        tree = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
-    is_one = isinstance(found, dict) and {"model", "examples", "scored", "patterns"} <= found.keys()
-    return found if is_one else None
+    is_analysis = (
+        isinstance(tree, dict) and {"model", "examples", "scored", "patterns"} <= tree.keys()
+    )
+    return tree if is_analysis else None
 
 
 def _has_pruned(path: Path) -> bool:
     """Whether an analysis names a pruned model, which this command then wrote or was to write."""
-    found = _analysis_in(path)
-    return found is not None and found.get("pruned") is not None
+    earlier = _analysis_in(path)
+    return earlier is not None and earlier.get("pruned") is not None
 
 
 def _replace_model(part: Path, folder: Path) -> None:
@@ -173,8 +175,8 @@ def _replace_model(part: Path, folder: Path) -> None:
         (part / name).replace(folder / name)
 
 
-def _written(found: Analysis, target: Path, as_json: bool) -> str:
-    """What is printed of an analysis, whose JSON and page are written to `target`."""
+def _written(analysis: Analysis, target: Path, as_json: bool) -> str:
+    """Write the JSON and the page of an analysis to `target`; returns the text to print."""
     from configs.strict_json import strict_json
     from data_pipeline.text.surrogates import without_surrogates
     from trainer.analysis.analysis import to_json
@@ -182,11 +184,11 @@ def _written(found: Analysis, target: Path, as_json: bool) -> str:
     from trainer.analysis.table import analysis_table
     from trainer.durable import atomic_write
 
-    text, page = strict_json(to_json(found)), target / PAGE
+    text, page = strict_json(to_json(analysis)), target / PAGE
     atomic_write(target / NUMBERS, f"{text}\n")
-    atomic_write(page, without_surrogates(render(found)))
+    atomic_write(page, without_surrogates(render(analysis)))
     # A file's name may hold bytes that are no UTF-8.
-    return text if as_json else without_surrogates(f"{analysis_table(found)}\n\nPage: {page}")
+    return text if as_json else without_surrogates(f"{analysis_table(analysis)}\n\nPage: {page}")
 
 
 def _is_task(named: str) -> bool:

@@ -138,10 +138,10 @@ def data_check(folder: str) -> None:
     """Verify every file of the corpus in DIR."""
     from data_pipeline.building.checking import check
 
-    found = check(folder)
-    for line in found:
+    faults = check(folder)
+    for line in faults:
         click.echo(line)
-    if found:
+    if faults:
         sys.exit(FAILED)
     click.echo(f"{folder}: every file is as it was built")
 

@@ -125,7 +125,7 @@ def _embed_file(
         return
     with written(out) as file:
         vectors = FileEmbedder(Path(folder), pooling, own_device()).rows(path, places)
-        answers = ({"vector": None if one is None else one.tolist()} for one in vectors)
+        answers = ({"vector": None if vector is None else vector.tolist()} for vector in vectors)
         write_lines(file, answers, flush=path == "-")
 
 
@@ -154,8 +154,13 @@ def _write_array(path: Path, vectors: Iterable[Vector | None], size: int) -> Non
 
 def _texts(encoded: Sequence[TextVectors]) -> list[_Row]:
     return [
-        _Row(f"text {number}", one.text, one.vectors, {"tokens": one.tokens, "words": _words(one)})
-        for number, one in enumerate(encoded, start=1)
+        _Row(
+            f"text {number}",
+            text.text,
+            text.vectors,
+            {"tokens": text.tokens, "words": _words(text)},
+        )
+        for number, text in enumerate(encoded, start=1)
     ]
 
 
@@ -165,33 +170,33 @@ def _words(text: TextVectors) -> list[dict[str, Any]]:
 
     return [
         {
-            "word": one.word,
-            "character": one.start + 1,
-            "cls_similarity": cosine(text.vectors[CLS], one.vectors[MEAN]),
+            "word": word.word,
+            "character": word.start + 1,
+            "cls_similarity": cosine(text.vectors[CLS], word.vectors[MEAN]),
         }
-        for one in text.words
+        for word in text.words
     ]
 
 
 def _occurrences(encoded: Sequence[TextVectors], word: str, pooling: str) -> list[_Row]:
     from trainer.evaluation.text_vectors import neighbours, occurrences
 
-    rows, found = [], occurrences(encoded, word)
-    for one in found:
+    rows, all_of_it = [], occurrences(encoded, word)
+    for occurrence in all_of_it:
         nearest = [
             {**_place(other), "similarity": similarity}
-            for other, similarity in neighbours(one, encoded, pooling, _NEIGHBOURS)
+            for other, similarity in neighbours(occurrence, encoded, pooling, _NEIGHBOURS)
         ]
-        name = f"{one.word} in text {one.text + 1}"
-        if [other.text for other in found].count(one.text) > 1:
-            name += f", character {one.start + 1}"
-        facts = {**_place(one), "neighbours": nearest}
-        rows.append(_Row(name, encoded[one.text].text, one.vectors, facts))
+        name = f"{occurrence.word} in text {occurrence.text + 1}"
+        if [other.text for other in all_of_it].count(occurrence.text) > 1:
+            name += f", character {occurrence.start + 1}"
+        facts = {**_place(occurrence), "neighbours": nearest}
+        rows.append(_Row(name, encoded[occurrence.text].text, occurrence.vectors, facts))
     return rows
 
 
-def _place(one: WordVectors) -> dict[str, Any]:
-    return {"word": one.word, "number": one.text + 1, "character": one.start + 1}
+def _place(word: WordVectors) -> dict[str, Any]:
+    return {"word": word.word, "number": word.text + 1, "character": word.start + 1}
 
 
 def _tree(rows: Sequence[_Row], pooling: str) -> dict[str, Any]:
@@ -215,12 +220,12 @@ def _block(row: _Row, pooling: str) -> str:
     numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN].tolist())
     lines = [f"{row.name}: {row.text}", f"  {pooling}: {numbers} ... ({len(vector)} numbers)"]
     if pooling == "cls":
-        near = [f"{one['word']} {one['cls_similarity']:.3f}" for one in row.facts["words"]]
+        near = [f"{word['word']} {word['cls_similarity']:.3f}" for word in row.facts["words"]]
         lines.append(f"  cosine of [CLS] with the words: {', '.join(near)}")
     if "neighbours" in row.facts:
         near = [
-            f"{one['word']} {one['similarity']:.3f} (text {one['number']})"
-            for one in row.facts["neighbours"]
+            f"{word['word']} {word['similarity']:.3f} (text {word['number']})"
+            for word in row.facts["neighbours"]
         ]
         lines.append(f"  nearest words: {', '.join(near) or 'there are no other words'}")
     return "\n".join(lines)
@@ -230,11 +235,13 @@ def _table(rows: Sequence[_Row]) -> str:
     """The similarity of each two rows by each pooling, side by side."""
     from trainer.evaluation.text_vectors import cosine
 
-    pairs = {f"{one.name} - {two.name}": (one, two) for one, two in combinations(rows, 2)}
+    pairs = {
+        f"{first.name} - {second.name}": (first, second) for first, second in combinations(rows, 2)
+    }
     width = max(len("cosine similarity"), *map(len, pairs))
     kinds = list(rows[0].vectors)
     lines = [f"{'cosine similarity':{width}}" + "".join(f"{kind:>{_COLUMN}}" for kind in kinds)]
-    for name, (one, two) in pairs.items():
-        cells = (cosine(one.vectors[kind], two.vectors[kind]) for kind in kinds)
+    for name, (first, second) in pairs.items():
+        cells = (cosine(first.vectors[kind], second.vectors[kind]) for kind in kinds)
         lines.append(f"{name:{width}}" + "".join(f"{cell:{_COLUMN}.3f}" for cell in cells))
     return "\n".join(lines)

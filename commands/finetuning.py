@@ -49,9 +49,9 @@ def finetune(
     name = load_job(task, tuple(words), ["task"]).name
     jobs = {}
     for seed in seeds:
-        own = (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}"))
-        jobs[seed] = load_job(task, own, ["task"])
-        if code := _train(jobs[seed], [task, *own], nproc, one_of_several=True):
+        of_seed = (*words, f"seed={seed}", assignment("name", f"{name}-seed{seed}"))
+        jobs[seed] = load_job(task, of_seed, ["task"])
+        if code := _train(jobs[seed], [task, *of_seed], nproc, one_of_several=True):
             if code == STOPPED:
                 click.echo("tandem: stopped; the same command trains what is left", err=True)
             sys.exit(code)
@@ -91,10 +91,12 @@ def _require_same(job: JobConfig) -> None:
     others, such as more epochs.
     """
     has_ended = final_results(job) is not None
-    if found := [one for one in changes_since_run(job) if has_ended or one.key == MODEL]:
+    if differences := [
+        change for change in changes_since_run(job) if has_ended or change.key == MODEL
+    ]:
         raise ConfigError(
             f"name: {Path(job.output_dir, job.name)} is of another job "
-            f"({'; '.join(map(str, found[:3]))}); set name=NEW, or delete that run"
+            f"({'; '.join(map(str, differences[:3]))}); set name=NEW, or delete that run"
         )
 
 
@@ -105,23 +107,23 @@ def _summary(jobs: dict[int, JobConfig]) -> str:
     from trainer.suites.results import TaskScore
 
     folders = {seed: RunFolder.of(job) for seed, job in jobs.items()}
-    found: dict[int, dict[str, Any]] = {}
+    by_seed: dict[int, dict[str, Any]] = {}
     for seed, folder in folders.items():
         results = read_evaluation(folder.evaluation)
         assert results is not None, "a run that has ended well has results"
-        found[seed] = results
-    column = primary_of(next(iter(found.values())))
+        by_seed[seed] = results
+    column = primary_of(next(iter(by_seed.values())))
     lines = [f"{column.name} over {len(jobs)} seeds"]
-    for learner in next(iter(found.values()))["learners"]:
+    for learner in next(iter(by_seed.values()))["learners"]:
         scores = {
             seed: results["learners"].get(learner, {}).get(column.name)
-            for seed, results in found.items()
+            for seed, results in by_seed.items()
         }
         scores = {seed: score for seed, score in scores.items() if score is not None}
         if not scores:
             continue
         best = (max if column.higher_is_better else min)(scores, key=lambda seed: scores[seed])
-        export = found[best]["learners"][learner].get("export", folders[best].path)
+        export = by_seed[best]["learners"][learner].get("export", folders[best].path)
         over_seeds = TaskScore(column, scores)
         measured = {"mean": over_seeds.mean, "standard deviation": over_seeds.deviation}
         lines.append(

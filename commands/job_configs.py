@@ -62,21 +62,25 @@ def changes_since_run(job: JobConfig) -> list[Change]:
     if not folder.config.exists():
         return []
     before = folder.load_config()
-    found = [one for one in changes(before, job) if not _is_place(one)]
-    if not any(one.key.endswith(".path") for one in found):
-        return found
+    differences = [change for change in changes(before, job) if not _is_place(change)]
+    if not any(change.key.endswith(".path") for change in differences):
+        return differences
     try:
-        read, there = contents(before.data), contents(job.data)
+        then, now = contents(before.data), contents(job.data)
     except DataError:  # what the run has read is gone
-        return found
-    return [one for one in found if one.key not in read or read[one.key] != there.get(one.key)]
+        return differences
+    return [
+        change
+        for change in differences
+        if change.key not in then or then[change.key] != now.get(change.key)
+    ]
 
 
 def _is_place(change: Change) -> bool:
     """Whether a change is only one of place: of the runs' folder, or of copies of plugins."""
     if change.key != "plugins":
         return change.key == "output_dir"
-    lists = (cast("list[str]", one) for one in (change.old, change.new))
+    lists = (cast("list[str]", paths) for paths in (change.old, change.new))
     old, new = ([Path(path).name for path in paths] for paths in lists)
     return old == new
 
@@ -93,7 +97,7 @@ def _kind(config: str, kinds: Sequence[str]) -> str:
 
 
 class DataSection(NamedTuple):
-    """What a job reads, its seed and its global batch sizes.
+    """The data of a job, its seed and its global batch sizes.
 
     views: the forms in which a learner reads the examples of each corpus, by its name; empty where
     it reads them whole. labels: the names of the labels of each head of a task, by its name.
@@ -109,7 +113,7 @@ class DataSection(NamedTuple):
 def data_section(
     config: str, overrides: tuple[str, ...], learner: str | None, split: str = "train"
 ) -> DataSection:
-    """What a learner of a job reads; a data config gets a job's defaults.
+    """The data that a learner of a job reads; a data config gets a job's defaults.
 
     A name is that of a job where there is one, as for `tandem train`. Raises UsageError for a
     learner that the job does not have, and without one where learners read different views.
@@ -125,7 +129,7 @@ def data_section(
     from trainer.job_data.batch_plan import global_batches
 
     job = prepare(load_job(config, overrides))
-    heads = [one.architecture.task_heads for one in job.learners.values()]
+    heads = [learner_config.architecture.task_heads for learner_config in job.learners.values()]
     labels = {name: head.labels for several in heads for name, head in several.items()}
     views = _views(job, learner, split)
     return DataSection(job.data, job.seed, global_batches(job), views, labels)
@@ -137,7 +141,10 @@ def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:
     from trainer.evaluation.held_out import SEED
     from trainer.job_data.examples import views_of
 
-    views = {name.removeprefix("students/"): one.view for name, one in job.learners.items()}
+    views = {
+        name.removeprefix("students/"): learner_config.view
+        for name, learner_config in job.learners.items()
+    }
     if learner is None and len({*views.values()}) > 1:
         choices = ", ".join(f"{name} ({view})" for name, view in views.items())
         raise click.UsageError(f"--learner: must be set, as learners read other views: {choices}")
@@ -159,9 +166,10 @@ def models(config: str) -> list[tuple[str, Any, int | None]]:
         name, schema = configs.find(config, "model").stem, cast(Any, ModelConfig)
         return [(name, configs.load(config, schema, "model"), None)]
     job = prepare(load_job(config, ()))
-    found = job.learners.items()
+    learners = job.learners.items()
     return [
-        (name.removeprefix("students/"), one.architecture, job.data.longest) for name, one in found
+        (name.removeprefix("students/"), learner.architecture, job.data.longest)
+        for name, learner in learners
     ]
 
 

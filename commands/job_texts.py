@@ -33,7 +33,7 @@ _SHAPE = (
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a job is to run on, and the settings that it begins with there."""
+    """The hardware of a job, and the settings that it begins with there."""
 
     title: str
     teacher: str
@@ -58,7 +58,7 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Answers:
-    """What a new job is for, and what it reads and writes."""
+    """The purpose of a new job, and the files that it reads and writes."""
 
     purpose: str
     name: str

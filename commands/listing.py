@@ -1,13 +1,16 @@
-"""The command that lists what is shipped, by name, with a line that says what each is."""
+"""The commands that list what is shipped, by name, and the keys of a job for editors."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
 import click
+
+from commands.options import PATH
 
 # The kinds of shipped files, as the command names them, and their folders in configs/.
 FILES = {
@@ -46,6 +49,22 @@ def list_names(kind: str | None, as_json: bool) -> None:
             formatter.write_text(f"{name}: {', '.join(lines)}")
         formatter.write_text(f"`tandem list {next(iter(FILES))}` says what each of them is.")
     click.echo(formatter.getvalue(), nl=False)
+
+
+@click.command("schema")
+@click.argument("plugins", type=PATH, nargs=-1)
+def print_schema(plugins: tuple[str, ...]) -> None:
+    """Print the JSON schema of a job, for editors.
+
+    It includes the keys that PLUGINS (Python files) add. With it, an editor completes and checks
+    job files; docs/reference.md says how.
+    """
+    from commands.reference import schema_of
+    from trainer.config import JobConfig
+    from trainer.tasks import load_plugins
+
+    load_plugins(plugins)
+    click.echo(json.dumps(schema_of("job", JobConfig), indent=2))
 
 
 def _entries(kind: str) -> Mapping[str, str]:

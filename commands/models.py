@@ -26,12 +26,12 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
     from configs.strict_json import strict_json
     from model import describe
 
-    found = {name: describe(one, length or its) for name, one, its in models(config)}
+    sizes = {name: describe(config_of, length or its) for name, config_of, its in models(config)}
     if as_json:
-        plain = {name: dataclasses.asdict(size) for name, size in found.items()}
+        plain = {name: dataclasses.asdict(size) for name, size in sizes.items()}
         click.echo(strict_json(plain if len(plain) > 1 else next(iter(plain.values()))))
         return
-    for name, size in found.items():
+    for name, size in sizes.items():
         click.echo(
             f"{name}: {size.parameters:,} parameters and {size.head_parameters:,} in its heads, "
             f"{size.bytes / 2**20:,.0f} MiB in float32, {size.flops_per_token / 1e6:,.1f} MFLOPs "

@@ -101,10 +101,10 @@ def parse_pair(text: str, separator: str, option: str) -> tuple[int, int]:
 
 def numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int]:
     """The seeds of an option such as 1,2,3, each named once."""
-    found = [] if text is None else text.split(",")
-    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in found):
+    words = [] if text is None else text.split(",")
+    if not all(number.isdecimal() and len(number) <= MAX_DIGITS for number in words):
         raise click.BadParameter(f"{shown(text)}: must be numbers, such as 1,2,3")
-    seeds = [int(number) for number in found]
+    seeds = [int(number) for number in words]
     if len(set(seeds)) < len(seeds):
         raise click.BadParameter(f"{text}: name each seed once")
     return seeds

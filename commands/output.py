@@ -23,7 +23,7 @@ def ignore_write_errors() -> None:
 
 
 def _dropping(stream: Any, number: int) -> io.TextIOWrapper:
-    """The same stream, on a file that drops what it cannot write."""
+    """A stream of this encoding, on a file that drops what it cannot write."""
     file = io.BufferedWriter(_DroppingFile(number, "w", closefd=False))
     return io.TextIOWrapper(
         file,

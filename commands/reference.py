@@ -93,7 +93,10 @@ def schema_of(kind: str, root: Any) -> dict[str, Any]:
     from configs.loading import SHIPPED
 
     every_kind = [*kinds(), TASK]
-    names = {one: [path.stem for path in (SHIPPED / one).glob("*.yaml")] for one in every_kind}
+    names = {
+        shipped: [path.stem for path in (SHIPPED / shipped).glob("*.yaml")]
+        for shipped in every_kind
+    }
     return json_schema(kind, root, names)
 
 
@@ -102,8 +105,8 @@ def _of_tasks() -> dict[str, Any]:
     made = schema_of(TASK, kinds()["job"])
     del made["$defs"]
     made["properties"] = {
-        key: own if key == "base" else {"$ref": f"job.json#/properties/{key}"}
-        for key, own in made["properties"].items()
+        key: value if key == "base" else {"$ref": f"job.json#/properties/{key}"}
+        for key, value in made["properties"].items()
     }
     return made
 

@@ -71,7 +71,7 @@ def _answers(
     student: tuple[str, ...],
     **inputs: str | None,
 ) -> tuple[Answers, list[str]]:
-    """What the job is, and the commands that make its corpus."""
+    """The answers about the job, and the commands that make its corpus."""
     purpose = _ask("--for", purpose, "What is the job for?", choices=PURPOSES)
     is_pretraining, reads_text = purpose == PRETRAIN, purpose in (PRETRAIN, CONTINUE)
     _refuse("--model", inputs["model"], not is_pretraining, purpose)

@@ -14,7 +14,8 @@ import click
 
 from commands.job_configs import load_job, prepare, warn_about
 from commands.options import PATH, numbers
-from commands.suites import default_folder, prepare_suite
+from commands.suite_runs import prepare_suite
+from commands.suites import default_folder
 
 if TYPE_CHECKING:
     from cluster.script import Work
@@ -32,7 +33,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class _Submission:
-    """What goes to SLURM: a config, the folder of the job's records, and its stages."""
+    """A job for SLURM: a config, the folder of the job's records, and its stages."""
 
     name: str
     run: Path
@@ -233,7 +234,7 @@ def _is_override(word: str, before: str) -> bool:
         return False
     may_be_a_value = before.startswith("--") and "=" not in before
     return not may_be_a_value or key.split(".")[0] in {
-        one.name for one in dataclasses.fields(JobConfig)
+        field.name for field in dataclasses.fields(JobConfig)
     }
 
 

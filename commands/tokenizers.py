@@ -105,14 +105,14 @@ def tokenizer_compare(
 
     headings = ("entries", "tokens/word", "characters/token", "unknown words", "lost characters")
     table = plain_table("tokenizer", *headings)
-    for one in compare(text, tokenizers, ReadOptions(separator, text_field)):
-        lost = f"{one.loss.share:.2%}"
+    for row in compare(text, tokenizers, ReadOptions(separator, text_field)):
+        lost = f"{row.loss.share:.2%}"
         table.add_row(
-            one.tokenizer,
-            f"{one.vocab_size:,}",
-            f"{one.tokens_per_word:.2f}",
-            f"{one.characters_per_token:.2f}",
-            f"{one.unknown_words:.2%}",
-            f"{lost} ({one.loss.by_script()})" if one.loss.removed else lost,
+            row.tokenizer,
+            f"{row.vocab_size:,}",
+            f"{row.tokens_per_word:.2f}",
+            f"{row.characters_per_token:.2f}",
+            f"{row.unknown_words:.2%}",
+            f"{lost} ({row.loss.by_script()})" if row.loss.removed else lost,
         )
     click.echo(as_text(table))

@@ -1,4 +1,4 @@
-"""The command that trains: the launcher, and each rank that it or SLURM has started."""
+"""The commands that train a job and store predictions: the launcher, and each of its ranks."""
 
 from __future__ import annotations
 
@@ -39,6 +39,27 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     job = load_on_device(config, overrides)
     if not announce_if_finished(job):
         sys.exit(run_ranks(job, [config, *overrides], nproc))
+
+
+@click.command()
+@click.argument("config", type=PATH)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
+    """Store the predictions of the frozen teacher of a job.
+
+    Other jobs can read them. The section teacher.stored says where, and how many logits. Repeating
+    the command writes what is missing. Also the entry point of each rank under srun and torchrun.
+    """
+    ignore_write_errors()
+
+    def load() -> JobConfig:
+        return prepare(load_job(config, overrides))
+
+    run_if_launched(lambda: _store_as_rank(load), nproc, config, overrides)
+    job = load_on_device(config, overrides)  # errors show before ranks start
+    as_fork = partial(_store_as_rank, lambda: job)
+    sys.exit(launch_ranks(["store", config, *overrides], as_fork, nproc))
 
 
 def load_on_device(config: str, overrides: tuple[str, ...]) -> JobConfig:
@@ -165,7 +186,7 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
 
 
 def final_results(job: JobConfig) -> dict[str, Any] | None:
-    """What the job's run has come to; None where it has not reached its end.
+    """The results of the job's run; None where it has not reached its end.
 
     Nor has it where a test file has changed: what is left to do is to score it.
     """
@@ -202,3 +223,15 @@ def _gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def _store_as_rank(load: Callable[[], JobConfig]) -> int:
+    from cluster.ranks import derive, export, reported
+    from cluster.signals import StopRequest
+
+    with StopRequest() as stop:
+        export(derive())
+        from trainer.storing import store
+
+        outcome = store(load, lambda: stop.requested, click.echo)
+        return reported(outcome.value)

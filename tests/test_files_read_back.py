@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import tandem
 from commands.analysis import NUMBERS, _has_pruned, _refuse_other_files
-from commands.suites import MODELS, _known_digests
+from commands.suite_runs import MODELS, _known_digests
 from data_pipeline import DataError
 from model import ModelError, build, from_pretrained, save_pretrained
 from tests.damage import damages, edits, harmed

@@ -130,8 +130,8 @@ ROOMS = {
     "cluster/planning": "machine failures memory plan text",
     "commands": (
         "errors options listing job_texts starting output ending job_configs api data tokenizers "
-        "runs models prediction embedding training storing finetuning suites results submission "
-        "analysis reference schema"
+        "runs models prediction embedding training finetuning suite_runs suites results submission "
+        "analysis reference"
     ),
 }
 

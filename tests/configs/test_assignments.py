@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import configs
-from commands.suites import _root
+from commands.suite_runs import _root
 from configs.yaml_text import Plain
 from trainer.config import JobConfig
 
