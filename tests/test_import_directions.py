@@ -129,9 +129,9 @@ ROOMS = {
     ),
     "cluster/planning": "machine failures memory plan text",
     "commands": (
-        "errors options listing job_texts starting output ending job_configs api data tokenizers "
+        "errors options job_texts starting output ending job_configs api data tokenizers "
         "runs models prediction embedding training finetuning suite_runs suites results submission "
-        "analysis reference"
+        "analysis reference listing"
     ),
 }
 
