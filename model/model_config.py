@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from configs.rules import Doc, Range, Unit
 from configs.section import Refusal, Section, within
@@ -89,6 +90,8 @@ class ModelConfig(Section, ABC):
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset()
+    is_trainable: ClassVar[bool] = True  # else it is only read, as a frozen teacher
+    reads_folders: ClassVar[bool] = False  # of models that no other kind knows: `read_folder`
     # Keys on which the weights of the embeddings depend.
     embedding_keys: ClassVar[tuple[str, ...]] = ()
     # Keys about the heads, in which a model may differ from the one that its weights come from.
@@ -106,6 +109,25 @@ class ModelConfig(Section, ABC):
     task_heads: Annotated[dict[str, TaskHeadConfig], Doc("The heads that tasks add, by name.")] = (
         field(default_factory=dict)
     )
+
+    @classmethod
+    def reads(cls, theirs: Mapping[str, Any]) -> bool:
+        """Whether the kind can read a folder with this config.json (`reads_folders`)."""
+        return False
+
+    @classmethod
+    def read_folder(cls, folder: Path, theirs: Mapping[str, Any]) -> tuple[Self, dict[str, Tensor]]:
+        """The configuration and the float32 state of the model in a folder with this config.json.
+
+        Raises ModelError, naming a key or a tensor, for a folder that it cannot read.
+        """
+        raise NotImplementedError
+
+    def for_transformers(
+        self, state: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """The config.json and the tensors in the format of `transformers`, where a kind has one."""
+        return None
 
     @property
     @abstractmethod

@@ -53,8 +53,8 @@ ROOMS = {
         "errors precision task_head_config crf outputs model_config config parts heads "
         "attention_kernel branches generation protocol initialisation accounting attention "
         "encoder embedding decoder initial_values masked_language_model "
-        "attention_heads kinds layer_selection "
-        "model_card hugging_face onnx_export"
+        "attention_heads layer_selection "
+        "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (
         "task_heads family bert albert distilbert mobilebert modernbert weights conversion folder"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
-from model import Ability, ModelError, read_config
+from configs.kinds import KIND, kinds_of
+from model import Ability, ModelConfig, ModelError, read_config
 from trainer.job_tree import is_frozen, with_learners
 
 # Keys of heads, which the objective adds again where it trains them.
@@ -28,14 +29,17 @@ def with_models(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
     init = learner.get("init")
     folder = init.get("pretrained") if isinstance(init, dict) else None
-    if not isinstance(init, dict) or not isinstance(folder, str) or "model" in learner:
+    given = learner.get("model", {})
+    kind = given.get(KIND, "") if isinstance(given, dict) else ""
+    is_open = "model" not in learner or (given == {KIND: kind} and _reads_folders(kind))
+    if not isinstance(init, dict) or not isinstance(folder, str) or not is_open:
         return learner
     layers = init.get("layers")
     depth = len(layers) if isinstance(layers, list) else 0
     if not _holds_model(folder):
         return {**learner, "model": {"layers": depth}} if depth else learner
     try:
-        config = read_config(folder)
+        config = read_config(folder, kind)
     except ModelError as error:
         raise ConfigError(f"{section}.init.pretrained: {error}") from error
     if depth and not config.cannot(Ability.GROW):
@@ -43,6 +47,12 @@ def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
     left_out = () if is_frozen(learner) else _HEADS
     model = {key: one for key, one in dataclasses.asdict(config).items() if key not in left_out}
     return {**learner, "model": model}
+
+
+def _reads_folders(kind: object) -> bool:
+    """Whether a model section that has only this `kind` is to be read from the folder."""
+    kinds = kinds_of(ModelConfig)
+    return isinstance(kind, str) and kind in kinds and kinds[kind].reads_folders
 
 
 def _holds_model(folder: str) -> bool:

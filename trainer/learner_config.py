@@ -261,6 +261,8 @@ class LearnerConfig(Section):
             yield "clip_each_parameter", "needs gradient_clipping above 0"
         if self.frozen:
             yield from self._conflicts_with_frozen()
+        if not self.model.is_trainable:
+            yield from self._conflicts_with_untrainable()
         if self.init.layers is not None and len(self.init.layers) != self.model.layers:
             listed = len(self.init.layers)
             yield "init.layers", f"lists {listed} for the model's {self.model.layers} layers"
@@ -403,6 +405,14 @@ class LearnerConfig(Section):
                 "dropout",
                 "must be 0 where predictions are stored: each is the same at every step",
             )
+
+    def _conflicts_with_untrainable(self) -> Iterator[Refusal]:
+        """Conflicts of a learner whose model can only be read."""
+        if not self.frozen:
+            why = "is for a frozen teacher; a model that is trained is of another kind"
+            yield "model.kind", self._naming_folder(f"{self.model.kind} {why}")
+        if self.dropout:
+            yield "dropout", f"must be 0: a model of kind {self.model.kind} is only read"
 
     def _read_by(self) -> dict[str, frozenset[str]]:
         """Which tasks read a part of the model that not all of them read, by the part's name."""

@@ -176,6 +176,8 @@ def to_transformers(
 
     Raises Inexpressible, naming what does not fit.
     """
+    if (exchanged := config.for_transformers(state)) is not None:
+        return exchanged
     if not isinstance(config, EncoderConfig):
         raise Inexpressible(f"transformers has no class for a model of kind {config.kind}")
     family = nearest_family(config)
@@ -253,9 +255,18 @@ def from_transformers(
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 
+def is_known(theirs: Mapping[str, Any]) -> bool:
+    """Whether a config.json names a family, Tandem's own format or nothing."""
+    return theirs.get("model_type") in (None, "tandem", *_families())
+
+
+def _families() -> dict[Any, Family]:
+    return {family.model_type: family for family in FAMILIES} | _ALIASES
+
+
 def _family_of(theirs: Mapping[str, Any], names: Collection[str]) -> Family:
     """The family that config.json names; without `model_type`, the one whose tensors are there."""
-    known = {family.model_type: family for family in FAMILIES} | _ALIASES
+    known = _families()
     model_type = theirs.get("model_type")
     if model_type is None:
         for family in FAMILIES:
@@ -273,7 +284,8 @@ def _family_of(theirs: Mapping[str, Any], names: Collection[str]) -> Family:
     if model_type not in known:
         raise ModelError(
             f"model_type: {model_type!r} is not one of {', '.join(sorted(known))}; import a "
-            "checkpoint of one of these, or describe its class (docs/architectures.md)"
+            "checkpoint of one of these, describe its class (docs/architectures.md), or, for a "
+            "frozen teacher, pip install 'tandem-distill[hf]'"
         )
     return known[model_type]
 

@@ -17,9 +17,14 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from configs.kinds import chosen
+from configs.kinds import chosen, kinds_of
 from model.errors import ModelError
-from model.hugging_face.conversion import configuration, from_transformers, to_transformers
+from model.hugging_face.conversion import (
+    configuration,
+    from_transformers,
+    is_known,
+    to_transformers,
+)
 from model.hugging_face.family import Inexpressible
 from model.hugging_face.weights import (
     checked_state,
@@ -97,13 +102,14 @@ def written_whole(folder: Path) -> Iterator[None]:
         raise
 
 
-def from_pretrained(folder: str | Path) -> Model:
+def from_pretrained(folder: str | Path, kind: str = "") -> Model:
     """The model in a folder of `transformers` or of Tandem's own format, float32, in eval mode.
 
-    Raises ModelError, one line naming the file, for a folder that is not such a model.
+    It is one of this `kind` where that reads folders. Raises ModelError, one line naming the file,
+    for a folder that is not such a model.
     """
     folder = Path(folder)
-    config, state = read_folder(folder)
+    config, state = read_folder(folder, kind)
     model = empty(config)
     model.load_state_dict(state)
     return model.eval()
@@ -116,9 +122,9 @@ def encoder_from_pretrained(folder: str | Path) -> Model:
     return model
 
 
-def read_config(folder: str | Path) -> ModelConfig:
+def read_config(folder: str | Path, kind: str = "") -> ModelConfig:
     """The configuration of the model in a folder; as `from_pretrained`."""
-    return read_folder(Path(folder))[0]
+    return read_folder(Path(folder), kind)[0]
 
 
 def read_encoder_config(folder: str | Path) -> ModelConfig:
@@ -264,13 +270,16 @@ def _require_well_formed(path: Path) -> None:
         raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
-def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_folder(folder: Path, kind: str = "") -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the state, float32, of a model folder."""
     path = folder / "config.json"
     theirs = _read_json(path)
-    weights = read_weights(folder)
     config: ModelConfig
     try:
+        if reader := _reader_of(theirs, kind):
+            config, state = reader.read_folder(folder, theirs)
+            return config, checked_state(config, state)
+        weights = read_weights(folder)
         refuse_implausible_depth(theirs, weights)
         if theirs.get("model_type") == OWN_TYPE:
             config, state = _read_own(theirs), weights
@@ -282,6 +291,16 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ModelError(f"{folder}: {error}") from error
     except _WRONG_VALUES as error:
         raise ModelError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _reader_of(theirs: Mapping[str, Any], kind: str) -> type[ModelConfig] | None:
+    """The kind that reads a folder itself: `kind`, or the first that knows an unknown model."""
+    kinds = kinds_of(ModelConfig)
+    if kind in kinds and kinds[kind].reads_folders:
+        return kinds[kind]
+    if is_known(theirs):
+        return None
+    return next((one for one in kinds.values() if one.reads_folders and one.reads(theirs)), None)
 
 
 def special_ids_in(folder: Path) -> dict[str, int]:
@@ -323,6 +342,11 @@ def import_folder(source: str | Path, out: str | Path) -> Model:
     source, out = Path(source), Path(out)
     require_free(out)
     model = from_pretrained(source)
+    if not model.config.is_trainable:
+        raise ModelError(
+            f"{source}: {model.config.description} can only be a frozen teacher, which needs no "
+            "import; name the folder in teacher.init.pretrained, with teacher.frozen"
+        )
     has_tokenizer = any(os.path.lexists(source / name) for name in TOKENIZER_FILES)
     tokenizer = source if has_tokenizer else None
     with written_whole(out):

@@ -77,7 +77,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda f: (f / "config.json").write_text("[]"), "expected a mapping"),
     "binary": (lambda f: (f / "config.json").write_bytes(b"\xff\x00"), "not readable"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has neither"),
-    "other model": (lambda f: edit_config(f, model_type="gpt2"), "model_type: 'gpt2' is not one"),
+    "other model": (lambda f: edit_config(f, model_type="none"), "model_type: 'none' is not one"),
     "a name": (
         lambda f: edit_config(f, hidden_size="wide"),
         "hidden_size: must be a whole number, not 'wide'",

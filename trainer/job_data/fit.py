@@ -77,7 +77,7 @@ def _require_same_architecture(section: str, init: InitConfig, config: ModelConf
     """Raise unless the model in the folder is one of `config`, but for its heads."""
     folder = str(init.pretrained)
     try:
-        theirs = read_config(folder)
+        theirs = read_config(folder, config.kind)
     except ModelError as error:
         raise TrainingError(f"{section}.init.pretrained: {error}") from error
     if init.layers is not None:

@@ -45,7 +45,7 @@ def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[
     without names are taken for those of the examples.
     """
     assert init.weights is not None
-    model = from_pretrained(Path(init.weights))
+    model = from_pretrained(Path(init.weights), config.kind)
     given, state = _with_labels(section, init, model.config), dict(model.state_dict())
     source = given
     if init.layers is not None:

@@ -218,7 +218,12 @@ class MatrixTermConfig(LayerTermConfig):
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from super().misfits(student, teacher)
         if not student.heads or not teacher.heads:
-            yield "", "student and teacher must have attention"
+            whose = "teacher" if student.heads else "student"
+            yield (
+                "",
+                f"the {whose}'s model gives no attention scores, queries, keys or values; compare "
+                "states or predictions (hidden_mse, cosine, soft_kl)",
+            )
         elif student.heads != teacher.heads:
             yield "", "student and teacher must have the same number of heads" + self.instead
 

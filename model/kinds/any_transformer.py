@@ -1,0 +1,399 @@
+"""Any encoder of `transformers`, by the code of `transformers`, as a frozen teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from configs.rules import Doc, OneOf, Range
+from configs.section import Refusal
+from model.errors import ModelError
+from model.heads import ProjectionParts
+from model.hugging_face.task_heads import ENDINGS, linear, read_task_heads
+from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
+from model.outputs import NOTHING, Capture, Encoded, Features
+from model.protocol import Model, register
+from model.task_head_config import CLASSIFICATION, TAGGING, WIDEST, TaskHeadConfig
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
+
+_CLASSES = {ENDINGS[CLASSIFICATION]: "first", ENDINGS[TAGGING]: ""}  # and what the head reads
+_SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "layers"}
+_PROBE = 7  # tokens
+_TOLERANCE = 1e-4
+
+
+@dataclass
+class TransformersConfig(ModelConfig):
+    """Any encoder that `AutoModel` or `AutoModelForMaskedLM` of `transformers` reads.
+
+    It is a frozen teacher, by its predictions and hidden states; models of
+    `AutoModelForSequenceClassification` and `AutoModelForTokenClassification` are those of tasks.
+    Every key comes from the folder in `init.pretrained`. Needs `tandem-distill[hf]`.
+    """
+
+    # Students then read predictions alone; the library computes the whole last layer all the same.
+    abilities: ClassVar[frozenset[Ability]] = frozenset({Ability.MASKED_ONLY})
+    reads_folders: ClassVar[bool] = True
+    is_trainable: ClassVar[bool] = False
+
+    kind: Annotated[str, OneOf("transformers"), Doc("The kind of model.")] = field(
+        default="transformers", kw_only=True
+    )
+    config: Annotated[dict[str, Any], Doc("The folder's config.json.")] = field(
+        default_factory=dict
+    )
+    vocab_size: VocabularySize = 30522
+    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
+    layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
+    max_positions: Annotated[
+        int, Range(0, WIDEST), Doc("The longest sequence, in tokens; 0: any length.")
+    ] = 512
+    segment_types: Annotated[
+        int, Range(0, WIDEST), Doc("Number of segment embeddings; 0: none.")
+    ] = 2
+    pad_token_id: PaddingToken = 0
+    initializer_range: Annotated[
+        float, Range(0.0, 100.0), Doc("Standard deviation of projections in the losses.")
+    ] = 0.02
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if not self.config:
+            yield "config", "is that of a folder; set init.pretrained to a folder of transformers"
+        yield from super().conflicts()
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return self.max_positions or None
+
+    @property
+    def reads_segments(self) -> bool:
+        return self.segment_types > 1
+
+    @property
+    def description(self) -> str:
+        return f"{_architecture(self.config)} of {self.layers} layers of width {self.hidden_size}"
+
+    def with_dropout(self, rate: float) -> Self:
+        """The same: it is never trained, and has no dropout."""
+        return self
+
+    def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
+        """The same with this head; what it reads is the library's matter."""
+        pooling = "" if head.per_token else "first"
+        fitted = replace(head, pooling=pooling, transform="none")
+        return replace(self, task_heads={**self.task_heads, name: fitted})
+
+    @classmethod
+    def reads(cls, theirs: Mapping[str, Any]) -> bool:
+        """Whether the installed `transformers` has a class for this config.json."""
+        try:
+            from transformers import CONFIG_MAPPING
+        except ImportError:
+            return False
+        return theirs.get("model_type") in list(CONFIG_MAPPING)
+
+    @classmethod
+    def read_folder(cls, folder: Path, theirs: Mapping[str, Any]) -> tuple[Self, dict[str, Tensor]]:
+        """The configuration and the state, float32, of a folder with this config.json."""
+        with _library_errors(theirs):
+            known = _config_class(theirs)()
+        if known.is_encoder_decoder or not all(hasattr(known, size) for size in _SIZES):
+            raise ModelError(f"model_type: {theirs['model_type']} is no encoder of text")
+        with _library_errors(theirs):
+            original, loading = _auto_class(theirs).from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+        if missing := sorted(loading["missing_keys"]):
+            raise ModelError(f"the weights have no {missing[0]}; name a whole checkpoint")
+        config = cls._of(original.eval(), theirs)
+        model = TransformersModel(config)
+        model.library.load_state_dict(original.state_dict(), strict=False)
+        _require_equal(model.eval(), original)
+        return config, model.state_dict()
+
+    def for_transformers(
+        self, state: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The folder's config.json, and the tensors under the library's names."""
+        model = TransformersModel(self)
+        model.load_state_dict(state)
+        return dict(self.config), dict(model.library.state_dict())
+
+    @classmethod
+    def _of(cls, original: Any, theirs: Mapping[str, Any]) -> Self:
+        known = original.config
+        padding = getattr(known, "pad_token_id", None)
+        return cls(
+            config=dict(theirs),
+            **{ours: getattr(known, name) for name, ours in _SIZES.items()},
+            max_positions=_positions(original),
+            segment_types=getattr(known, "type_vocab_size", None) or 0,
+            pad_token_id=-1 if padding is None or padding >= known.vocab_size else padding,
+            mlm_head=_is_masked_lm(theirs),
+            task_heads=_task_heads(theirs),
+        )
+
+
+@register(TransformersConfig)
+class TransformersModel(Model):
+    """A model of `transformers` behind the protocol, without queries, keys and values.
+
+    Its layers are `encoder`, and what the library has above them belongs to the masked-LM head or
+    to that of the task. The projection to the vocabulary hands its input on: losses do that part.
+    """
+
+    config: TransformersConfig
+    encoder: nn.Module
+    library: Any  # the library's model; its modules are ours too, by other names
+
+    def __init__(self, config: TransformersConfig) -> None:
+        super().__init__()
+        self.config = config
+        theirs = config.config
+        with _library_errors(theirs):
+            known = _config_class(theirs).from_dict(dict(theirs))
+            library = _auto_class(theirs).from_config(known, dtype=torch.float32)
+        object.__setattr__(self, "library", library)
+        names, above = _name_once(library), dict(library.named_children())
+        self.encoder = library.base_model
+        above = {name: part for name, part in above.items() if part is not self.encoder}
+        self.pooler, self.pair_head, self.head = None, None, None
+        if config.mlm_head:
+            projection = library.get_output_embeddings()
+            projection.forward = nn.Identity().forward
+            self._projection = names[projection.weight], names.get(projection.bias)
+            self.head = nn.ModuleDict(above)
+        self.task_heads = nn.ModuleDict(
+            {name: _InOrder(head, above) for name, head in config.task_heads.items()}
+        )
+        self._states: Any = None
+        self.encoder.register_forward_hook(self._keep)
+
+    def encode(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        capture: Capture = NOTHING,
+        rows: Tensor | None = None,
+    ) -> Encoded:
+        self._call(self.encoder, input_ids, segment_ids, attention_mask, capture)
+        encoded = self._encoded(capture)
+        if rows is None:
+            return encoded
+        last = encoded.last_hidden_state.flatten(0, 1).index_select(0, rows)
+        return encoded._replace(last_hidden_state=last)
+
+    def features(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        capture: Capture = NOTHING,
+        numbers: Tensor | None = None,
+    ) -> Features:
+        """As `Model.features`; the head's transform runs at every position."""
+        output = self._call(self.library, input_ids, segment_ids, attention_mask, capture)
+        encoded, projected, everywhere = self._encoded(capture), None, None
+        if self.head is not None:
+            projected = everywhere = output.logits.flatten(0, 1)
+        if projected is not None and masked_positions is not None:
+            projected = projected.index_select(0, masked_positions)
+        return Features(
+            vocabulary_input=projected,
+            hidden_states=encoded.hidden_states,
+            attention={},
+            last_hidden_state=encoded.last_hidden_state,
+            pooled=None,
+            heads={name: self.task_heads[name](output.logits) for name in capture.heads},
+            all_positions=everywhere if capture.all_positions else None,
+        )
+
+    def word_vectors(self, input_ids: Tensor) -> Tensor:
+        return F.embedding(input_ids, self.library.get_input_embeddings().weight)
+
+    def projection_parts(self) -> ProjectionParts:
+        weight, bias = self._projection
+        parameter = self.library.get_parameter
+        return ProjectionParts(parameter(weight), None if bias is None else parameter(bias))
+
+    def fill(
+        self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator
+    ) -> None:
+        if parameter.ndim == 1:
+            parameter.fill_(float(key != "bias"))
+        else:
+            parameter.normal_(0.0, self.config.initializer_range, generator=generator)
+
+    def flops_per_token(self, length: int, masked_fraction: float) -> float:
+        """Two for each weight of a matrix, four for each attended token; words are looked up."""
+        config, words = self.config, self.library.get_input_embeddings().weight
+        tables = {one.weight for one in self.library.modules() if isinstance(one, nn.Embedding)}
+        weights = {*self.library.parameters()} - tables
+        matrices = sum(weight.numel() for weight in weights if weight.ndim > 1)
+        attention = 4 * config.layers * config.hidden_size * length
+        return 2 * matrices + attention + masked_fraction * 2 * words.numel() * config.mlm_head
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Note the result of the layers inside a model with a head, until `_encoded` reads it."""
+        self._states = output
+
+    def _encoded(self, capture: Capture) -> Encoded:
+        output, self._states = self._states, None
+        states = {layer: output.hidden_states[layer] for layer in capture.hidden_states}
+        return Encoded(output.last_hidden_state, states, {})
+
+    def _call(
+        self,
+        module: nn.Module,
+        input_ids: Tensor,
+        segment_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        capture: Capture,
+    ) -> Any:
+        given: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if attention_mask is not None and attention_mask.ndim == 1:
+            places = torch.arange(input_ids.shape[1], device=input_ids.device)
+            given["attention_mask"] = (places < attention_mask[:, None]).long()
+        if segment_ids is not None and self.config.reads_segments:
+            given["token_type_ids"] = segment_ids
+        return module(**given, output_hidden_states=bool(capture.hidden_states), return_dict=True)
+
+
+def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
+    """Leave each shared parameter one name, as checkpoints do; returns the names."""
+    names: dict[Tensor | None, str] = {one: name for name, one in module.named_parameters()}
+    for name, parameter in [*module.named_parameters(remove_duplicate=False)]:
+        if names[parameter] != name:
+            place, _, key = name.rpartition(".")
+            owner = module.get_submodule(place)
+            del owner._parameters[key]
+            object.__setattr__(owner, key, parameter)
+    return names
+
+
+class _InOrder(nn.Module):
+    """The outputs of a head of `transformers`, in the order of the task's labels.
+
+    `order` has the name of an output layer, whose rows a job puts into that order.
+    """
+
+    linear: Any
+
+    def __init__(self, head: TaskHeadConfig, library: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.library = nn.ModuleDict(library)
+        self.linear = nn.Module()
+        self.linear.register_buffer("order", torch.arange(float(head.outputs)))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Reorder logits [..., outputs]."""
+        return logits.index_select(-1, self.linear.order.long())
+
+
+def _architecture(theirs: Mapping[str, Any]) -> str:
+    return str((theirs.get("architectures") or ["AutoModel"])[0])
+
+
+def _is_masked_lm(theirs: Mapping[str, Any]) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as names
+
+    return bool(names.get(theirs.get("model_type")) == _architecture(theirs))
+
+
+def _task_heads(theirs: Mapping[str, Any]) -> dict[str, TaskHeadConfig]:
+    """The head of a model that labels texts or tokens."""
+    name = _architecture(theirs)
+    pooling = next((one for ending, one in _CLASSES.items() if name.endswith(ending)), None)
+    if pooling is None:
+        return {}
+    form = linear("logits", pooling)
+    heads = read_task_heads(theirs, [form.weight], dict.fromkeys(ENDINGS, form))
+    return {name: replace(head, pooling=pooling) for name, head in heads.items()}
+
+
+def _auto_class(theirs: Mapping[str, Any]) -> Any:
+    import transformers
+
+    ending = next((one for one in _CLASSES if _architecture(theirs).endswith(one)), "")
+    if _is_masked_lm(theirs):
+        ending = "ForMaskedLM"
+    return getattr(transformers, f"AutoModel{ending}")
+
+
+def _config_class(theirs: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[theirs["model_type"]]
+
+
+@contextmanager
+def _library_errors(theirs: Mapping[str, Any]) -> Iterator[None]:
+    """Raise ModelError, one line, for what the library cannot read or does not have."""
+    try:
+        with _quiet():
+            yield
+    except ImportError as error:
+        raise ModelError(
+            f"model_type: {theirs.get('model_type')!r} needs {error.name or 'transformers'}: "
+            "pip install 'tandem-distill[hf]'"
+        ) from error
+    except Exception as error:  # its checks of a config raise exceptions of many kinds
+        why = " ".join(str(error).split())[:300]
+        raise ModelError(f"transformers cannot read it: {why}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's progress bars and warnings."""
+    from transformers.utils import logging
+
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+def _positions(original: nn.Module) -> int:
+    """The longest sequence; some families count positions from the padding token's number on."""
+    for name, table in original.named_modules():
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            padding = table.padding_idx
+            return table.num_embeddings - (0 if padding is None else padding + 1)
+    return int(getattr(original.config, "max_position_embeddings", None) or 0)
+
+
+@torch.no_grad()
+def _require_equal(model: TransformersModel, original: Any) -> None:
+    """Raise ModelError unless our reading gives the outputs of the library's own model."""
+    config = model.config
+    ids = torch.arange(_PROBE)[None] % config.vocab_size
+    theirs, ours = original(ids, output_hidden_states=True, return_dict=True), model(ids)
+    shapes = [tuple(one.shape) for one in theirs.hidden_states or ()]
+    if shapes != [(1, _PROBE, config.hidden_size)] * (config.layers + 1):
+        raise ModelError(
+            f"model_type: {original.config.model_type} does not give a state of "
+            f"{config.hidden_size} numbers per token after each of its {config.layers} layers"
+        )
+    if config.mlm_head and not torch.allclose(
+        theirs.logits, ours.logits, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True
+    ):
+        raise ModelError(
+            f"model_type: {original.config.model_type} does more after its projection to the "
+            "vocabulary than adding a bias; name a model without a masked-LM head (AutoModel)"
+        )

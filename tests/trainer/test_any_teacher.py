@@ -1,0 +1,204 @@
+"""A model of `transformers` that Tandem has no code for, as a frozen teacher in whole jobs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import configs
+from configs import ConfigError
+from model import ModelError, build, import_folder
+from tests.conftest import tandem
+from tests.distributed import run_distributed
+from tests.trainer import jobs
+from tests.trainer.test_sentence_tasks import LABELS, lines, write
+from trainer.config import JobConfig
+from trainer.footprint.footprint import footprints
+from trainer.job_data.examples import with_examples
+from trainer.learners.first_weights import from_folder
+from trainer.run_folder.folder import RunFolder
+
+SIZES = {
+    "vocab_size": 600, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 48, "initializer_range": 0.3,
+}  # fmt: skip
+JOB = """
+name: any
+steps: 8
+seed: 3
+output_dir: {runs}
+data: {{path: {corpus}, sequence_length: 32}}
+batch: {{size: 8, micro_batch: 4}}
+teacher: {{frozen: true, init: {{pretrained: {teacher}}}}}
+students:
+  small:
+    model: {{layers: 1, hidden_size: 16, heads: 2, ffn_size: 32, vocab_size: 600}}
+    objective: {{mlm: {{}}, soft_kl: {{temperature: 2.0}}, hidden_mse: {{}}}}
+evaluation: {{every: 4, sequences: 8}}
+checkpoint: {{every: 2}}
+log: {{every: 1, wandb: disabled}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+
+
+@pytest.fixture(scope="module", name="electra")
+def masked_language_model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("any") / "electra"
+    shutil.copytree(corpus / "tokenizer", folder)
+    torch.manual_seed(5)
+    config = transformers.ElectraConfig(**SIZES, embedding_size=12)
+    transformers.ElectraForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def job(corpus: Path, runs: Path, teacher: Path, *overrides: str) -> JobConfig:
+    text = JOB.format(corpus=corpus, runs=runs, teacher=teacher)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:  # each rank's own
+        file.write(text)
+        file.flush()
+        return configs.load(file.name, JobConfig, "job", [*overrides])
+
+
+def trained(corpus: Path, runs: Path, teacher: Path) -> list[str]:
+    """Folders of a run without a stop, of the same run stopped and resumed, and at ZeRO 3."""
+    whole = jobs.run(job(corpus, runs, teacher, "name=whole"))
+    jobs.finish(whole)
+    jobs.run(job(corpus, runs, teacher, "name=resumed"), stop_after=3)
+    resumed = jobs.run(configs.load(str(runs / "resumed" / "config.yaml"), JobConfig, "job"))
+    cut = jobs.run(job(corpus, runs, teacher, "name=cut", "teacher.zero_stage=3"))
+    return [str(folder.path) for folder in (whole, resumed, cut)]
+
+
+def test_it_teaches_on_text_and_resumes_exactly(corpus, tmp_path, electra) -> None:
+    paths = run_distributed(trained, 2, corpus, tmp_path / "runs", electra)[0]
+    whole, resumed, cut = (RunFolder(Path(path)) for path in paths)
+    curve = jobs.curve(whole, "students/small")
+    assert {key.rpartition("/")[2] for _, key, _ in curve} >= {"soft_kl", "hidden_mse", "mlm"}
+    assert jobs.curve(resumed, "students/small") == curve
+    assert jobs.curve(cut, "students/small") == curve
+    results = json.loads(whole.evaluation.read_text())["learners"]
+    assert results["teacher"]["loss"] > 0
+    assert results["students/small"]["agreement"]
+    theirs = transformers.ElectraForMaskedLM.from_pretrained(electra).state_dict()
+    kept = transformers.ElectraForMaskedLM.from_pretrained(whole.path / "exports" / "teacher")
+    assert all(torch.equal(theirs[name], one) for name, one in kept.state_dict().items())
+
+
+def test_a_plan_counts_its_pass(corpus, tmp_path, electra) -> None:
+    found = footprints(job(corpus, tmp_path, electra), "gpu", 32)["teacher"]
+    assert found.parameters == 17236
+    assert found.forward_flops > 0
+
+
+ATTENTION = "gives no attention scores, queries, keys or values; compare states or predictions"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "students.small.objective.attention_mse={}",
+            f"attention_mse: the teacher's .*{ATTENTION}",
+        ),
+        (
+            "students.small.objective.value_relation={relation_heads: 2}",
+            f"students.small.objective.value_relation: the teacher's model {ATTENTION}",
+        ),
+        (
+            "teacher={frozen: false, objective: {mlm: {}}}",
+            "teacher.model.kind: transformers is for",
+        ),
+        ("teacher.dropout=0.1", "teacher.dropout: must be 0: a model of kind transformers"),
+        ("students.small.init.teacher_layers=[0]", "model.kind is encoder, and the teacher's"),
+        ("teacher.compile=true", "teacher.compile: a model of kind transformers cannot compile"),
+        ("teacher.model={kind: transformers, layers: 9}", "teacher.model.config: is that of a fol"),
+    ],
+)
+def test_what_it_does_not_give_is_refused(corpus, tmp_path, electra, override, message) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        job(corpus, tmp_path, electra, override)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_student_cannot_be_one(corpus, tmp_path, electra) -> None:
+    """Nor begin as its layers; import says what the folder is for."""
+    student = f"students.other={{init: {{pretrained: {electra}}}, objective: {{mlm: {{}}}}}}"
+    with pytest.raises(
+        ConfigError, match=r"students\.other\.model.kind: transformers is for a froz"
+    ):
+        job(corpus, tmp_path, electra, student)
+    with pytest.raises(ModelError, match="can only be a frozen teacher, which needs no import"):
+        import_folder(electra, tmp_path / "out")
+
+
+def test_a_kind_of_model_says_who_reads_the_folder(corpus, tmp_path) -> None:
+    """A family that Tandem knows can be read by the library too."""
+    shutil.copytree(corpus / "tokenizer", tmp_path / "bert")
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
+    bert.save_pretrained(tmp_path / "bert")
+    kinds = [
+        job(corpus, tmp_path, tmp_path / "bert", *given).teacher.model.kind
+        for given in ((), ["teacher.model={kind: transformers}"])
+    ]
+    assert kinds == ["encoder", "transformers"]
+
+
+@pytest.fixture(name="classifier")
+def fine_tuned(corpus: Path, tmp_path: Path) -> Path:
+    """Its labels are in the other order, and the examples are beside it."""
+    folder = tmp_path / "classifier"
+    shutil.copytree(corpus / "tokenizer", folder)
+    torch.manual_seed(5)
+    config = transformers.ElectraConfig(
+        **SIZES, embedding_size=12, id2label=dict(enumerate(LABELS[::-1]))
+    )
+    transformers.ElectraForSequenceClassification(config).save_pretrained(folder)
+    write(tmp_path / "train.tsv", lines(40, 0))
+    return folder
+
+
+def test_it_teaches_a_task(classifier, tmp_path) -> None:
+    student = tmp_path / "student.yaml"
+    student.write_text("layers: 1\nhidden_size: 16\nheads: 2\nffn_size: 32\nvocab_size: 600\n")
+    given = [
+        *(f"teacher.init.pretrained={classifier}", f"data.train={tmp_path / 'train.tsv'}"),
+        *("data.sequence_length=16", "epochs=2", "log.wandb=disabled"),
+        f"output_dir={tmp_path}/runs",
+        *(f"students.small.model={student}", "students.small.init=null"),
+    ]
+    done = tandem("train", "distil_single_sentence", *given, "--nproc", 2)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "distil_single_sentence"
+    results = json.loads((run / "evaluation.json").read_text())["learners"]
+    assert 0 <= results["teacher"]["single_sentence_accuracy"] <= 1
+    made = with_examples(configs.load("distil_single_sentence", JobConfig, "task", given))
+    config = made.teacher.architecture
+    assert config.task_heads["single_sentence"].labels == LABELS
+    ours = build(config, seed=1).eval()
+    ours.load_state_dict(from_folder("teacher", made.teacher.init, config))
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    ids = torch.arange(5, 17).view(2, 6)
+    with torch.no_grad():
+        wanted, got = theirs(ids).logits, ours(ids).heads["single_sentence"]
+    torch.testing.assert_close(got, wanted[:, [1, 0]], rtol=0, atol=1e-5)
+
+
+def test_it_predicts_and_embeds_as_it_is(classifier, tmp_path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the end was\n")
+    told = tandem("predict", classifier, texts)
+    assert told.returncode == 0, told.stderr
+    assert set(json.loads(told.stdout)["probabilities"]) == set(LABELS)
+    vectors = tandem("embed", classifier, "the end was", "--json")
+    assert vectors.returncode == 0, vectors.stderr
+    assert len(json.loads(vectors.stdout)["vectors"][0]["vector"]) == 24
