@@ -301,9 +301,9 @@ class Model(nn.Module, ABC):
         rows = states.flatten(0, 1)
         if masked_positions is not None:
             rows = rows.index_select(0, masked_positions)
-        states_read = self._transform(self.as_last(rows))
-        assert states_read is not None, "exits of a model without a masked-LM head"
-        return states_read
+        projected = self._transform(self.as_last(rows))
+        assert projected is not None, "exits of a model without a masked-LM head"
+        return projected
 
     def _run_heads(
         self,

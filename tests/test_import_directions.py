@@ -32,9 +32,7 @@ ROOMS = {
         "collection "
         "prose_tasks"
     ),
-    "data_pipeline/shards": (
-        "blocks manifest cached_counts index sources ranges staged writing locking"
-    ),
+    "data_pipeline/shards": ("blocks manifest cached_counts index sources ranges writing locking"),
     "data_pipeline/tokenization": (
         "folder_settings normalization_loss sentencepiece_models vocabularies "
         "tokenizer rules comparison training unigram word_table word_rules word_encoding"

@@ -26,9 +26,8 @@ from data_pipeline.shards.blocks import Block, decode_block
 from data_pipeline.shards.cached_counts import cached_array, keep_array, kept_array, map_array
 from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
 from data_pipeline.shards.manifest import MANIFEST, FileRecord
-from data_pipeline.shards.ranges import Ranged, serves_ranges
+from data_pipeline.shards.ranges import Ranged, Staged, serves_ranges
 from data_pipeline.shards.sources import Folder, Remote, is_url, join
-from data_pipeline.shards.staged import Staged
 from data_pipeline.tokenization.rules import differing_text
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.index import shard_name
-from data_pipeline.shards.staged import Staged
+from data_pipeline.shards.ranges import Staged
 
 STEPS_AHEAD = 10_000  # how far, at most, the stager runs ahead of the reader
 STEPS_BEHIND = 4  # how far another rank of the node may be behind the reporting one

@@ -175,7 +175,7 @@ def _shuffled(texts: Iterable[Document], draw: random.Random) -> list[str]:
 
 
 def _missing(out: Path) -> Iterator[str]:
-    """What the text's language has not, of what the tasks are made of."""
+    """Yield a line for each task that lacks its material in the text's language."""
     if "B-CAP" not in (out / f"capitals_{TRAIN}.txt").read_text(encoding="utf-8"):
         yield "capitals: no word inside a sentence has one, so that nothing can be learnt"
     if '"agreement"' not in (out / "pairs.jsonl").read_text(encoding="utf-8"):

@@ -180,7 +180,7 @@ def _told(read: Read, told: Work) -> Read:
 def _loss(
     tokenizer: tokenizers.Tokenizer, documents: Iterable[str]
 ) -> tuple[NormalizationLoss, int]:
-    """What the normalizer removes, and the number of `TURKISH` letters."""
+    """The normalizer's loss, and the number of `TURKISH` letters."""
     counter, loss, turkish = LossCounter(tokenizer), NormalizationLoss(), 0
     for document in documents:
         loss.add(counter([document]))

@@ -20,9 +20,8 @@ from data_pipeline import BadShard, BatchStream, Corpus, DataConfig, DataError
 from data_pipeline.reading.staging import Stager
 from data_pipeline.shards import sources
 from data_pipeline.shards.index import shard_name
-from data_pipeline.shards.ranges import Ranged, serves_ranges
+from data_pipeline.shards.ranges import Ranged, Staged, serves_ranges
 from data_pipeline.shards.sources import Remote
-from data_pipeline.shards.staged import Staged
 from tests.waiting import until
 
 STEPS = 30

@@ -34,7 +34,7 @@ from data_pipeline.reading.staging import (
     stage_folder,
 )
 from data_pipeline.shards import sources
-from data_pipeline.shards.staged import CHECKSUM_BYTES, Staged
+from data_pipeline.shards.ranges import CHECKSUM_BYTES, Staged
 from tests.waiting import SECONDS, until
 
 ROWS, STEPS = 6, 60

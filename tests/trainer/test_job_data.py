@@ -11,7 +11,7 @@ import pytest
 
 import configs
 from data_pipeline import BatchStream, BuildOptions, build
-from data_pipeline.shards.staged import Staged
+from data_pipeline.shards.ranges import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.job_data.batch_plan import global_batches, usual_rows
