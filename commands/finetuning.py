@@ -64,7 +64,7 @@ def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
     for word in overrides:
         key = word.partition("=")[0]
         if option := options.get(key):
-            raise click.UsageError(f"{key}: {option} sets this; name one of the two")
+            raise click.UsageError(f"{key}: {option} sets this; give only one of the two")
 
 
 def _train(

@@ -78,7 +78,9 @@ def predict(
         if value and not documents:
             raise click.UsageError(f"{option}: needs --documents, the file of what is ranked")
     if documents == STDIN:
-        raise click.UsageError("--documents: must be a file, whose name says in which form it is")
+        raise click.UsageError(
+            "--documents: must be a file, because its name says in which form it is"
+        )
     if input_ == candidates == STDIN:
         raise click.UsageError("--candidates: standard input is INPUT already; name a file")
     if columns and documents:

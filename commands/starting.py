@@ -127,7 +127,9 @@ def _ask(
     if not _is_asked():
         if default is None:
             among = f", one of {', '.join(choices)}" if choices else ""
-            raise click.UsageError(f"{option}: must be given{among}, as no terminal can be asked")
+            raise click.UsageError(
+                f"{option}: must be given{among}; there is no terminal to ask in"
+            )
         return default
     if isinstance(choices, Mapping):
         for name, what in choices.items():

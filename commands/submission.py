@@ -136,7 +136,9 @@ def _job(
 
     (config,) = names
     if store and seeds:
-        raise click.UsageError("--store: with --seeds each job would store another order of data")
+        raise click.UsageError(
+            "--store: does not go with --seeds, because each seed has another order of data"
+        )
     if model is not None:  # and named as `tandem finetune` names its runs
         name = f"{Path(config).stem}-{Path(model).resolve().name}"
         words = {"teacher.init.pretrained": str(Path(model)), "name": name}
@@ -195,7 +197,7 @@ def _evaluation(names: Sequence[str], overrides: tuple[str, ...], check: bool) -
     from trainer.run_folder.folder import RunFolder
 
     if overrides:
-        raise click.UsageError(f"{overrides[0]}: a run is scored as it was configured")
+        raise click.UsageError(f"{overrides[0]}: a run is scored as it was configured; remove it")
     folder = RunFolder.existing(names[0])
     if check:
         SavedLearners(folder)

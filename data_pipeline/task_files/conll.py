@@ -296,7 +296,7 @@ def _parsed(line: str, where: str, words: int) -> ParsedWord:
     form, tag, features, head, relation = (cells[column].strip() for column in (1, 3, 5, 6, 7))
     if not head.isdecimal() or len(head) > 9 or int(head) > words:
         raise DataError(
-            f"{where}: HEAD: {head!r} is no word of its sentence, nor 0; parse the file"
+            f"{where}: HEAD: {head!r} is neither a word of its sentence nor 0; parse the file"
         )
     return ParsedWord(
         form, tag, tuple(features.split("|")), int(head) - 1 if int(head) else None, relation

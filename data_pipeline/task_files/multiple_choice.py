@@ -106,7 +106,7 @@ def _race(where: str, record: dict[str, Any], labelled: bool) -> Iterator[Choice
     options = value_in(record, "options", list, where)
     answers = texts_in(record, "answers", where) if labelled else ("",) * len(questions)
     if not len(questions) == len(options) == len(answers):
-        raise DataError(f"{where}: questions, options and answers must be as many as each other")
+        raise DataError(f"{where}: there must be equally many questions, options and answers")
     name = str(record.get("id", where))
     for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         here = f"{where}: question {number + 1}"

@@ -86,12 +86,12 @@ def read_table(
         raise DataError(f"{path}: the name of a table must end in {', '.join(LAYOUTS)}")
     numbered = {isinstance(column, int) for column in columns.values()}
     if len(numbered) > 1:
-        raise DataError(f"{path}: columns: give the names of all of them, or all their numbers")
+        raise DataError(f"{path}: columns: give the names of all of them, or the numbers of all")
     for field, column in columns.items():
         if isinstance(column, int) and column < 1:
             raise DataError(f"{path}: {field}: columns are numbered from 1, and {column} is none")
     if layout in (JSONL, PARQUET) and numbered == {True}:
-        raise DataError(f"{path}: columns: have names in this file, and no numbers")
+        raise DataError(f"{path}: columns: give their names, because this file has a header")
     rows: Iterator[Row]
     if layout == TSV:
         rows = _cell_rows(path, columns, _tab_separated(path, encoding), SEPARATED, on_malformed)

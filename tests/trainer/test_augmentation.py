@@ -154,7 +154,7 @@ def test_an_interrupted_table_is_resumed_alike(folder, tmp_path, monkeypatch) ->
     with after_each_part(stop), pytest.raises(KeyboardInterrupt):
         augment(job(folder), settings(folder), again, CPU)
     assert not again.exists()
-    with pytest.raises(DataError, match="was begun of other examples or settings"):
+    with pytest.raises(DataError, match="was begun with other examples or settings"):
         augment(job(folder), settings(folder, seed=2), again, CPU)
     augment(job(folder), settings(folder), again, CPU)
     assert again.read_bytes() == whole.read_bytes()
@@ -172,10 +172,10 @@ def test_a_finished_table_is_found_again_and_no_other_is_replaced(
     assert augment(job(folder), settings(folder), again, CPU) == made
     assert not (tmp_path / ".again.tsv.part").exists()
     assert augment(job(folder), settings(folder), again, CPU) == made
-    with pytest.raises(DataError, match=r"again\.tsv: is there already"):
+    with pytest.raises(DataError, match=r"again\.tsv: exists"):
         augment(job(folder), settings(folder, seed=2), again, CPU)
     again.write_text(again.read_text() + "one\tmore\t1\n")
-    with pytest.raises(DataError, match=r"again\.tsv: is there already"):
+    with pytest.raises(DataError, match=r"again\.tsv: exists"):
         augment(job(folder), settings(folder), again, CPU)
 
 

@@ -131,8 +131,8 @@ def test_other_names_of_labels_are_given_by_a_key(hub, tables) -> None:
     with pytest.raises(TrainingError) as refused:
         job(tables, theirs)
     assert str(refused.value) == (
-        "teacher.init.pretrained: its head tells POSITIVE, NEGATIVE, but the labels of the "
-        "examples are bright, dull; what is each of its labels in the examples, in its order? Set "
+        "teacher.init.pretrained: its head predicts POSITIVE, NEGATIVE, but the labels of the "
+        "examples are bright, dull; list these in the order of the head's: "
         "teacher.init.labels=[...]"
     )
     named = job(tables, theirs, "teacher.init.labels=[dull,bright]")
@@ -149,7 +149,7 @@ def test_other_names_of_labels_are_given_by_a_key(hub, tables) -> None:
     [
         ("[a,b,c]", "teacher.init.labels: lists 3 for the 2 labels of the head"),
         ("[a,a]", "teacher.init.labels: must name at least two labels, each once"),
-        ("[bright,b]", "teacher.init.pretrained: its head tells bright, b, but the labels"),
+        ("[bright,b]", "teacher.init.pretrained: its head predicts bright, b, but the labels"),
     ],
 )
 def test_wrong_names_of_labels_are_refused(hub, tables, labels, message) -> None:

@@ -218,7 +218,7 @@ def test_what_cannot_be_scored_is_one_line(model: Make, tmp_path: Path) -> None:
     assert "no such file" in refused(folder, "data.validation=none.tsv").lower()
     right = f"data.validation={table(tmp_path / 'b.tsv', 'text	label', ['bad', 'good'])}"
     renamed = "teacher.objective.single_sentence.labels=[good, bad, so so]"
-    assert "its head tells bad, good, so so, but the examples" in refused(folder, right, renamed)
+    assert "its head predicts bad, good, so so, but the examples" in refused(folder, right, renamed)
     assert "128" in refused(folder, right, "data.sequence_length=128")
     vectors = model({"found": TaskHeadConfig(VECTOR, pooling="mean", transform="none")})
     assert "name its task, such as teacher.objective.bi_encoder={}" in refused(vectors, key)

@@ -315,7 +315,7 @@ def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_pa
     assert terms[-1]["students/small/soft_labels"] < terms[0]["students/small/soft_labels"]
     labels = "objective.single_sentence.labels=[bright, dull, grey]"
     other = (f"students.small.{labels}", f"students.lstm.{labels}")
-    with pytest.raises(TrainingError, match="its head tells bright, dull, but the labels"):
+    with pytest.raises(TrainingError, match="its head predicts bright, dull, but the labels"):
         load(job, *words, *other)
 
 

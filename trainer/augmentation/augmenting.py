@@ -69,7 +69,7 @@ class TableFile:
     def _begin(self) -> None:
         if self.path.exists():
             if self.finished_rows() is None:
-                raise DataError(f"--out {self.path}: is there already; delete it, or name another")
+                raise DataError(f"--out {self.path}: exists; delete it, or name another")
             (self._parts / IDENTITY).unlink(missing_ok=True)  # a clean-up was interrupted
             return
         begun = self._parts / IDENTITY
@@ -84,7 +84,7 @@ class TableFile:
             raise DataError(f"--out {self.path}: cannot be written: {error.strerror}") from None
         if not is_same:
             raise DataError(
-                f"--out {self.path}: was begun of other examples or settings; repeat the command "
+                f"--out {self.path}: was begun with other examples or settings; repeat the command "
                 f"with those, or delete {self._parts}"
             )
 

@@ -76,7 +76,7 @@ class Heartbeat:
         if self._first_failure.is_elsewhere():
             time.sleep(GRACE_SECONDS)
             if not self._closed.is_set():
-                _log.info("another rank has failed and this one has not noticed: it is ended")
+                _log.info("another rank has failed and this one has not noticed: it is being ended")
                 os._exit(FAILED)
 
     def _beat(self) -> None:

@@ -308,7 +308,7 @@ def _require_head(model: Model, folder: Path, job: JobConfig, name: str) -> None
     fits = expected.labels == labels or (head.is_unnamed and head.tells_labels_of(expected))
     if head.kind != expected.kind or not fits:
         ours, theirs = (", ".join(config.labels) or config.kind for config in (head, expected))
-        raise ModelError(f"{folder}: its head tells {ours}, but the examples are of {theirs}")
+        raise ModelError(f"{folder}: its head predicts {ours}, but the examples have {theirs}")
     if head.numbers != expected.numbers:
         ours, theirs = (", ".join(config.numbers) or "none" for config in (head, expected))
         raise ModelError(f"{folder}: its head reads the numbers {ours}, and not {theirs}")

@@ -77,9 +77,9 @@ def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelCon
     elif not theirs.tells_labels_of(ours):
         key = f"{section_of(name)}.init.labels"
         raise TrainingError(
-            f"{where}: its head tells {', '.join(theirs.labels)}, but the labels of the examples "
-            f"are {', '.join(ours.labels)}; what is each of its labels in the examples, in its "
-            f"order? Set {key}=[...]"
+            f"{where}: its head predicts {', '.join(theirs.labels)}, but the labels of the "
+            f"examples are {', '.join(ours.labels)}; list these in the order of the head's: "
+            f"{key}=[...]"
         )
 
 
