@@ -30,7 +30,8 @@ from trainer.batches import to_device
 from trainer.denominators import StepSums
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, MicroStep, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

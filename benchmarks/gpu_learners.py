@@ -13,7 +13,8 @@ from data_pipeline import Batch
 from model import EncoderConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

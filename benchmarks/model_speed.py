@@ -38,7 +38,8 @@ from data_pipeline import Batch
 from model import EncoderConfig
 from trainer.learner_config import PRECISIONS, LearnerConfig
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling

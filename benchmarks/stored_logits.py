@@ -34,7 +34,8 @@ from benchmarks.turns import median_seconds
 from data_pipeline import Batch
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

@@ -164,7 +164,8 @@ def a_step(students: int) -> Callable[[int], object]:
     from model import EncoderConfig
     from trainer.learner_config import LearnerConfig
     from trainer.learner_names import TEACHER
-    from trainer.learners.learner import Learner, StepShape
+    from trainer.learners.learner import Learner
+    from trainer.learners.step_shape import StepShape
     from trainer.objectives import ObjectiveConfig
     from trainer.objectives.terms import SoftKL
     from trainer.step import train_step

@@ -159,7 +159,8 @@ def _job(
     work = Work(stages, stored.path if stored else "")
     if "train" not in stages:
         run = run.with_name(f"{job.name}-store")
-    sizes = [job.batch.at(0).sequences, *(growth.size for growth in job.batch.growth)]
+    batch = job.batch_sizes
+    sizes = [batch.at(0).sequences, *(growth.size for growth in batch.growth)]
     batches = [size or job.batch.multiple for size in sizes]  # or stated in tokens
     return _Submission(run.name, run, configs.dump(job), work, seeds, batches)
 

@@ -19,18 +19,17 @@ from configs.rules import (
     Doc,
     Matches,
     OneOf,
-    Range,
     Unit,
     positive,
 )
 from configs.section import Refusal, Section, within
 from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
+from data_pipeline.phases import LENGTHS, WEIGHT_OF_CORPUS, PhaseConfig
 from data_pipeline.remote import is_store
 from data_pipeline.shards.sources import is_url, is_web
 from data_pipeline.text.text_files import COMPRESSED
 
-LENGTHS = Range(8, 2**15)
 # Keys of `data` that say nothing about a task's examples.
 OF_TEXT: tuple[str, ...] = ("mixture", "packing", "short_sequence_probability", "phases", "masking")
 OF_TEXT += ("cache_dir", "cache_gb", "stage", "stage_gb")
@@ -44,20 +43,12 @@ class SourceConfig(Section):
     path: Annotated[str, PATH, NOT_EMPTY, Doc("A corpus folder or URL.")]
     weight: Annotated[
         float,
-        positive(1e9),
-        Doc("Its share of the rows of each batch, relative to the other corpora."),
+        WEIGHT_OF_CORPUS,
+        Doc(
+            "Its share of the rows of each batch, relative to the other corpora; 0: it is read in "
+            "later `phases` only."
+        ),
     ] = 1.0
-
-
-@dataclass
-class PhaseConfig(Section):
-    """Sequences of another length or packing from a step on (128 then 512, say)."""
-
-    from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
-    sequence_length: Annotated[
-        int | None, LENGTHS, Unit("tokens"), Doc("Its sequence length; null: as before.")
-    ] = None
-    packing: Annotated[str | None, OneOf(*PACKINGS), Doc("Its packing; null: as before.")] = None
 
 
 @dataclass
@@ -217,7 +208,10 @@ class DataConfig(TaskFilesConfig):
     phases: Annotated[
         list[PhaseConfig],
         Ascending(by="from_step"),
-        Doc("Changes of length or packing at later steps; each begins a new pass over the corpus."),
+        Doc(
+            "Changes at later steps. One of length, packing or mixture begins a new pass over the "
+            "corpora."
+        ),
     ] = field(default_factory=list)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     on_bad_shard: Annotated[
@@ -262,6 +256,8 @@ class DataConfig(TaskFilesConfig):
             yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:
             yield "mixture", "set either path or mixture"
+        if self.mixture and not any(self.weights_at(0).values()):
+            yield "mixture", "must give a weight to at least one corpus"
         if self.stage is not None and not any(map(_sends_parts, self.paths())):
             yield "stage", "is for folders, web servers and stores; other URLs have cache_dir"
         fixed = [one for _, one in self.lengths_and_packings() if not PACKINGS[one].draws_lengths]
@@ -276,6 +272,24 @@ class DataConfig(TaskFilesConfig):
                 yield key, "is for stage; set that too, or remove it"
         shortest = min(length for length, _ in self.lengths_and_packings())
         yield from within("masking", self.masking.without_slots(shortest))
+        for number, phase in enumerate(self.phases):
+            yield from within(f"phases[{number}]", self._conflicts_of_phase(phase))
+
+    def _conflicts_of_phase(self, phase: PhaseConfig) -> Iterator[Refusal]:
+        there = ", ".join(self.mixture) or "none; set data.mixture"
+        for name in phase.mixture.keys() - self.mixture.keys():
+            yield "mixture", f"no corpus {name!r} in data.mixture; there are: {there}"
+        if phase.mixture and not any(self.weights_at(phase.from_step).values()):
+            yield "mixture", "must give a weight to at least one corpus"
+        try:
+            masking = self.masking_at(phase.from_step)
+        except ValueError as error:
+            yield "masking", str(error)
+            return
+        length, _ = self.length_and_packing_at(phase.from_step)
+        yield from within("masking", masking.without_slots(length))
+        if masking.on_device and masking.thresholds != self.masking.thresholds:
+            yield "masking", "may change only the rate where data.masking.on_device is true"
 
     def _conflicts_with_examples(self) -> Iterator[Refusal]:
         for key in self.changed(*OF_TEXT):
@@ -321,8 +335,41 @@ class DataConfig(TaskFilesConfig):
 
     def length_and_packing_at(self, step: int) -> tuple[int, str]:
         """(sequence length, packing) of a step."""
-        number = sum(phase.from_step <= step for phase in self.phases)
-        return self.lengths_and_packings()[number]
+        return self.lengths_and_packings()[len(self._phases_until(step))]
+
+    def weights_at(self, step: int) -> dict[str, float]:
+        """The weight of each corpus of the mixture at a step."""
+        weights = {name: source.weight for name, source in self.mixture.items()}
+        for phase in self._phases_until(step):
+            weights |= phase.mixture
+        return weights
+
+    def masking_at(self, step: int) -> MaskingConfig:
+        """The masking of a step."""
+        masking = self.masking
+        for phase in self._phases_until(step):
+            masking = masking if phase.masking is None else phase.masking.applied_to(masking)
+        return masking
+
+    def rope_theta_at(self, step: int) -> float | None:
+        """The base of rotary positions at a step; None: each model's own."""
+        bases = [phase.rope_theta for phase in self._phases_until(step) if phase.rope_theta]
+        return bases[-1] if bases else None
+
+    def slots(self, length: int) -> int:
+        """The most positions that are predicted in a sequence of `length` tokens at any step."""
+        return max(masking.slots(length) for masking in self._maskings())
+
+    @property
+    def highest_masking_rate(self) -> float:
+        """The highest masking rate of any step."""
+        return max(masking.highest_rate for masking in self._maskings())
+
+    def _maskings(self) -> list[MaskingConfig]:
+        return [self.masking_at(step) for step in (0, *(one.from_step for one in self.phases))]
+
+    def _phases_until(self, step: int) -> list[PhaseConfig]:
+        return [phase for phase in self.phases if phase.from_step <= step]
 
 
 def _sends_parts(path: str) -> bool:

@@ -320,12 +320,24 @@ class EncoderConfig(ModelConfig):
             return list(range(self.layers))
         return [i * self.groups // self.layers for i in range(self.layers)]
 
+    @property
+    def is_rotary(self) -> bool:
+        return self.positions == "rotary"
+
+    def with_rope_theta(self, base: float | None) -> Self:
+        if base is None or not self.is_rotary:
+            return self
+        return dataclasses.replace(self, global_rope_theta=base)
+
+    @property
+    def free_keys(self) -> tuple[str, ...]:
+        rotary = "max_positions", "global_rope_theta", "local_rope_theta"
+        return rotary if self.is_rotary else ()
+
     def own_keys(self) -> tuple[str, ...]:
         """Besides the heads': details beside the weights, and tables that it does not have."""
         details = "global_every", "local_window", "norm_eps", "fixed_norm_eps", "pad_token_id"
-        tables = {"segment_types": self.segment_types, "max_positions": self.positions != "rotary"}
-        missing = (key for key, has_table in tables.items() if not has_table)
-        return (*super().own_keys(), *details, *missing)
+        return (*super().own_keys(), *details, *([] if self.segment_types else ["segment_types"]))
 
     def has_same_norm(self, other: ModelConfig) -> bool:
         """Whether the embedding norms have the same weights."""

@@ -30,6 +30,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.checkpoint_activations = False
+        self.rope_theta = config.global_rope_theta  # of the global layers; a job's phases change it
         self.attention_plan = config.layer_units("attention")
         self.feed_forward_plan = config.layer_units("feed_forward")
         self.attention = nn.ModuleList(
@@ -114,7 +115,7 @@ class Encoder(nn.Module):
         dropout = config.dropout_rate("attention") if self.training else 0.0
         contexts = []
         for window, theta in (
-            (0, config.global_rope_theta),
+            (0, self.rope_theta),
             (config.local_window, config.local_rope_theta),
         ):
             pattern = attention_pattern(

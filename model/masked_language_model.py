@@ -120,6 +120,9 @@ class MaskedLanguageModel(Model):
     def checkpoint_activations(self) -> None:
         self.encoder.checkpoint_activations = True
 
+    def set_rope_theta(self, base: float) -> None:
+        self.encoder.rope_theta = base
+
     def freeze_positions(self) -> None:
         assert self.embeddings.position is not None, "see `EncoderConfig.cannot`"
         self.embeddings.position.requires_grad_(False)

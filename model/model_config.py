@@ -311,9 +311,23 @@ class ModelConfig(Section, ABC):
         everything = dataclasses.asdict(self)
         return {key: value for key, value in everything.items() if key not in self.training_keys}
 
+    @property
+    def is_rotary(self) -> bool:
+        """Whether its positions are rotary, and have no weights."""
+        return False
+
+    def with_rope_theta(self, base: float | None) -> Self:
+        """The same with this base of rotary positions in its global layers; None: its own."""
+        return self
+
+    @property
+    def free_keys(self) -> tuple[str, ...]:
+        """The keys that decide what is computed, but no shape: training may go on with others."""
+        return ()
+
     def own_keys(self) -> tuple[str, ...]:
         """The keys in which it may differ from a model of which it begins with some parts."""
-        return (*self.head_keys, "layers")
+        return (*self.head_keys, *self.free_keys, "layers")
 
     def has_same_norm(self, other: ModelConfig) -> bool:
         """Whether the embedding norms have the same weights."""

@@ -169,6 +169,9 @@ class Model(nn.Module, ABC):
         """Run the layers through ``torch.compile`` (`Ability.COMPILE`)."""
         raise NotImplementedError
 
+    def set_rope_theta(self, base: float) -> None:
+        """Turn by this base in the global layers, where positions are rotary."""
+
     def freeze_positions(self) -> None:
         """Do not train the position embeddings (`Ability.FREEZE_POSITIONS`)."""
         raise NotImplementedError

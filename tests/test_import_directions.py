@@ -20,8 +20,8 @@ ROOMS = {
         "interpolation loading devices studies suites plan_facts runs durations progress"
     ),
     "data_pipeline": (
-        "errors hashing remote text task_files shards tokenization packing masking config order "
-        "reading building examples augmentation"
+        "errors hashing remote text task_files shards tokenization packing masking phases config "
+        "order reading building examples augmentation"
     ),
     "data_pipeline/text": (
         "compiled scripts surrogates text_files formats records documents joined_text sentences "
@@ -74,7 +74,7 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention predictions early_exits",
     "trainer/learners": (
-        "state step_decision admission zero gradients averages engine memory_errors "
+        "state step_shape step_decision admission zero gradients averages engine memory_errors "
         "programs module learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.

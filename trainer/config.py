@@ -26,7 +26,7 @@ from configs.section import Refusal, Section
 from configs.typed import convert
 from data_pipeline import TASK_NAME, DataConfig
 from model import ModelConfig
-from trainer.batch_config import BatchConfig
+from trainer.batch_config import BatchConfig, GrowthConfig
 from trainer.checkpoint import Ranking
 from trainer.folder_models import with_models
 from trainer.learner_config import LearnerConfig
@@ -296,6 +296,13 @@ class JobConfig(Section):
         """
         return with_named_heads(with_models(with_tasks(tree, cls)))
 
+    @functools.cached_property
+    def batch_sizes(self) -> BatchConfig:
+        """The `batch` with the sizes that phases of the data begin with."""
+        begun = [GrowthConfig(one.from_step, one.batch) for one in self.data.phases if one.batch]
+        growth = sorted([*self.batch.growth, *begun], key=lambda one: one.step)
+        return dataclasses.replace(self.batch, growth=growth)
+
     def in_steps(self) -> JobConfig:
         """This job with fractions of its steps converted to steps, and learners' own patience."""
         return self._in_steps
@@ -379,6 +386,11 @@ class JobConfig(Section):
         if self.stop.patience and self.teacher.average is not None:
             yield "stop.patience", "leaves a teacher its weights alone; remove it, or its average"
         yield from self._conflicts_of_length()
+        grown = {growth.step for growth in self.batch.growth}
+        for number, phase in enumerate(self.data.phases):
+            if phase.batch and phase.from_step in grown:
+                why = f"batch.growth has another at step {phase.from_step}; remove one"
+                yield f"data.phases[{number}].batch", why
         yield from conflicts_in_order(self.rollback)
         yield from conflicts_of_roles(self.teacher, self.teachers, self.students)
         yield from conflicts_about_metrics(self.columns, self.students, self.evaluation.metric)

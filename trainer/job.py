@@ -26,8 +26,8 @@ from trainer.job_data.counting import count_sequences
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.admission import HOUR
-from trainer.learners.learner import StepShape
 from trainer.learners.learners import Learners
+from trainer.learners.step_shape import StepShape
 from trainer.lifecycle.in_progress import Saving, SkipLimit
 from trainer.lifecycle.start import Resumption, changes_since_checkpoint
 from trainer.lifecycle.stored_teacher import require_same_order, require_same_teacher
@@ -217,7 +217,9 @@ def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
     rows = max(global_batches(config, corpora).sizes) // dist.get_world_size()
     micro_batch = min(config.batch.micro_batch, rows)
     accumulation = -(-rows // micro_batch)
-    return StepShape(config.steps, config.seed, micro_batch, accumulation, _deadline(config))
+    phases = tuple((phase.from_step, phase.rope_theta) for phase in config.data.phases)
+    deadline = _deadline(config)
+    return StepShape(config.steps, config.seed, micro_batch, accumulation, deadline, phases)
 
 
 def setup_line(

@@ -42,7 +42,12 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
 def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     """Objectives that need what the data or a teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
-    masked = _predicts_tokens(everyone) if data.has_examples else data.masking.highest_rate > 0
+    masked = _predicts_tokens(everyone) if data.has_examples else data.highest_masking_rate > 0
+    turning = any(one.model.is_rotary and not one.frozen for one in everyone.values())
+    for number, phase in enumerate(data.phases):
+        if phase.rope_theta and not turning:
+            why = "no model that is trained has rotary positions; remove it"
+            yield f"data.phases[{number}].rope_theta", why
     teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)

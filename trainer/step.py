@@ -16,7 +16,8 @@ from trainer.batches import to_micro_batches
 from trainer.control.requests import NO_REQUESTS, Requests
 from trainer.denominators import StepSums
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, MicroStep
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import MicroStep
 from trainer.teacher_passes import TeacherPasses
 
 

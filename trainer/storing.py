@@ -33,9 +33,10 @@ from trainer.job_data.examples import predicts_by_example
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.learners.engine import join_process_group
-from trainer.learners.learner import Learner, MicroStep
+from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
+from trainer.learners.step_shape import MicroStep
 from trainer.lifecycle.stored_teacher import (
     batches_to_store,
     fingerprint,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from trainer.batches import MicroBatch
 from trainer.denominators import StepSums
 from trainer.learner_names import MEAN
-from trainer.learners.learner import Learner, MicroStep
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import MicroStep
 from trainer.objectives.objective import Demand
 from trainer.teacher_outputs import (
     OutputProjection,

@@ -181,7 +181,7 @@ def rows_of_sources(weights: Sequence[float], batch_size: int) -> NDArray[np.int
     rows = np.floor(quotas).astype(np.int64)
     by_remainder = np.argsort(rows - quotas, kind="stable")
     rows[by_remainder[: batch_size - int(rows.sum())]] += 1
-    if not rows.all():
+    if not rows[np.array(weights) > 0].all():
         raise DataError(
             f"data.mixture: a corpus gets none of {batch_size} rows; "
             "raise its weight or the global batch size"

@@ -33,10 +33,8 @@ def padding_fractions(
     splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig
 ) -> list[float]:
     """The padding fraction of each phase of a job; corpora of a mixture count by their rows."""
-    return [
-        _mean_fraction(splits, config, length, kind)
-        for length, kind in config.lengths_and_packings()
-    ]
+    starts = (0, *(phase.from_step for phase in config.phases))
+    return [_mean_fraction(splits, config, step) for step in starts]
 
 
 def rows_for_tokens(
@@ -51,19 +49,20 @@ def rows_for_tokens(
     It is a multiple of `multiple`, and at least `multiple`. This serves packings with short
     sequences, such as sentence_pair, and jobs whose sequence length changes.
     """
-    length, kind = config.length_and_packing_at(step)
-    per_sequence = length * (1.0 - _mean_fraction(splits, config, length, kind))
+    length, _ = config.length_and_packing_at(step)
+    per_sequence = length * (1.0 - _mean_fraction(splits, config, step))
     return max(1, round(tokens / per_sequence / multiple)) * multiple
 
 
 def _mean_fraction(
-    splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig, length: int, kind: str
+    splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig, step: int
 ) -> float:
+    length, kind = config.length_and_packing_at(step)
     rules = PackingRules(kind, length, config.short_sequence_probability)
     if isinstance(splits, CorpusSplit):
         return padding_fraction(splits, rules)
-    weights = {name: config.mixture[name].weight for name in splits}
-    padding = sum(weights[name] * padding_fraction(split, rules) for name, split in splits.items())
+    weights = {name: weight for name, weight in config.weights_at(step).items() if weight}
+    padding = sum(weights[name] * padding_fraction(splits[name], rules) for name in weights)
     return padding / sum(weights.values())
 
 

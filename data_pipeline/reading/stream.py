@@ -31,7 +31,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Phase:
-    """Consecutive steps with one sequence length, packing and batch size."""
+    """Consecutive steps between changes of sequences, masks and batch size."""
 
     phase_start: int  # the step from which its lanes count steps
     rules: PackingRules
@@ -71,13 +71,11 @@ class BatchStream:
             BatchSizes.constant(batch_sizes) if isinstance(batch_sizes, int) else batch_sizes
         )
         _require_divisible(self._sizes, world_size)
-        self._weights = (
-            [1.0]
-            if isinstance(splits, CorpusSplit)
-            else [config.mixture[name].weight for name in splits]
-        )
-        self._phase_starts = [0, *(phase.from_step for phase in config.phases)]
-        self._starts = sorted({*self._phase_starts, *self._sizes.starts})
+        self._names = None if isinstance(splits, CorpusSplit) else list(splits)
+        phases = config.phases
+        self._phase_starts = [0, *(phase.from_step for phase in phases if phase.begins_pass)]
+        changes = {0, *(phase.from_step for phase in phases), *self._sizes.starts}
+        self._starts = sorted(changes)
         # All phases are opened once, so that faults show at the start; only the current one stays.
         opened = [self._phase(start) for start in self._starts]
         self._at, self._open = 0, opened[0]
@@ -168,18 +166,26 @@ class BatchStream:
         return _Phase(
             phase_start,
             rules,
-            self._sources(rules, sizes, start - phase_start),
+            self._sources(rules, sizes, phase_start, start),
             self._sizes.at(start) // self._world_size,
-            self._masker(length),
+            self._masker(length, start),
         )
 
-    def _sources(self, rules: PackingRules, sizes: BatchSizes, step: int) -> list[_Source]:
-        """The lanes of the rank in each split, for the batch size at `step` of a phase."""
-        owners = {size: rows_of_sources(self._weights, size) for size in sizes.sizes}
+    def _sources(
+        self, rules: PackingRules, sizes: BatchSizes, phase_start: int, start: int
+    ) -> list[_Source]:
+        """The lanes of the rank in each split that is read, for the batch size at step `start`.
+
+        `sizes` are by the steps from `phase_start` on.
+        """
+        step, weights = start - phase_start, self._weights_at(phase_start)
+        owners = {size: rows_of_sources(weights, size) for size in sizes.sizes}
         rows = sizes.at(step) // self._world_size
         mine = np.arange(self._rank * rows, (self._rank + 1) * rows)
         sources = []
         for number, split in enumerate(self.splits):
+            if not weights[number]:
+                continue
             at = np.flatnonzero(owners[sizes.at(step)][mine] == number)  # in the rank's batch
             of_source = np.flatnonzero(owners[sizes.at(step)] == number)  # in the global batch
             split_sizes = [int((owners[size] == number).sum()) for size in sizes.sizes]
@@ -197,11 +203,16 @@ class BatchStream:
             sources.append(_Source(lanes, at))
         return sources
 
-    def _masker(self, length: int) -> Masker:
+    def _weights_at(self, step: int) -> list[float]:
+        """The weight of each split in the phase of a step."""
+        weights = self.config.weights_at(step)
+        return [1.0] if self._names is None else [weights[name] for name in self._names]
+
+    def _masker(self, length: int, step: int) -> Masker:
         counts = sum(split.index.token_counts for split in self.splits)
         return Masker(
             self.seed,
-            self.config.masking,
+            self.config.masking_at(step),
             self.vocabulary,
             length,
             token_counts=np.asarray(counts),

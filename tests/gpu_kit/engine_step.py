@@ -14,7 +14,8 @@ from tests.gpu_kit.counting import Collective, CountedOperators, collectives
 from tests.gpu_kit.device import pretend_gpu
 from tests.trainer import tiny
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling

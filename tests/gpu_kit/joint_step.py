@@ -12,7 +12,8 @@ from tests.gpu_kit.device import pretend_gpu
 from tests.trainer import tiny
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.optimizers import optimizer_config
 from trainer.step import train_step
 

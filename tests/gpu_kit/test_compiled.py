@@ -15,7 +15,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

@@ -241,7 +241,8 @@ def rank_3_with_one_gpu():
     from tests.trainer import tiny
     from trainer.learner_names import TEACHER
     from trainer.learners import engine
-    from trainer.learners.learner import Learner, StepShape
+    from trainer.learners.learner import Learner
+    from trainer.learners.step_shape import StepShape
 
     pretend_gpu()
     os.environ["LOCAL_RANK"] = "3"

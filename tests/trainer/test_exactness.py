@@ -21,9 +21,10 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
 from trainer.learners.module import AUTOCAST, build_module
 from trainer.learners.programs import Train
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import terms as terms_of_ours
 from trainer.objectives.term import registered_terms
 from trainer.optimizers import OptimizerConfig, build_optimizer, optimizer_config

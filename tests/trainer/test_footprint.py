@@ -21,7 +21,8 @@ from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.footprint import Work
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import Cosine, FromStudent, HiddenMSE, SoftKL
 from trainer.step import train_step

@@ -20,7 +20,8 @@ from trainer.checkpoint.folder import scores_of
 from trainer.config import JobConfig
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, MicroStep, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.record.gauges import Gauges
 from trainer.run_folder.folder import RunFolder
 

@@ -13,7 +13,8 @@ from tests.thorough import IS_THOROUGH
 from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.run_folder.metrics import encode
 from trainer.step import train_step
 

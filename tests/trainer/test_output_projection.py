@@ -11,7 +11,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

@@ -19,8 +19,9 @@ from trainer.checkpoint.layout import torch_optimizer
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_embeddings, model_state
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.stages import PREDICTIONS, STATES, ProgressiveConfig, Stage, Stages
 from trainer.objectives.terms import (

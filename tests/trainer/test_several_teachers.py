@@ -25,8 +25,9 @@ from trainer.footprint.demands import demands, demands_apart
 from trainer.job_data.fit import require_inputs
 from trainer.learner_config import InitConfig, LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
 from trainer.run_folder.folder import RunFolder

@@ -13,7 +13,8 @@ from data_pipeline import Batch
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.step import train_step
 
 RANKS, ACCUMULATION = 2, 2

@@ -16,8 +16,9 @@ from tests.trainer import tiny
 from tests.trainer.jobs import tiny_job
 from trainer.batches import to_device
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
+from trainer.learners.step_shape import StepShape
 from trainer.objectives.terms import FromStudent
 from trainer.step import train_step
 

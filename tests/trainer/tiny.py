@@ -16,7 +16,8 @@ from model import EncoderConfig
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS, ROWS, count
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
     PKD,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Mapping
 from functools import cached_property
@@ -112,10 +113,18 @@ class SavedLearners:
         return best or self.checkpoint
 
     def config(self, name: str) -> LearnerConfig:
-        """The config of the learner with this full name, with the model that a teacher had."""
+        """The config of the learner with this full name, with the model that it had then."""
+        config = self.job.learners[name]
         if name == TEACHER:
-            return self.job.teacher.with_layers(self.state_of(name).teacher_layers)
-        return self.job.learners[name]
+            config = config.with_layers(self.state_of(name).teacher_layers)
+        if config.frozen or not any(phase.rope_theta for phase in self.job.data.phases):
+            return config
+        state = self.state_of(name)
+        counters = state.learners.get(name)  # None: it is not in this checkpoint
+        finished = counters and counters.finished_at
+        last = (finished or state.step) - 1
+        model = config.model.with_rope_theta(self.job.data.rope_theta_at(last))
+        return dataclasses.replace(config, model=model)
 
     @cached_property
     def state(self) -> JobState:

@@ -175,7 +175,7 @@ def _predicted(job: JobConfig) -> float:
         splits = [ExampleSplit(Corpus.open(path), "train") for path in job.data.paths()]
         tokens = sum(split.predicted_tokens() for split in splits)
         return tokens / sum(split.total for split in splits)
-    slots = job.data.masking.slots
+    slots = job.data.slots
     return sum(share * slots(length) for length, share in _lengths(job).items())
 
 
@@ -197,7 +197,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     clocks = [job.hours, *(learner.budget.hours for learner in (job.teacher, *students))]
     yield waits, "no student waits for the teacher's quality"
     yield any(clocks), "budgets of hours are not used up before those of steps"
-    yield bool(job.batch.growth), "the global batch is that of most steps"
+    yield bool(job.batch_sizes.growth), "the global batch is that of most steps"
     offloads = [learner.offload for learner in job.learners.values()]
     is_offloaded = any(offload != "none" for offload in offloads)
     yield is_offloaded, "offloaded optimizers take no time of their own"

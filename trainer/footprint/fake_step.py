@@ -194,7 +194,7 @@ def _rows(job: JobConfig, rows: int, length: int) -> Batch:
     """Sequences without padding, with as many masked positions as the job may have."""
     if job.data.has_examples:
         return _examples(job, rows, length)
-    masked = job.data.masking.slots(length)
+    masked = job.data.slots(length)
     ids = np.zeros((rows, length), np.int64)
     slots = np.zeros((rows, masked), np.int64)
     zeros = np.zeros(rows, np.int64)

@@ -14,7 +14,7 @@ def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = Non
     Where the config states tokens, the number depends on sequence length and packing. `corpora` are
     the job's, if they are already open. Raises DataError when they cannot be opened.
     """
-    batch = config.batch
+    batch = config.batch_sizes
     splits = open_splits(config.data, "train", corpora=corpora) if batch.in_tokens else {}
     sizes = {}
     for step in _changes(config):
@@ -32,7 +32,7 @@ def usual_rows(config: JobConfig) -> int:
     starts = [step for step in _changes(config) if step < config.steps]
     shares: dict[int, int] = {}
     for start, end in zip(starts, [*starts[1:], config.steps], strict=True):
-        target = config.batch.at(start)
+        target = config.batch_sizes.at(start)
         length = config.data.length_and_packing_at(start)[0]
         multiple = config.batch.multiple
         rows = (
@@ -45,4 +45,4 @@ def usual_rows(config: JobConfig) -> int:
 def _changes(config: JobConfig) -> list[int]:
     """The steps at which the batch size may change, ascending, including 0."""
     phases = (phase.from_step for phase in config.data.phases)
-    return sorted({0, *phases, *(growth.step for growth in config.batch.growth)})
+    return sorted({0, *phases, *(growth.step for growth in config.batch_sizes.growth)})

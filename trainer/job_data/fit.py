@@ -84,7 +84,8 @@ def _require_same_architecture(section: str, init: InitConfig, config: ModelConf
         theirs = _with_layers(f"{section}.init.layers", theirs, init.layers)
     ours = config.meaning()
     for key, value in theirs.meaning().items():
-        if key not in config.head_keys and ours.get(key) != value:
+        free = (*config.head_keys, *config.free_keys)
+        if key not in free and ours.get(key) != value:
             raise TrainingError(
                 f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
                 f"name the model.yaml that `tandem import` and `tandem export` write"

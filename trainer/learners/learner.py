@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -41,6 +40,7 @@ from trainer.learners.module import (
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
 from trainer.learners.step_decision import StepDecision, loss_scale, regime
+from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.learners.zero import whole_copies
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
@@ -57,26 +57,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 LEAD_STEPS = 50  # time constant of the running mean of a teacher's lead
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """What a learner needs to know about its job: length, seed and the shape of a step."""
-
-    steps: int
-    seed: int
-    micro_batch: int  # sequences per rank and forward pass, at most
-    accumulation: int  # micro-batches per rank, in the step that has the most
-    seconds: float = math.inf  # training time after which the job ends
-
-
-@dataclass(frozen=True)
-class MicroStep:
-    """Which micro-batch of which step, both from 0, and whether it is the step's last."""
-
-    step: int
-    micro_batch: int
-    is_last: bool
 
 
 class Learner:
@@ -152,6 +132,7 @@ class Learner:
         if not terms:
             return
         seen, outputs = [], []
+        self._turn_positions(step)
         for number, batch in enumerate(batches):
             terms = {head: term for head, term in terms.items() if head in batch.targets}
             if not terms:
@@ -206,7 +187,16 @@ class Learner:
         if number == 0 and self.is_trained:
             forget_gradients(self.engine)
         self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
+        self._turn_positions(step)
         self._seed_dropout(step, number)
+
+    def _turn_positions(self, step: int) -> None:
+        """Use the base of rotary positions of a step, or of the last one that trained the model."""
+        finished = self.counters.finished_at
+        last = step if finished is None else min(step, finished - 1)
+        base = self.step_shape.rope_theta(last)
+        if base is not None and (self.is_trained or finished is not None):
+            self.model.set_rope_theta(base)
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
         heads = self.model.config.task_heads.values()
@@ -264,7 +254,8 @@ class Learner:
         self._forget_the_stage_before(self.own_step(step))
         self._set_rates(step, seconds, targets)
         models = self.config.model.layers, self._teacher_layers, self._peers
-        conditions = *models, self.objective.lead is not None, length, PAIRS in targets
+        phase = self.step_shape.phase(step)
+        conditions = *models, self.objective.lead is not None, length, PAIRS in targets, *phase
         comparable = regime(self.config, self.objective, self.own_step(step), conditions)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale

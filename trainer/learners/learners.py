@@ -24,9 +24,10 @@ from trainer.learners.first_weights import (
     heads_in,
     model_state,
 )
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
 from trainer.learners.module import weights_seed
 from trainer.learners.state import JobState, LearnerState
+from trainer.learners.step_shape import StepShape
 from trainer.schedules.stacking import layers_of_the_moment
 
 

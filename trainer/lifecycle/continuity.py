@@ -1,8 +1,9 @@
 """Which changes of its config a run can resume with, and what in a config its steps never reach.
 
 Whatever determines the order of the sequences, or the shape of a learner's tensors, must stay the
-same. Everything else may change, and changes are logged. A corpus may move, but its content must
-stay the same. More steps must not take a learner back into a first stage that it has left.
+same; rotary positions have none. Everything else may change, and changes are logged. A corpus may
+move, but its content must stay the same. More steps must not take a learner back into a first stage
+that it has left.
 """
 
 from __future__ import annotations
@@ -164,10 +165,19 @@ def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> Non
 def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
     """Every key with different values, in the order of the schema."""
     reshaped = [f"students.{name}.objective.*" for name in _reshaped_objectives(before, now)]
-    policy = (*POLICY, *((pattern, SHAPE) for pattern in reshaped))
+    policy = (*_free(before, now), *POLICY, *((pattern, SHAPE) for pattern in reshaped))
     for key, old, new in _differences("", _plain(before), _plain(now)):
         refusal = next((reason for pattern, reason in policy if fnmatchcase(key, pattern)), None)
         yield Change(key, old, new, refusal)
+
+
+def _free(before: JobConfig, now: JobConfig) -> Iterator[tuple[str, None]]:
+    """The keys of models on which no shape depends, where it does not in either config."""
+    there = before.learners.keys() & now.learners.keys()
+    for name in there:
+        old, new = before.learners[name].model, now.learners[name].model
+        for key in {*old.free_keys} & {*new.free_keys}:
+            yield f"{section_of(name)}.model.{key}", None
 
 
 def _plain(job: JobConfig) -> dict[str, Any]:

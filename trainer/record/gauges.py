@@ -55,7 +55,7 @@ def seconds_at_peak(
     for learner in learners:
         if learner.stored is not None:
             continue  # its predictions are read, and it does not run
-        size = describe(learner.architecture, length, data.masking.rate_at(step))
+        size = describe(learner.architecture, length, data.masking_at(step).rate_at(step))
         flops = size.flops_per_token_forward if learner.frozen else size.flops_per_token
         total += flops / device.flops(learner.precision)
     return total

@@ -12,7 +12,8 @@ from trainer.checkpoint import CheckpointWriter, Retention
 from trainer.checkpoint.layout import torch_optimizer
 from trainer.checkpoint.snapshot import HostBuffer, PendingSnapshot, Snapshot
 from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
+from trainer.learners.step_shape import StepShape
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.step import train_step
 

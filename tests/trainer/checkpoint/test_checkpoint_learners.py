@@ -20,8 +20,9 @@ from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners.learner import Learner, StepShape
+from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
+from trainer.learners.step_shape import StepShape
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.step import train_step

@@ -1,0 +1,71 @@
+"""The `phases` of a job's data: everything that changes at a later step."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from configs.rules import COUNT, FRACTION, ROWS, Doc, OneOf, Range, Unit, positive
+from configs.section import Section
+from data_pipeline.masking.config import UNITS, MaskingConfig
+from data_pipeline.packing.kinds import PACKINGS
+
+LENGTHS = Range(8, 2**15)
+WEIGHT_OF_CORPUS = Range(0, 1e9)
+
+
+@dataclass
+class PhaseMaskingConfig(Section):
+    """The keys of `masking` that a phase changes; null: as before."""
+
+    rate: Annotated[
+        float | None, FRACTION, Doc("The rate of the phase; `final_rate` has no effect in it.")
+    ] = None
+    unit: Annotated[str | None, OneOf(*UNITS), Doc("What is chosen as one.")] = None
+    mask_fraction: Annotated[
+        float | None, FRACTION, Doc("Fraction of the chosen positions that is masked.")
+    ] = None
+    random_fraction: Annotated[
+        float | None, FRACTION, Doc("Fraction that becomes a random ordinary token.")
+    ] = None
+
+    def applied_to(self, masking: MaskingConfig) -> MaskingConfig:
+        """The masking of the phase. Raises ValueError where the keys contradict each other."""
+        changes = {key: value for key, value in vars(self).items() if value is not None}
+        if self.rate is not None:
+            changes |= {"final_rate": None, "final_rate_step": 0}
+        return dataclasses.replace(masking, **changes)
+
+
+@dataclass
+class PhaseConfig(Section):
+    """What changes from a step on; whatever is null stays as before."""
+
+    from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
+    sequence_length: Annotated[
+        int | None, LENGTHS, Unit("tokens"), Doc("Its sequence length; null: as before.")
+    ] = None
+    packing: Annotated[str | None, OneOf(*PACKINGS), Doc("Its packing; null: as before.")] = None
+    mixture: Annotated[
+        dict[str, float],
+        WEIGHT_OF_CORPUS,
+        Doc("Weights of corpora of `mixture`; the others keep theirs. 0: not read in the phase."),
+    ] = field(default_factory=dict)
+    masking: PhaseMaskingConfig | None = None
+    batch: Annotated[
+        int | None, ROWS, Unit("sequences"), Doc("Its global batch; null: as `batch` says.")
+    ] = None
+    rope_theta: Annotated[
+        float | None,
+        positive(1e12),
+        Doc(
+            "The base of the rotary positions of the global layers of all learners that are "
+            "trained; null: as before, at first each model's `global_rope_theta`."
+        ),
+    ] = None
+
+    @property
+    def begins_pass(self) -> bool:
+        """Whether other sequences are read, in a new pass over the corpora."""
+        return bool(self.sequence_length or self.packing or self.mixture)

@@ -1,0 +1,38 @@
+"""The shape of a job's steps, as its learners know it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a learner needs to know about its job: length, seed and the shape of a step."""
+
+    steps: int
+    seed: int
+    micro_batch: int  # sequences per rank and forward pass, at most
+    accumulation: int  # micro-batches per rank, in the step that has the most
+    seconds: float = math.inf  # training time after which the job ends
+    # The first step of each phase of the data, with a new base of rotary positions or None.
+    phases: Sequence[tuple[int, float | None]] = ()
+
+    def rope_theta(self, step: int) -> float | None:
+        """The base of rotary positions at a step; None: each model's own."""
+        bases = [base for start, base in self.phases if start <= step and base]
+        return bases[-1] if bases else None
+
+    def phase(self, step: int) -> tuple[int, ...]:
+        """The number of the phase of a step; nothing in a job without phases."""
+        return (sum(start <= step for start, _ in self.phases),) if self.phases else ()
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Which micro-batch of which step, both from 0, and whether it is the step's last."""
+
+    step: int
+    micro_batch: int
+    is_last: bool
