@@ -68,7 +68,8 @@ def flops_per_token(config: EncoderConfig, length: int, masked_fraction: float) 
     are not counted, as in ``torch.utils.flop_counter``.
     """
     hidden, width = config.hidden_size, config.vocabulary_input_size
-    head = (2 * hidden * width + 2 * width * config.vocab_size) * config.mlm_head
+    transform = 2 * hidden * width * config.head_transform
+    head = (transform + 2 * width * config.vocab_size) * config.mlm_head
     pooled = 2 * hidden * hidden * (config.pooler == "tanh") + head_flops(config, length)
     layers = config.layers * _layer_flops(config, length)
     return _embedding_flops(config) + layers + masked_fraction * head + pooled / length
@@ -126,7 +127,9 @@ def _attention_flops(config: EncoderConfig, length: int) -> int:
     hidden, inner, source = config.hidden_size, config.inner_size, config.bottleneck_attention
     query_input = hidden if source == "hidden" else inner
     value_input = inner if source == "inner" else hidden
-    flops = 2 * inner * (2 * query_input + value_input + inner) + 4 * length * inner
+    of_keys = config.key_value_heads * config.head_size
+    flops = 2 * (query_input + inner) * inner + 2 * (query_input + value_input) * of_keys
+    flops += 4 * length * inner
     if config.bottleneck_size:
         flops += 2 * hidden * inner * (2 if source == "shared" else 1)
     return flops

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model.attention_kernel import AttentionPattern, attend
 from model.config import EncoderConfig
-from model.parts import DenseNorm, make_norm
+from model.parts import DenseNorm, RMSNorm, make_norm
 from model.precision import Dense
 
 
@@ -91,9 +91,14 @@ class Attention(nn.Module):
         value_input = inner if config.bottleneck_attention == "inner" else hidden
         self.bottleneck = Bottleneck(config) if config.bottleneck_size else None
         self.query = Dense(query_input, inner, bias=bias)
-        self.key = Dense(query_input, inner, bias=bias)
-        self.value = Dense(value_input, inner, bias=bias)
+        of_keys = config.key_value_heads * config.head_size
+        self.key = Dense(query_input, of_keys, bias=bias)
+        self.value = Dense(value_input, of_keys, bias=bias)
         self.output = Dense(inner, inner, bias=bias)
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = RMSNorm(config.head_size, eps=config.norm_eps)
+            self.key_norm = RMSNorm(config.head_size, eps=config.norm_eps)
         skip_norm = is_first and config.lacks_first_norm
         self.norm = None if skip_norm else make_norm(config, inner)
         rate = 0.0 if config.bottleneck_size else config.dropout_rate("attention_output")
@@ -119,8 +124,12 @@ class Attention(nn.Module):
         q = self._split(self.query(query_input))
         k = self._split(self.key(query_input))
         v = self._split(self.value(value_input))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
+        if k.shape[1] < q.shape[1]:  # each head of keys and values is read by a group of heads
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         dropout = self.config.dropout_rate("attention") if self.training else 0.0
         mixed = attend(q, k, v, pattern, dropout).transpose(1, 2).flatten(2)
         if rows is not None:
@@ -132,4 +141,4 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, L, A * D] to [B, A, L, D]."""
-        return x.unflatten(2, (self.config.heads, self.config.head_size)).transpose(1, 2)
+        return x.unflatten(2, (-1, self.config.head_size)).transpose(1, 2)

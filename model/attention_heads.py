@@ -71,7 +71,9 @@ def _parts_disabled(model: Model, head: Head, way: str) -> list[Tensor]:
 
 
 def _rows(attention: Attention, span: slice) -> list[Tensor]:
-    dense = (attention.query, attention.key, attention.value)
+    config, dense = attention.config, [attention.query]
+    if config.key_value_heads == config.heads:  # else other heads read the same keys and values
+        dense += [attention.key, attention.value]
     return [part for linear in dense for part in _of_rows(linear, span)]
 
 

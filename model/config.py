@@ -51,6 +51,14 @@ class EncoderConfig(ModelConfig):
     hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
     layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
     heads: Annotated[int, WIDTH, Doc("Attention heads in a layer.")] = 12
+    kv_heads: Annotated[
+        int,
+        _WIDTH_OR_NONE,
+        Doc(
+            "Heads of keys and values, each read by an equal group of the `heads` (GQA, arXiv "
+            "2305.13245); 0: as many as `heads`."
+        ),
+    ] = 0
     ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 3072
     embedding_size: Annotated[
         int, _WIDTH_OR_NONE, Doc("Width of the word vectors; 0: the hidden size.")
@@ -85,10 +93,10 @@ class EncoderConfig(ModelConfig):
     # Layers
     norm: Annotated[
         str,
-        OneOf("layer_norm", "no_norm"),
+        OneOf("layer_norm", "rms_norm", "no_norm"),
         Doc(
-            "The kind of norm of embeddings and layers; no_norm: g * x + b (MobileBERT). Heads "
-            "have layer norms."
+            "The kind of norm of embeddings and layers; rms_norm: g * x / rms(x) (arXiv "
+            "1910.07467); no_norm: g * x + b (MobileBERT). Heads have layer norms."
         ),
     ] = "layer_norm"
     norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-12
@@ -98,6 +106,13 @@ class EncoderConfig(ModelConfig):
         Doc("The epsilon of the embedding norm and the last feed-forward norm; 0: `norm_eps`."),
     ] = 0.0
     norm_bias: Annotated[bool, Doc("Layer norms have a bias.")] = True
+    qk_norm: Annotated[
+        bool,
+        Doc(
+            "Each head's queries and keys pass an RMS norm before rotary positions, so that scores "
+            "stay bounded (arXiv 2302.05442; Qwen3)."
+        ),
+    ] = False
     norm_placement: Annotated[
         str, OneOf("post", "pre"), Doc("Norms after each residual sum (post) or before each part.")
     ] = "post"
@@ -169,7 +184,15 @@ class EncoderConfig(ModelConfig):
         OneOf("", *ACTIVATIONS),
         Doc("Activation of the masked-LM transform; empty: `activation`."),
     ] = ""
+    head_transform: Annotated[
+        bool,
+        Doc("The masked-LM head has a dense layer, an activation and a norm; false: none of them."),
+    ] = True
     head_bias: Annotated[bool, Doc("The masked-LM transform has a bias.")] = True
+    tied_decoder: Annotated[
+        bool,
+        Doc("The vocabulary projection is the word embedding; false: a matrix of its own."),
+    ] = True
     decoder_bias: Annotated[bool, Doc("The vocabulary projection has a bias.")] = True
 
     # Training
@@ -197,6 +220,12 @@ class EncoderConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if self.inner_size % self.heads:
             yield "heads", f"{self.heads} does not divide the width {self.inner_size}"
+        if self.kv_heads and self.heads % self.kv_heads:
+            yield "kv_heads", f"{self.kv_heads} does not divide the {self.heads} heads"
+        if not self.head_transform and self.embedding_projection != "none":
+            yield "head_transform", "must be true where word vectors have another width"
+        if not self.tied_decoder and self.embedding_projection == "word":
+            yield "tied_decoder", "must be true with embedding_projection: word"
         if self.positions == "rotary" and self.head_size % 2:
             yield "heads", f"rotary positions need an even head size, not {self.head_size}"
         if self.embedding_projection == "none" and self.word_size != self.hidden_size:
@@ -234,6 +263,11 @@ class EncoderConfig(ModelConfig):
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.inner_size // self.heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values in a layer."""
+        return self.kv_heads or self.heads
 
     @property
     def first_position(self) -> int:
@@ -348,6 +382,7 @@ class EncoderConfig(ModelConfig):
         implied = {
             "embedding_size": self.word_size,
             "head_activation": self.head_activation or self.activation,
+            "kv_heads": self.key_value_heads,
             "fixed_norm_eps": self.fixed_norm_eps or self.norm_eps,
             "global_every": local,
         }
@@ -360,6 +395,9 @@ class EncoderConfig(ModelConfig):
             silent.append("bottleneck_attention")
         if self.sharing == "none":
             silent.append("groups")
+        if not self.head_transform:
+            silent += ["head_activation", "head_bias"]
+            silent += ["norm_bias"] if self.norm == "rms_norm" else []
         everything = super().meaning() | implied
         return {key: value for key, value in everything.items() if key not in silent}
 

@@ -19,8 +19,8 @@ from model.task_head_config import TaskHeadConfig
 class ProjectionParts(NamedTuple):
     """The parameters of a vocabulary projection.
 
-    word: the word embedding itself, [V, its size]; bias: [V]; extra: [E - that size, V], the
-    columns that the word embedding lacks.
+    word: the word embedding itself, [V, its size], or an untied matrix; bias: [V]; extra:
+    [E - that size, V], the columns that the word embedding lacks.
     """
 
     word: Tensor
@@ -37,16 +37,22 @@ class ProjectionParts(NamedTuple):
 class MaskedLanguageModelHead(nn.Module):
     """Dense layer, activation and norm before the vocabulary projection, and its own parameters.
 
-    The projection's weight is the word embedding. MobileBERT's is narrower than its input: the
-    columns that are missing are ``extra`` [hidden - embedding, V].
+    The projection's weight is the word embedding, or ``decoder`` [V, E] where it is untied.
+    MobileBERT's word embedding is narrower than the input: the columns that are missing are
+    ``extra`` [hidden - embedding, V].
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.vocabulary_input_size
         self.activation = ACTIVATIONS[config.head_activation or config.activation]
-        self.dense = Dense(config.hidden_size, width, bias=config.head_bias)
-        self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+        self.dense = self.norm = None
+        if config.head_transform:
+            self.dense = Dense(config.hidden_size, width, bias=config.head_bias)
+            self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+        self.decoder = None
+        if not config.tied_decoder:
+            self.decoder = nn.Parameter(torch.zeros(config.vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.decoder_bias else None
         self.extra = None
         if width > config.word_size:
@@ -54,6 +60,8 @@ class MaskedLanguageModelHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map hidden states [..., H] to the vocabulary projection's input [..., E]."""
+        if self.dense is None or self.norm is None:
+            return x
         return self.norm(self.activation(self.dense(x)))
 
 

@@ -107,7 +107,9 @@ class MaskedLanguageModel(Model):
 
     def projection_parts(self) -> ProjectionParts:
         assert self.head is not None, "a model without a masked-LM head"
-        return ProjectionParts(self.embeddings.word.weight, self.head.bias, self.head.extra)
+        decoder = self.head.decoder
+        word = self.embeddings.word.weight if decoder is None else decoder
+        return ProjectionParts(word, self.head.bias, self.head.extra)
 
     def fill(
         self, module: nn.Module, key: str, name: str, parameter: Tensor, generator: torch.Generator

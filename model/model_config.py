@@ -210,6 +210,16 @@ class ModelConfig(Section, ABC):
         return True
 
     @property
+    def head_transform(self) -> bool:
+        """Whether the masked-LM head transforms states before the vocabulary projection."""
+        return True
+
+    @property
+    def tied_decoder(self) -> bool:
+        """Whether the vocabulary projection's weight is the word embedding."""
+        return True
+
+    @property
     def decoder_bias(self) -> bool:
         """Whether the vocabulary projection has a bias."""
         return True

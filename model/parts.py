@@ -39,10 +39,21 @@ class NoNorm(nn.Module):
         return x * self.weight + self.bias
 
 
+class RMSNorm(nn.RMSNorm):
+    """``g * x / rms(x)`` (arXiv 1910.07467), in float32 under autocast, as layer norms are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., size] to [..., size]."""
+        wide = x.float() if torch.is_autocast_enabled(x.device.type) else x
+        return super().forward(wide)
+
+
 def make_norm(config: EncoderConfig, size: int, eps: float = 0.0) -> nn.Module:
     """The configured norm over the last dimension; an `eps` of 0 means the configured epsilon."""
     if config.norm == "no_norm":
         return NoNorm(size)
+    if config.norm == "rms_norm":
+        return RMSNorm(size, eps=eps or config.norm_eps)
     return nn.LayerNorm(size, eps=eps or config.norm_eps, bias=config.norm_bias)
 
 

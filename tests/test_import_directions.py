@@ -55,7 +55,8 @@ ROOMS = {
         "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads family bert albert distilbert mobilebert modernbert weights conversion folder"
+        "task_heads family bert albert distilbert mobilebert modernbert eurobert weights "
+        "conversion folder"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "

@@ -16,6 +16,7 @@ from model.errors import ModelError
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
 from model.hugging_face.distilbert import DISTILBERT
+from model.hugging_face.eurobert import EUROBERT
 from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
@@ -34,7 +35,7 @@ from model.task_head_config import TaskHeadConfig
 
 Config = TypeVar("Config", bound=ModelConfig)
 _TRANSFORM = ".transform."
-FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT)
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT, EUROBERT)
 _ALIASES = {"xlm-roberta": ROBERTA, "camembert": ROBERTA}  # the same model under other names
 _WRAPPER = "module."  # of torch's DataParallel and DistributedDataParallel
 # Keys that BERT's first checkpoints have, which say neither `model_type` nor `architectures`.
@@ -161,7 +162,7 @@ def nearest_family(config: EncoderConfig) -> Family:
     if config.embedding_projection == "word" or config.bottleneck_size:
         return MOBILEBERT
     if config.positions == "rotary":
-        return MODERNBERT
+        return EUROBERT if config.norm == "rms_norm" else MODERNBERT
     if config.embedding_projection == "sum" or config.sharing != "none":
         return ALBERT
     if config.positions == "learned_after_padding":

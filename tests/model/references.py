@@ -11,6 +11,8 @@ from transformers import (
     BertForPreTraining,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
     MobileBertConfig,
     MobileBertForPreTraining,
     ModernBertConfig,
@@ -49,6 +51,15 @@ def _modernbert(layers: int, hidden: int, heads: int, ffn: int, **more: object) 
         vocab_size=VOCABULARY, num_hidden_layers=layers, hidden_size=hidden,
         num_attention_heads=heads, intermediate_size=ffn, max_position_embeddings=160,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, **more,
+    )  # fmt: skip
+
+
+def _eurobert(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> EuroBertConfig:
+    return EuroBertConfig(
+        vocab_size=VOCABULARY, num_hidden_layers=layers, hidden_size=hidden,
+        num_attention_heads=heads, intermediate_size=ffn, max_position_embeddings=160,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **more,
     )  # fmt: skip
 
 
@@ -111,6 +122,17 @@ CASES = {
             decoder_bias=False,
             hidden_activation="silu",
             layer_types=["full_attention", "sliding_attention", "full_attention"],
+        )
+    ),
+    "eurobert": EuroBertForMaskedLM(_eurobert(3, 36, 6, 27, num_key_value_heads=2)),
+    "eurobert with biases": EuroBertForMaskedLM(
+        _eurobert(
+            *(2, 64, 2, 31),
+            num_key_value_heads=1,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            hidden_act="gelu",
         )
     ),
 }

@@ -32,6 +32,7 @@ PUBLISHED = {
     "tinybert_4": 14_350_248,
     "tinybert_6": 66_955_008,
     "modernbert_base": 149_014_272,
+    "eurobert_210m": 211_766_016,
     "modernbert_large": 394_781_696,
     "bert_tiny": 4_385_920,
     "bert_mini": 11_170_560,
@@ -95,7 +96,8 @@ def test_every_shipped_configuration_loads() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bert_tiny", "albert_base", "mobilebert", "ib_bert_large", "modernbert_base", "distilbert"],
+    ["bert_tiny", "albert_base", "mobilebert", "ib_bert_large", "modernbert_base", "distilbert"]
+    + ["eurobert_210m"],
 )
 def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
     small = ["vocab_size=97", "hidden_size=32", "layers=3", "heads=2", "ffn_size=48"]
@@ -103,6 +105,8 @@ def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
     config = load(name, *small)
     if config.bottleneck_size:
         config = load(name, *small, "bottleneck_size=16", "embedding_size=8", "pair_head=true")
+    if config.norm == "rms_norm":
+        config = load(name, *small, "kv_heads=1")
     ours = model.build(config, seed=0)
     rows, length, masked = 2, 20, 6
     ids = torch.randint(0, 97, (rows, length))

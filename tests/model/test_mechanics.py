@@ -39,6 +39,11 @@ FAMILIES = {
         "bottleneck_size": 12, "bottleneck_attention": "shared", "feed_forwards": 2,
     },
     "modernbert": MODERN,
+    "eurobert": {
+        "positions": "rotary", "norm_placement": "pre", "feed_forward": "glu", "segment_types": 0,
+        "pooler": "none", "norm": "rms_norm", "embedding_norm": False, "heads": 4, "kv_heads": 2,
+        "qk_norm": True, "head_transform": False, "tied_decoder": False,
+    },
 }  # fmt: skip
 EVERYTHING = model.Capture(hidden_states=(0, 1, 2, 3), attention=(1, 2, 3))
 
