@@ -73,7 +73,7 @@ ROOMS = {
         "stages term layers row_losses vocabulary labels task label_names terms objective_config "
         "objective"
     ),
-    "trainer/objectives/terms": "states attention predictions early_exits",
+    "trainer/objectives/terms": "states attention predictions z_loss early_exits",
     "trainer/learners": (
         "state step_shape step_decision admission zero gradients averages engine memory_errors "
         "programs module learner first_weights learners"

@@ -96,8 +96,10 @@ def test_every_shipped_configuration_loads() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["bert_tiny", "albert_base", "mobilebert", "ib_bert_large", "modernbert_base", "distilbert"]
-    + ["eurobert_210m"],
+    [
+        *("bert_tiny", "albert_base", "mobilebert", "ib_bert_large", "modernbert_base"),
+        *("distilbert", "eurobert_210m"),
+    ],
 )
 def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
     small = ["vocab_size=97", "hidden_size=32", "layers=3", "heads=2", "ffn_size=48"]

@@ -40,6 +40,7 @@ from trainer.objectives.terms import (
     SoftKL,
     ValueRelation,
     VarianceTransfer,
+    ZLoss,
 )
 from trainer.objectives.terms import attention as relations
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
@@ -123,6 +124,7 @@ EVERYTHING = ObjectiveConfig(
     value_relation=ValueRelation(),
     query_relation=QueryRelation(),
     key_relation=KeyRelation(relation_heads=8),
+    z_loss=ZLoss(),
 )
 
 
@@ -322,6 +324,23 @@ def test_the_other_divergences_equal_the_plain_formulas():
         -inner.sum(-1).mean() / 0.125,
     ]
     torch.testing.assert_close(shares, 4 * torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_z_loss_is_its_formula_beside_the_cross_entropy():
+    """And both gradients are autograd's of the plain formulas."""
+    config = ObjectiveConfig(mlm=MaskedLanguageModelling(2.0), z_loss=ZLoss(0.1))
+    inputs, objective, totals = loss_inputs_of(config)
+    loss, shares = objective(inputs, totals)
+    labels = inputs.batch.targets[MASKED].labels
+    states = inputs.features.vocabulary_input
+    (ours,) = torch.autograd.grad(loss, states, retain_graph=True)
+    logits = F.linear(states, inputs.projection.weight, inputs.projection.bias)[labels >= 0]
+    squares = logits.logsumexp(-1).square().mean()
+    entropy = F.cross_entropy(logits, labels[labels >= 0])
+    torch.testing.assert_close(shares, torch.stack([entropy, squares]).detach())
+    (theirs,) = torch.autograd.grad(2 * entropy + 0.1 * squares, states)
+    torch.testing.assert_close(ours, theirs)
+    assert objective.label_terms == ["mlm"]
 
 
 def divergence(p, q):

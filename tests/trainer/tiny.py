@@ -40,6 +40,7 @@ from trainer.objectives.terms import (
     SoftKL,
     ValueRelation,
     VarianceTransfer,
+    ZLoss,
 )
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence
@@ -83,6 +84,7 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
         value_relation=ValueRelation(),
         query_relation=QueryRelation(),
         key_relation=KeyRelation(relation_heads=8),
+        z_loss=ZLoss(0.1),
     )
     return {
         TEACHER: LearnerConfig(

@@ -149,7 +149,7 @@ class Objective(nn.Module):
     @property
     def label_terms(self) -> list[str]:
         """The names of the terms that read no learner's outputs, only labels."""
-        return [name for name, term in self.by_name.items() if term.source is None]
+        return [name for name, term in self.by_name.items() if term.learns_labels]
 
     def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
         """The outputs that the forward of `source` returns for the terms; as above."""

@@ -39,7 +39,8 @@ class Target(Protocol):
 class RowLoss:
     """A loss of some rows: ``weights[rows] * function(log_q [C, V] at a temperature, rows)``.
 
-    weights: float32 [P] of all rows. With a `target` the loss is also
+    weights: float32 [P] of all rows; of_logits: the function reads the logits themselves, not
+    their log-probabilities. With a `target` the loss is also
     ``w (log sum exp s - target . s)``, s = logits / T, and its gradient is written by hand,
     ``w / T (softmax(s) - target)``: by autograd, a student's step with both losses that have one
     took 14% longer (benchmarks/LIMITS.md).
@@ -49,6 +50,7 @@ class RowLoss:
     weights: Tensor
     temperature: float = 1.0
     target: Target | None = None
+    of_logits: bool = False
 
 
 def cross_entropy_rows(labels: Tensor, smoothing: float = 0.0) -> RowLoss:
@@ -118,13 +120,14 @@ class RowLosses:
     ) -> tuple[list[Tensor], Tensor]:
         losses = [self._losses[number] for number in self._by_autograd]
         scales = [self._scales[number] for number in self._by_autograd]
-        temperatures = {loss.temperature for loss in losses}
+        temperatures = {loss.temperature for loss in losses if not loss.of_logits}
         with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
             x = logits.detach().requires_grad_()
             log_q = {t: F.log_softmax(x if t == 1.0 else x / t, dim=-1) for t in temperatures}
+            read = [x if loss.of_logits else log_q[loss.temperature] for loss in losses]
             sums = [
-                (loss.weights[rows] * loss.function(log_q[loss.temperature], rows)).sum()
-                for loss in losses
+                (loss.weights[rows] * loss.function(given, rows)).sum()
+                for loss, given in zip(losses, read, strict=True)
             ]
             scaled = [scale * total for scale, total in zip(scales, sums, strict=True)]
             (gradient,) = torch.autograd.grad(torch.stack(scaled).sum(), x)

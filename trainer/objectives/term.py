@@ -128,11 +128,13 @@ Weight = Annotated[
 class TermConfig(Section, ABC):
     """The YAML section of a term; a number that may change (`Setting`) is kept as written.
 
-    needs: what its head requires of the model; compares: see `trainer.objectives.stages`.
+    needs: what its head requires of the model; compares: see `trainer.objectives.stages`;
+    regularises: whether it reads neither labels nor anybody else, and so says nothing of quality.
     """
 
     needs: ClassVar[tuple[Ability, ...]] = ()
     compares: ClassVar[str] = PREDICTIONS
+    regularises: ClassVar[bool] = False
 
     weight: Weight = 1.0
 
@@ -246,6 +248,7 @@ class Term(nn.Module, ABC):
         self.weight = StepSchedule.read(config.weight)
         self.source = config.source
         self.compares = config.compares
+        self.learns_labels = config.source is None and not config.regularises
         self.min_lead = config.min_lead_over_student
 
     @abstractmethod

@@ -34,6 +34,7 @@ from trainer.objectives.terms.states import (
     MeanTransfer,
     VarianceTransfer,
 )
+from trainer.objectives.terms.z_loss import ZLoss
 
 __all__ = [
     "PKD",
@@ -59,4 +60,5 @@ __all__ = [
     "SoftKL",
     "ValueRelation",
     "VarianceTransfer",
+    "ZLoss",
 ]
