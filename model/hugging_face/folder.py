@@ -300,7 +300,14 @@ def _reader_of(theirs: Mapping[str, Any], kind: str) -> type[ModelConfig] | None
         return kinds[kind]
     if is_known(theirs):
         return None
-    return next((one for one in kinds.values() if one.reads_folders and one.reads(theirs)), None)
+    return next(
+        (
+            candidate
+            for candidate in kinds.values()
+            if candidate.reads_folders and candidate.reads(theirs)
+        ),
+        None,
+    )
 
 
 def special_ids_in(folder: Path) -> dict[str, int]:

@@ -83,11 +83,11 @@ class TransformersConfig(ModelConfig):
         return f"{_architecture(self.config)} of {self.layers} layers of width {self.hidden_size}"
 
     def with_dropout(self, rate: float) -> Self:
-        """The same: it is never trained, and has no dropout."""
+        """This configuration unchanged: the model is never trained, and has no dropout."""
         return self
 
     def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
-        """The same with this head; what it reads is the library's matter."""
+        """This configuration with this head; the library decides what the head reads."""
         pooling = "" if head.per_token else "first"
         fitted = replace(head, pooling=pooling, transform="none")
         return replace(self, task_heads={**self.task_heads, name: fitted})
@@ -202,7 +202,7 @@ class TransformersModel(Model):
         capture: Capture = NOTHING,
         numbers: Tensor | None = None,
     ) -> Features:
-        """As `Model.features`; the head's transform runs at every position."""
+        """The features, as in `Model.features`; the head's transform runs at every position."""
         output = self._call(self.library, input_ids, segment_ids, attention_mask, capture)
         encoded, projected, everywhere = self._encoded(capture), None, None
         if self.head is not None:
@@ -238,7 +238,9 @@ class TransformersModel(Model):
     def flops_per_token(self, length: int, masked_fraction: float) -> float:
         """Two for each weight of a matrix, four for each attended token; words are looked up."""
         config, words = self.config, self.library.get_input_embeddings().weight
-        tables = {one.weight for one in self.library.modules() if isinstance(one, nn.Embedding)}
+        tables = {
+            module.weight for module in self.library.modules() if isinstance(module, nn.Embedding)
+        }
         weights = {*self.library.parameters()} - tables
         matrices = sum(weight.numel() for weight in weights if weight.ndim > 1)
         attention = 4 * config.layers * config.hidden_size * length
@@ -272,7 +274,9 @@ class TransformersModel(Model):
 
 def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
     """Leave each shared parameter one name, as checkpoints do; returns the names."""
-    names: dict[Tensor | None, str] = {one: name for name, one in module.named_parameters()}
+    names: dict[Tensor | None, str] = {
+        parameter: name for name, parameter in module.named_parameters()
+    }
     for name, parameter in [*module.named_parameters(remove_duplicate=False)]:
         if names[parameter] != name:
             place, _, key = name.rpartition(".")
@@ -314,7 +318,7 @@ def _is_masked_lm(theirs: Mapping[str, Any]) -> bool:
 def _task_heads(theirs: Mapping[str, Any]) -> dict[str, TaskHeadConfig]:
     """The head of a model that labels texts or tokens."""
     name = _architecture(theirs)
-    pooling = next((one for ending, one in _CLASSES.items() if name.endswith(ending)), None)
+    pooling = next((read for ending, read in _CLASSES.items() if name.endswith(ending)), None)
     if pooling is None:
         return {}
     form = linear("logits", pooling)
@@ -325,7 +329,7 @@ def _task_heads(theirs: Mapping[str, Any]) -> dict[str, TaskHeadConfig]:
 def _auto_class(theirs: Mapping[str, Any]) -> Any:
     import transformers
 
-    ending = next((one for one in _CLASSES if _architecture(theirs).endswith(one)), "")
+    ending = next((name for name in _CLASSES if _architecture(theirs).endswith(name)), "")
     if _is_masked_lm(theirs):
         ending = "ForMaskedLM"
     return getattr(transformers, f"AutoModel{ending}")
@@ -384,7 +388,7 @@ def _require_equal(model: TransformersModel, original: Any) -> None:
     config = model.config
     ids = torch.arange(_PROBE)[None] % config.vocab_size
     theirs, ours = original(ids, output_hidden_states=True, return_dict=True), model(ids)
-    shapes = [tuple(one.shape) for one in theirs.hidden_states or ()]
+    shapes = [tuple(state.shape) for state in theirs.hidden_states or ()]
     if shapes != [(1, _PROBE, config.hidden_size)] * (config.layers + 1):
         raise ModelError(
             f"model_type: {original.config.model_type} does not give a state of "
