@@ -52,7 +52,7 @@ class StartConfig(Section):
             yield "fraction", "set either this or step"
 
     def in_steps(self, steps: int) -> StartConfig:
-        """The same, without a fraction, in a job of this many steps."""
+        """This start without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
         return dataclasses.replace(self, step=round(self.fraction * steps), fraction=None)
@@ -98,5 +98,5 @@ class BudgetConfig(Section):
         """This budget without a fraction, in a job of this many steps."""
         if self.fraction is None:
             return self
-        own = max(1, round(self.fraction * steps))
-        return dataclasses.replace(self, steps=own, fraction=None)
+        count = max(1, round(self.fraction * steps))
+        return dataclasses.replace(self, steps=count, fraction=None)

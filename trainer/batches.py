@@ -18,7 +18,7 @@ from data_pipeline.masking.torch_masker import TorchMasker
 
 @dataclass(frozen=True)
 class MicroTarget:
-    """What is to be predicted in a micro-batch.
+    """The labels to predict in a micro-batch.
 
     For tokens, labels is int64 [P], and positions int64 [P] are flat indices into B * L. For whole
     examples, labels is [examples], int64 or float32, or int64 [examples, M] where an example has
@@ -123,7 +123,7 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         targets={**masked, **others},
         views={name: to_device(view, device, masker) for name, view in batch.views.items()},
         sequences=1 if batch.input_ids.ndim == 2 else batch.input_ids.shape[1],
-        stored={name: _to_stored(one, device) for name, one in batch.stored.items()},
+        stored={name: _to_stored(target, device) for name, target in batch.stored.items()},
         numbers=None if batch.numbers is None else _move(batch.numbers, device, torch.float64),
     )
 

@@ -322,17 +322,17 @@ class JobConfig(Section):
     @property
     def other_teachers(self) -> dict[str, LearnerConfig]:
         """The further teachers, by their names among learners."""
-        return {teacher_key(name): one for name, one in self.teachers.items()}
+        return {teacher_key(name): teacher for name, teacher in self.teachers.items()}
 
     @property
     def other_models(self) -> dict[str, ModelConfig]:
         """The models of the further teachers, by the same names."""
-        return {name: one.model for name, one in self.other_teachers.items()}
+        return {name: teacher.model for name, teacher in self.other_teachers.items()}
 
     @property
     def learners(self) -> dict[str, LearnerConfig]:
         """Everyone, by name (`trainer.learner_names`): the teachers, then the students."""
-        students = {student_key(name): one for name, one in self.students.items()}
+        students = {student_key(name): student for name, student in self.students.items()}
         return {TEACHER: self.teacher, **self.other_teachers, **students}
 
     def metrics_of(self, learner: LearnerConfig) -> Metrics:
@@ -363,7 +363,7 @@ class JobConfig(Section):
     @property
     def rankings(self) -> tuple[Ranking, ...]:
         """How the checkpoints of each learner that is trained are ranked."""
-        trained = {name: one for name, one in self.learners.items() if not one.frozen}
+        trained = {name: learner for name, learner in self.learners.items() if not learner.frozen}
         columns = {name: self.primary_of(learner) for name, learner in trained.items()}
         return tuple(
             Ranking(name, column.name, column.higher_is_better)

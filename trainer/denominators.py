@@ -82,10 +82,10 @@ class WeightedLabels(str):
         target = batch.targets.get(self.target)
         if target is None:
             return 0.0
-        there = target.is_labelled
+        is_labelled = target.is_labelled
         if target.positions is None and target.labels.ndim == 2:
-            return float((there * self.weights).sum())
-        return float(self.weights[target.labels[there]].sum())
+            return float((is_labelled * self.weights).sum())
+        return float(self.weights[target.labels[is_labelled]].sum())
 
 
 def count(name: str, batch: Batch) -> float:
@@ -142,12 +142,12 @@ class StepSums:
 
 
 def _at_least_one(total: Tensor) -> Tensor:
-    """What divides a loss: 1 where there is nothing; the weights of labels may sum to less."""
+    """The divisor of a loss: 1 where nothing is labelled; the weights of labels may sum to less."""
     return torch.where(total > 0, total, 1.0)
 
 
 def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:
-    """Each value summed over the ranks, as float64 scalars. All ranks pass equal keys. Collective.
+    """Values summed over the ranks, as float64 scalars. All ranks pass equal keys. Collective.
 
     float64 represents integers exactly up to 2**53.
     """

@@ -173,7 +173,7 @@ def _listed_gpus() -> list[str]:
 def driver_version() -> str | None:
     """The version of NVIDIA's driver, as in "535.104.05"; None where it is not loaded."""
     try:
-        found = re.search(r"\d+\.\d+(\.\d+)?", (DRIVER / "version").read_text())
+        version = re.search(r"\d+\.\d+(\.\d+)?", (DRIVER / "version").read_text())
     except OSError:
         return None
-    return found[0] if found else None
+    return version[0] if version else None

@@ -23,7 +23,7 @@ def atomic_write(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """As `atomic_write`, of content that the block writes to the file in parts.
+    """Replace a file's content with what the block writes, as `atomic_write` does.
 
     The old content stays where the block raises; an OSError of the block names `path` too.
     """

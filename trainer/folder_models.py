@@ -45,7 +45,7 @@ def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
     if depth and not config.cannot(Ability.GROW):
         config = config.with_layers(depth)
     left_out = () if is_frozen(learner) else _HEADS
-    model = {key: one for key, one in dataclasses.asdict(config).items() if key not in left_out}
+    model = {key: value for key, value in dataclasses.asdict(config).items() if key not in left_out}
     return {**learner, "model": model}
 
 

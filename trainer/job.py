@@ -140,7 +140,7 @@ class Job:
         self._count_unreadable(result.unreadable)
         self.state.seconds = self.seconds
         learners = [*self.learners.teachers, *self.learners.active]
-        trained = [one for one in learners if one.is_trained]
+        trained = [learner for learner in learners if learner.is_trained]
         for learner in trained:
             learner.counters.tokens += result.tokens[learner.view]
         self._seconds = result.seconds
@@ -203,7 +203,7 @@ def _checkpoint_writer(
         Retention(
             *(keep.keep, keep.keep_every, keep.keep_best, config.rankings),
             regular=keep.every,
-            averaged=max((one.window for one in averages if one), default=0),
+            averaged=max((average.window for average in averages if average), default=0),
         ),
         context.attempt,
         _log.warning,
@@ -231,8 +231,8 @@ def setup_line(
     """
     ranks, threads = dist.get_world_size(), torch.get_num_threads()
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    trained = [one for one in config.learners.values() if not one.frozen]
-    precisions = dict.fromkeys(one.precision for one in trained or [config.teacher])
+    trained = [learner for learner in config.learners.values() if not learner.frozen]
+    precisions = dict.fromkeys(learner.precision for learner in trained or [config.teacher])
     micro, accumulation = shape.micro_batch, shape.accumulation
     up_to = "" if micro * accumulation * ranks == rows else "up to "
     return " · ".join(

@@ -288,7 +288,7 @@ class LearnerConfig(Section):
 
         One that `is_compared` with its students (``min_lead``) still computes its terms.
         """
-        names = (one.name for one in dataclasses.fields(LearnerConfig))
+        names = (declared.name for declared in dataclasses.fields(LearnerConfig))
         kept = {name: getattr(self, name) for name in names if name not in _FOR_TRAINING}
         changed: dict[str, Any] = {
             "model": self.architecture,
@@ -327,13 +327,15 @@ class LearnerConfig(Section):
         A frozen teacher has no objective. The metrics of its task head come from the one of
         `learners`, which are all of its job, whose objective has the task.
         """
-        found = (task for one in learners for task in one.objective.task_terms().values())
-        tasks = {task.head: task.metrics_in(self.view) for task in found}
+        terms = (task for learner in learners for task in learner.objective.task_terms().values())
+        tasks = {task.head: task.metrics_in(self.view) for task in terms}
         return metrics_of(self.architecture, tasks)
 
     def in_steps(self, steps: int) -> LearnerConfig:
-        """The same with start, budget and `transfers` told in steps, in a job of `steps`."""
-        told: dict[str, Any] = {key: one.in_steps(steps) for key, one in self.transfers.items()}
+        """This config with start, budget and `transfers` told in steps, in a job of `steps`."""
+        told: dict[str, Any] = {
+            key: section.in_steps(steps) for key, section in self.transfers.items()
+        }
         told |= {"start": self.start.in_steps(steps), "budget": self.budget.in_steps(steps)}
         return dataclasses.replace(self, **told)
 
@@ -347,23 +349,23 @@ class LearnerConfig(Section):
     def transfers(self) -> dict[str, StagesConfig]:
         """The sections about what it learns before everything else, by key: one at most."""
         sections = {key: getattr(self, key) for key in TRANSFERS}
-        return {key: one for key, one in sections.items() if one is not None}
+        return {key: section for key, section in sections.items() if section is not None}
 
     @property
     def stages(self) -> Stages:
-        """What it learns, by which terms and for how long."""
+        """Its stages: what is trained, by which terms and for how long."""
         sections = iter(self.transfers.values())
         return next((section.build(self.model.layers) for section in sections), Stages())
 
     def with_layers(self, layers: int) -> LearnerConfig:
-        """The same config with a model that has, and keeps, this many layers."""
+        """This config with a model that has, and keeps, this many layers."""
         if layers == self.model.layers and not self.stacking.steps:
             return self
         model = self.model.with_layers(layers)
         return dataclasses.replace(self, model=model, stacking=StackingConfig())
 
     def _naming_folder(self, why: str) -> str:
-        """What a model cannot do, and where it comes from if no key of the config says so."""
+        """A refusal, with the folder of the model where no key of the config describes it."""
         folder = self.init.pretrained
         return why if folder is None else f"{why}; init.pretrained is {folder}"
 

@@ -34,7 +34,7 @@ def with_tasks(tree: Mapping[str, Any], schema: Any) -> dict[str, Any]:
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error
         data = _section(task, "data")
-        examples[name] = {one: value for one, value in data.items() if one in _DATA}
+        examples[name] = {field: value for field, value in data.items() if field in _DATA}
         kinds[name] = _kind_of(task, key)
 
     def with_kinds(key: str, learner: dict[str, Any]) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def with_tasks(tree: Mapping[str, Any], schema: Any) -> dict[str, Any]:
 def _kind_of(task: dict[str, Any], key: str) -> dict[str, Any]:
     """The one section of the objective of a task's job: {"single_sentence": {...}}."""
     objective = _section(_section(task, "teacher"), "objective")
-    found = {name: one for name, one in objective.items() if isinstance(one, dict)}
-    if len(found) != 1:
+    terms = {name: term for name, term in objective.items() if isinstance(term, dict)}
+    if len(terms) != 1:
         raise ConfigError(f"{key}: its teacher.objective must have one term, a task")
-    return found
+    return terms
 
 
 def _section(tree: Mapping[str, Any], key: str) -> dict[str, Any]:

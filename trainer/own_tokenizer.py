@@ -10,7 +10,7 @@ from model import ModelConfig
 
 
 def open_encoder(folder: Path, config: ModelConfig, sequence_length: int) -> TextEncoder:
-    """What encodes texts for the model in `folder`, into at most `sequence_length` tokens.
+    """The encoder of texts for the model in `folder`, into at most `sequence_length` tokens.
 
     Fewer where the model cannot read as many. Raises DataError without its tokenizer.
     """

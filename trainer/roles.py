@@ -77,7 +77,8 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
 
 def _predicts_tokens(learners: Named) -> bool:
     """Whether examples have tokens to predict, as masked text has."""
-    tasks = (task for one in learners.values() for task in one.objective.task_terms().values())
+    terms = (learner.objective.task_terms() for learner in learners.values())
+    tasks = (task for of_learner in terms for task in of_learner.values())
     return any(task.head == MASKED for task in tasks)
 
 
@@ -125,14 +126,14 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
         first, _ = next(iter(tasks.values()))
         yield "data.train", f"must name the examples of {first}"
     if data.train and len(tasks) != 1:
-        there = " and ".join(tasks) or "none"
-        yield "data.train", f"one task must read it, a term of an objective; there is: {there}"
+        named = " and ".join(tasks) or "none"
+        yield "data.train", f"one task must read it, a term of an objective; there is: {named}"
     if data.tasks and not tasks:
         yield "data.tasks", "no learner has these tasks in objective.tasks"
 
 
 def _examples_in(data: DataConfig) -> str:
-    return data.train or ", ".join(one.train for one in data.tasks.values())
+    return data.train or ", ".join(task.train for task in data.tasks.values())
 
 
 def _compiled(learners: Named) -> Iterator[Refusal]:
@@ -144,12 +145,13 @@ def _compiled(learners: Named) -> Iterator[Refusal]:
 
 def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
     """Views that the data do not have, and states that are compared across views."""
-    tasks = [task for one in learners.values() for task in one.objective.task_terms().values()]
+    terms = [learner.objective.task_terms() for learner in learners.values()]
+    tasks = [task for of_learner in terms for task in of_learner.values()]
     shared = [name for task in tasks[:1] for name in task.views]
-    there = [DEFAULT_VIEW, *(name for name in shared if all(name in one.views for one in tasks))]
+    known = [DEFAULT_VIEW, *(name for name in shared if all(name in task.views for task in tasks))]
     for learner, config in learners.items():
-        if config.view not in there:
-            why = f"the data have no view {config.view!r}; there are: {', '.join(there)}"
+        if config.view not in known:
+            why = f"the data have no view {config.view!r}; there are: {', '.join(known)}"
             yield f"{section_of(learner)}.view", why
             continue
         for task in tasks[:1]:
@@ -174,7 +176,7 @@ def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:
     """Models that compare two texts, in learners that do not read two."""
     for learner, config in learners.items():
         tasks = config.objective.task_terms().values()
-        reads_two = bool(tasks) and all(len(one.texts_of(config.view)) == 2 for one in tasks)
+        reads_two = bool(tasks) and all(len(task.texts_of(config.view)) == 2 for task in tasks)
         if config.model.needs_pairs and config.objective.terms() and not reads_two:
             why = "compares two texts; give its objective a task on whole pairs, as sentence_pair"
             yield f"{section_of(learner)}.model", why
@@ -234,7 +236,7 @@ def _depths_at_start(start: StartConfig, teacher: LearnerConfig) -> list[int]:
 
 
 def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Iterable[str]) -> Iterator[Refusal]:
-    """Those of `keys` in which a student differs from the teacher that initialises it."""
+    """A refusal for each of `keys` in which a student differs from the teacher it begins as."""
     if student.kind != teacher.kind:
         yield "", f"model.kind is {student.kind}, and the teacher's {teacher.kind}"
         return
@@ -257,7 +259,7 @@ def _conflicts_of_other(name: str, teacher: LearnerConfig) -> Iterator[Refusal]:
 
 def _unread_teachers(learners: Named) -> Iterator[Refusal]:
     """Further teachers that no term reads."""
-    read = {source for one in learners.values() for source in one.objective.sources}
+    read = {source for learner in learners.values() for source in learner.objective.sources}
     for learner in learners:
         if is_teacher(learner) and learner != TEACHER and read.isdisjoint((learner, MEAN)):
             name = learner.removeprefix("teachers/")
@@ -301,8 +303,8 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
     if len(teacher.objective.terms()) == 1:
         yield "", "needs another term beside it, such as mlm"
     if term.student not in students:
-        there = ", ".join(students) or "none"
-        yield "student", f"no student {term.student!r}; there are: {there}"
+        names = ", ".join(students) or "none"
+        yield "student", f"no student {term.student!r}; there are: {names}"
     elif not students[term.student].model.mlm_head:
         yield "student", f"students.{term.student}.model.mlm_head must be true, since it is read"
     elif students[term.student].model.vocab_size != teacher.model.vocab_size:

@@ -58,24 +58,29 @@ def train_step(
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     measured = [learner for learner in (teacher, *students) if learner.has_terms]
-    in_use = ((one.view, name) for one in measured for name in one.objective.denominators)
+    in_use = (
+        (learner.view, name) for learner in measured for name in learner.objective.denominators
+    )
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate([teacher, *others], students, rows, step, sums, masker)
     totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
     terms = totals.terms
     losses = {
-        one.name: one.objective.total(terms[one.name], one.own_step(step)) for one in learners
+        learner.name: learner.objective.total(terms[learner.name], learner.own_step(step))
+        for learner in learners
     }
-    for one in learners:
-        norm, length = totals.squared_norms[one.name], batch.common_length
-        one.update(step, losses[one.name], norm, length, totals.seconds, batch.targets)
+    for learner in learners:
+        norm, length = totals.squared_norms[learner.name], batch.common_length
+        learner.update(step, losses[learner.name], norm, length, totals.seconds, batch.targets)
     for student in students:
         if student.objective.lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
     about = {
-        one.name: {name: terms[one.name][name] for name in one.objective.about(batch.targets)}
-        for one in learners
+        learner.name: {
+            name: terms[learner.name][name] for name in learner.objective.about(batch.targets)
+        }
+        for learner in learners
     }
     return StepResult(
         terms=about,
@@ -117,7 +122,7 @@ def _accumulate(
 
 @dataclass(frozen=True)
 class _Totals:
-    """What a step came to over all ranks, on the host."""
+    """The outcome of a step over all ranks, on the host."""
 
     terms: dict[str, dict[str, float]]  # learner -> term -> value
     squared_norms: dict[str, float]  # learner -> of its gradient
@@ -133,23 +138,23 @@ class _Totals:
     ) -> _Totals:
         """The sums over all ranks, in one collective and the one host sync of a step."""
         votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
-        own = [(one.take_shares(), one.squared_gradient_norm()) for one in learners]
-        parts = torch.cat([part.double() for part in (*chain.from_iterable(own), votes)])
+        shares = [(learner.take_shares(), learner.squared_gradient_norm()) for learner in learners]
+        parts = torch.cat([part.double() for part in (*chain.from_iterable(shares), votes)])
         ranks = dist.get_world_size()
         everyone = parts.new_empty(ranks * len(parts))
         dist.all_gather_into_tensor(everyone, parts)
         on_host = torch.cat([everyone, sums.stacked()]).cpu().numpy()
         values = iter(_sum_by_rank(on_host[: len(everyone)].reshape(ranks, -1)))
         terms, squared_norms = {}, {}
-        for one in learners:
-            terms[one.name] = {term: next(values) for term in one.objective.terms}
-            squared_norms[one.name] = next(values)
+        for learner in learners:
+            terms[learner.name] = {term: next(values) for term in learner.objective.terms}
+            squared_norms[learner.name] = next(values)
         positions, unreadable, seconds, *by_view = on_host[len(everyone) :].tolist()
         return cls(
             terms=terms,
             squared_norms=squared_norms,
             requests=Requests.agreed(list(values)),
-            tokens={view: int(one) for view, one in zip(sums.tokens, by_view, strict=True)},
+            tokens={view: int(count) for view, count in zip(sums.tokens, by_view, strict=True)},
             positions=int(positions),
             unreadable=int(unreadable),
             seconds=seconds,
@@ -162,5 +167,5 @@ def _sum_by_rank(values: np.ndarray) -> list[float]:
     An all-reduce of three ranks or more adds in an order that depends on where in the tensor a
     number lies, so that a learner's loss would depend on who else is trained.
     """
-    found: list[float] = np.add.accumulate(values, axis=0)[-1].tolist()
-    return found
+    total: list[float] = np.add.accumulate(values, axis=0)[-1].tolist()
+    return total

@@ -90,7 +90,7 @@ def store(
 def store_job(
     config: JobConfig, stop_requested: Callable[[], bool], say: Say = lambda line: None
 ) -> Outcome:
-    """As `store`, of a loaded job and in a process group that is there. Collective."""
+    """Store the predictions of a loaded job, in a process group that exists. Collective."""
     assert config.teacher.stored is not None
     if config.deterministic:  # the running teacher's kernels: others round differently
         fix_order_of_sums()
@@ -184,10 +184,10 @@ def _manifest(
             teacher=checksum,
             by_example=predicts_by_example(config),
         )
-    found = Manifest.load(folder)
-    require_written_for(found, config, corpora)
-    require_written_by(found, checksum, folder)
-    return found
+    manifest = Manifest.load(folder)
+    require_written_for(manifest, config, corpora)
+    require_written_by(manifest, checksum, folder)
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -272,8 +272,8 @@ class TeacherLogits:
         micro_batches = to_micro_batches(rows, size, device, masker)
         last = math.ceil(len(rows.input_ids) / size) - 1
         parts = [
-            self._of_micro_batch(one, MicroStep(0, number, number == last))
-            for number, one in enumerate(micro_batches)
+            self._of_micro_batch(micro_batch, MicroStep(0, number, number == last))
+            for number, micro_batch in enumerate(micro_batches)
         ]
         return StepLogits.joined(parts)
 

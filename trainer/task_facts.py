@@ -24,7 +24,7 @@ Task = TypeVar("Task", bound=TaskConfig)
 
 @dataclass(frozen=True)
 class TaskFacts(Section):
-    """What a task's examples look like; the defaults are those of any model of single texts.
+    """The form of a task's examples; the defaults are those of any model of single texts.
 
     fields: the texts of an example in a table. columns: where the fields stand, by name, unless
     under their own. sequence_length: the longest that was trained on. encoding: that of
@@ -41,7 +41,7 @@ class TaskFacts(Section):
 
     @classmethod
     def read(cls, folder: Path, head: str) -> TaskFacts:
-        """Those of a head of an exported model; the defaults for what another program has made."""
+        """The facts of a head of an exported model; the defaults for another program's."""
         path = folder / FILE
         if not path.exists():
             return cls()
@@ -73,8 +73,8 @@ class TaskFacts(Section):
         """
         for name in columns:
             if name not in self.fields and name not in others:
-                there = nearest_of_all(name, [*self.fields, *others])
-                raise DataError(f"--column {name}: no such field{there}")
+                hint = nearest_of_all(name, [*self.fields, *others])
+                raise DataError(f"--column {name}: no such field{hint}")
         return replace(self, columns={**self.columns, **columns})
 
 
@@ -99,6 +99,6 @@ class _SeveralHeads:
 
 def write_facts(folder: Path, facts: Mapping[str, TaskFacts]) -> None:
     """Write the file of an exported model; `facts`: of the task of each head, one or more."""
-    trees = {head: asdict(one) for head, one in facts.items()}
+    trees = {head: asdict(of_head) for head, of_head in facts.items()}
     tree = {HEADS: trees} if len(trees) > 1 else next(iter(trees.values()))
     (folder / FILE).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")

@@ -32,12 +32,14 @@ def with_named_heads(tree: Mapping[str, Any]) -> dict[str, Any]:
         if not (is_frozen(learner) and isinstance(model, dict) and isinstance(init, dict)):
             return learner
         heads = model.get("task_heads")
-        if not isinstance(heads, dict) or not all(isinstance(one, dict) for one in heads.values()):
+        if not isinstance(heads, dict) or not all(
+            isinstance(head, dict) for head in heads.values()
+        ):
             return learner
         if not (Path(str(init.get("pretrained"))) / FILE).exists():
-            of_kind = {name: one.get("kind", CLASSIFICATION) for name, one in heads.items()}
+            of_kind = {name: head.get("kind", CLASSIFICATION) for name, head in heads.items()}
             names = heads_by_kind(of_kind, kinds)
-            heads = {names.get(name, name): one for name, one in heads.items()}
+            heads = {names.get(name, name): head for name, head in heads.items()}
         if isinstance(init.get("labels"), list):
             heads = _with_labels(section, heads, init["labels"])
         return {**learner, "model": {**model, "task_heads": heads}}

@@ -80,7 +80,7 @@ def _distributions(
 
 
 def of_stored(stored: MicroLogits, vocabulary: int, logit_consumers: int = 1) -> TeacherOutputs:
-    """What students read of a teacher whose logits at masked positions were stored."""
+    """The outputs of a teacher whose logits at masked positions were stored."""
     top = TopLogits(stored.values, stored.ids, vocabulary)
     return TeacherOutputs(None, {}, {}, {}, {MASKED: Distribution(top, keep=logit_consumers > 1)})
 
@@ -93,16 +93,16 @@ def mean_of(teachers: Sequence[TeacherOutputs], logit_consumers: int) -> Teacher
     """
     first = teachers[0]
     heads = {
-        name: tuple(logits for one in teachers for logits in one.heads.get(name, ()))
-        for name in dict.fromkeys(name for one in teachers for name in one.heads)
+        name: tuple(logits for teacher in teachers for logits in teacher.heads.get(name, ()))
+        for name in dict.fromkeys(name for teacher in teachers for name in teacher.heads)
     }
     distributions = {
         positions: Distribution(
-            *(part for one in teachers for part in one.distributions[positions].teachers),
+            *(part for teacher in teachers for part in teacher.distributions[positions].teachers),
             keep=logit_consumers > 1,
         )
         for positions in first.distributions
-        if all(positions in one.distributions for one in teachers)
+        if all(positions in teacher.distributions for teacher in teachers)
     }
     return TeacherOutputs(None, {}, {}, heads, distributions)
 
@@ -111,11 +111,11 @@ def union(captures: Iterable[Capture]) -> Capture:
     """A capture of everything that any of `captures` asks for."""
     captures = list(captures)
     return Capture(
-        hidden_states=tuple(sorted({n for one in captures for n in one.hidden_states})),
-        attention=tuple(sorted({n for one in captures for n in one.attention})),
-        all_positions=any(one.all_positions for one in captures),
-        last_hidden_state=any(one.last_hidden_state for one in captures),
-        heads=tuple(sorted({name for one in captures for name in one.heads})),
-        exits=tuple(sorted({n for one in captures for n in one.exits})),
-        branches=tuple(sorted({name for one in captures for name in one.branches})),
+        hidden_states=tuple(sorted({n for capture in captures for n in capture.hidden_states})),
+        attention=tuple(sorted({n for capture in captures for n in capture.attention})),
+        all_positions=any(capture.all_positions for capture in captures),
+        last_hidden_state=any(capture.last_hidden_state for capture in captures),
+        heads=tuple(sorted({name for capture in captures for name in capture.heads})),
+        exits=tuple(sorted({n for capture in captures for n in capture.exits})),
+        branches=tuple(sorted({name for capture in captures for name in capture.branches})),
     )

@@ -33,7 +33,7 @@ class TeacherPass:
     def of(
         cls, teacher: Learner, students: Sequence[Learner], step: int, targets: Collection[str]
     ) -> TeacherPass:
-        """What each learner reads at `step` of a batch with these `targets`.
+        """The pass of a teacher at `step`, for a batch with these `targets`.
 
         Collective: ZeRO 3 gathers the output projections.
         """
@@ -43,7 +43,9 @@ class TeacherPass:
         runs = teacher.config.stored is None
         projection = teacher.output_projection() if runs and demand.reads_logits else None
         read = teacher.objective.sources
-        peers = {one.name: (one, one.output_projection()) for one in students if one.name in read}
+        peers = {
+            peer.name: (peer, peer.output_projection()) for peer in students if peer.name in read
+        }
         return cls(teacher, demand, projection, peers)
 
     @property
@@ -89,18 +91,21 @@ class TeacherPasses:
         targets: Collection[str],
     ) -> TeacherPasses:
         """Who reads whom at `step` of a batch with these `targets`. Collective."""
-        passes = [TeacherPass.of(one, students, step, targets) for one in teachers]
+        passes = [TeacherPass.of(teacher, students, step, targets) for teacher in teachers]
         is_mean_read = any(
-            one.objective.reads(one.own_step(step), MEAN, targets) for one in students
+            student.objective.reads(student.own_step(step), MEAN, targets) for student in students
         )
-        needed = [one for one in passes if one.is_needed]
+        needed = [teacher_pass for teacher_pass in passes if teacher_pass.is_needed]
         return cls(needed, is_mean_read, passes[0].demand.mean_logits)
 
     def sources(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
     ) -> dict[str, TeacherOutputs]:
-        """What students read of one micro-batch, by name: each teacher, and their mean."""
-        found = {one.teacher.name: one.teach(micro_batch, sums, micro_step) for one in self.passes}
+        """The outputs of teachers for one micro-batch, by name, and their mean."""
+        outputs = {
+            teacher_pass.teacher.name: teacher_pass.teach(micro_batch, sums, micro_step)
+            for teacher_pass in self.passes
+        }
         if self.is_mean_read:
-            found[MEAN] = mean_of(list(found.values()), self.mean_logits)
-        return found
+            outputs[MEAN] = mean_of(list(outputs.values()), self.mean_logits)
+        return outputs

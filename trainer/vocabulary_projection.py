@@ -134,9 +134,9 @@ class Distribution:
         self._largest: dict[int, Distribution] = {}
 
     def largest(self, k: int) -> Distribution:
-        """The same of each teacher's k largest logits alone; its readers share it."""
+        """The distribution over each teacher's k largest logits alone; its readers share it."""
         if k not in self._largest:
-            some = (Largest(one, k) for one in self.teachers)
+            some = (Largest(logits, k) for logits in self.teachers)
             self._largest[k] = Distribution(*some, keep=self._keeps)
         return self._largest[k]
 
@@ -145,7 +145,7 @@ class Distribution:
 
         Read-only, and valid until rows of another chunk are requested.
         """
-        chunk = next(one for one in self._chunks if rows.start < one.stop)
+        chunk = next(part for part in self._chunks if rows.start < part.stop)
         key = (chunk.start, temperature)
         if key not in self._held:
             # Not in the precision of whichever reader comes first.
@@ -188,8 +188,8 @@ class Distribution:
     ) -> None:
         """Turn p [C, V] of the first teacher, with its negative entropy, into the mean's."""
         assert self._scratch is not None
-        for one in others:
-            logits = one.logits(chunk, self._scratch).div_(temperature)
+        for other in others:
+            logits = other.logits(chunk, self._scratch).div_(temperature)
             for block in blocks(slice(0, len(p)), p):
                 some = subtract_largest(logits[block]).exp_()
                 p[block].add_(some.div_(some.sum(dim=-1, keepdim=True)))
