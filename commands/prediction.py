@@ -44,6 +44,13 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
     type=click.IntRange(min=1),
     help="How many documents to find, or to re-rank, for each query. [100]",
 )
+@click.option(
+    "--plugin",
+    "plugins",
+    type=PATH,
+    multiple=True,
+    help="A Python file that the model's training named in `plugins`; may be repeated.",
+)
 def predict(
     folder: str,
     input_: str,
@@ -55,6 +62,7 @@ def predict(
     documents: str | None,
     candidates: str | None,
     top: int | None,
+    plugins: tuple[str, ...],
 ) -> None:
     """Apply the fine-tuned model in DIR to the examples in INPUT.
 
@@ -73,6 +81,7 @@ def predict(
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
     from trainer.prediction.rankings import rankings
+    from trainer.tasks import load_plugins
 
     for option, value in (("--candidates", candidates), ("--top", top)):
         if value and not documents:
@@ -87,6 +96,7 @@ def predict(
         raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
     if speed is not None and documents:
         raise click.UsageError("--speed: is for classes, and --documents asks for rankings")
+    load_plugins(plugins)
     chosen = dict(map(assignment, columns))
     with written(out) as file:
         device = own_device()

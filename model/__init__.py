@@ -6,6 +6,7 @@ shares, or another kind (`model.kinds`). `build` makes a `Model` with initial we
 `output_projection`; other callers call the model itself.
 """
 
+import model.head_modules
 import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
 from model.config import EncoderConfig
@@ -43,6 +44,7 @@ from model.task_head_config import (
     SPAN,
     TAGGING,
     VECTOR,
+    HeadModuleConfig,
     TaskHeadConfig,
 )
 
@@ -64,6 +66,7 @@ __all__ = [
     "Decoding",
     "EncoderConfig",
     "Features",
+    "HeadModuleConfig",
     "MaskedLanguageModel",
     "Model",
     "ModelConfig",

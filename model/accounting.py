@@ -89,18 +89,21 @@ def head_flops(config: ModelConfig, length: int) -> int:
     task_heads = sum(
         _branch_flops(config, head, length)
         if head.branches
-        else _task_head_flops(config, head) * (length if head.per_token else 1)
+        else _task_head_flops(config, head, length)
         for head in config.task_heads.values()
     )
     return 4 * config.pooled_size * config.pair_head + task_heads
 
 
-def _task_head_flops(config: ModelConfig, head: TaskHeadConfig) -> int:
+def _task_head_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> int:
     size = config.hidden_size * max(1, len(head.layers))
+    if head.module is not None:
+        return head.module.flops(size, head.outputs, length)
     if head.pooling == "pooler":
         size = config.pooled_size
     transform = 2 * size * size * (head.transform != "none")
-    return transform + 2 * (size + len(head.numbers)) * head.outputs
+    products = transform + 2 * (size + len(head.numbers)) * head.outputs
+    return products * (length if head.per_token else 1)
 
 
 def _branch_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> int:

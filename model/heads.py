@@ -96,6 +96,23 @@ class Transform(nn.Module):
         return y if self.norm is None else self.norm(y)
 
 
+class OutputOrder(nn.Module):
+    """The outputs of a head, in the order of the task's labels.
+
+    A job puts the rows of an output layer into that order, and this buffer where it is called so.
+    """
+
+    order: Tensor
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.arange(float(outputs)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reorder [..., outputs]."""
+        return x.index_select(-1, self.order.long())
+
+
 class TaskHead(nn.Module):
     """A task's head on a model's states, in the form of its `TaskHeadConfig`."""
 
@@ -104,23 +121,36 @@ class TaskHead(nn.Module):
         self.head = head
         is_pooled = head.pooling == "pooler"
         size = config.pooled_size if is_pooled else config.hidden_size * max(1, len(head.layers))
-        kind = head.transform
+        kind = "none" if head.module else head.transform
         self.transform = None if kind == "none" else Transform(config, kind, size)
         rate = config.dropout_rate("head") if head.dropout is None else head.dropout
         self.dropout = nn.Dropout(rate)
-        self.linear = Dense(size + len(head.numbers), head.outputs) if head.outputs else None
+        self.module: nn.Module | None = None
+        self.linear: nn.Module | None = None
+        if head.module is not None:
+            self.module = head.module.build(size, head.outputs)
+            self.linear = OutputOrder(head.outputs)
+        elif head.outputs:
+            self.linear = Dense(size + len(head.numbers), head.outputs)
         self.crf = ConditionalRandomField(head.outputs) if head.crf else None
 
-    def forward(self, x: Tensor, numbers: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, numbers: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
         """Map what the head reads, [B, size] or [B, L, size], to its output [..., outputs].
 
         numbers: [B, K], as in the table, for a head that reads such. Raises ModelError without.
+        The mask, as in `Model.encode`, is for a module of its own.
         """
+        if self.module is not None:
+            x = self.module(self.dropout(x), token_mask(x, attention_mask))
         if self.transform is not None:
             x = self.transform(x)
         if self.head.activation:
             x = ACTIVATIONS[self.head.activation](x)
-        if self.linear is not None:
+        if isinstance(self.linear, OutputOrder):
+            x = self.linear(x)
+        elif self.linear is not None:
             x = self.dropout(x)
             if self.head.numbers:
                 x = torch.cat([x, self._standardised(numbers).to(x.dtype)], dim=-1)
@@ -143,12 +173,17 @@ class TaskHead(nn.Module):
         )
 
 
+def token_mask(states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    """Where states [B, L, H] are those of tokens, bool [B, L]; the mask as in `Model.encode`."""
+    if attention_mask is None or attention_mask.dim() > 1:
+        return None if attention_mask is None else attention_mask.ne(0)
+    return torch.arange(states.shape[1], device=states.device) < attention_mask[:, None]
+
+
 def mean_over_tokens(states: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The mean of the states [B, L, H] of each text's tokens: [B, H]; mask as in `visible_keys`."""
-    if attention_mask is None:
+    mask = token_mask(states, attention_mask)
+    if mask is None:
         return states.mean(dim=1)
-    if attention_mask.dim() == 1:
-        places = torch.arange(states.shape[1], device=states.device)
-        attention_mask = places < attention_mask[:, None]
-    weights = attention_mask.to(states.dtype)[..., None]
+    weights = mask.to(states.dtype)[..., None]
     return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)

@@ -248,7 +248,7 @@ class ModelConfig(Section, ABC):
     def _conflicts_with_head(self, name: str, head: TaskHeadConfig) -> Iterator[Refusal]:
         if not may_name_a_head(name):
             yield "", HEAD_NAMES
-        if not head.per_token and not head.pooling:
+        if not head.per_token and not head.pooling and head.module is None:
             yield "pooling", "must be pooler, first or mean"
         if not head.transform:
             yield "transform", "must be none, tanh, relu or norm"
@@ -282,7 +282,7 @@ class ModelConfig(Section, ABC):
 
     def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
         """This configuration with `head`; keys left open read the pooled state unchanged."""
-        pooling = head.pooling or ("" if head.per_token else "pooler")
+        pooling = head.pooling or ("" if head.per_token or head.module else "pooler")
         complete = dataclasses.replace(head, pooling=pooling, transform=head.transform or "none")
         return dataclasses.replace(self, task_heads={**self.task_heads, name: complete})
 

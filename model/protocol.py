@@ -342,7 +342,7 @@ class Model(nn.Module, ABC):
                 continue
             assert isinstance(head, TaskHead)
             read = self._head_input(head.head, features, first, attention_mask)
-            features.heads[name] = head(read, numbers)
+            features.heads[name] = head(read, numbers, attention_mask)
             if head.crf is not None:
                 features.transitions[name] = head.crf()
 
@@ -372,7 +372,7 @@ class Model(nn.Module, ABC):
             chosen = [features.hidden_states[number] for number in self._numbers(head)]
             states = torch.cat(chosen, dim=-1)
         assert states is not None
-        if head.per_token:
+        if head.per_token or head.module:
             return states
         return states[:, 0] if head.pooling == "first" else mean_over_tokens(states, attention_mask)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
+import torch
+from torch import nn
+
+from configs.kinds import add_kind
 from configs.rules import PROBABILITY, Doc, OneOf, Range
 from configs.section import Refusal, Section
 
@@ -17,6 +22,41 @@ PER_TOKEN = (TAGGING, SPAN)  # the others have one output per text
 ONE_OF_LABELS = (CLASSIFICATION, TAGGING)
 LABELLED = (*ONE_OF_LABELS, MULTI_LABEL, OTHER)
 WIDEST = 2**24  # no machine could hold a larger model
+HEAD_KIND = Doc("The module of the head.")
+_Config = TypeVar("_Config", bound="type[HeadModuleConfig]")
+
+
+@dataclass
+class HeadModuleConfig(Section, ABC):
+    """The own module of a head: `kind` names it, and decides what other keys there are.
+
+    It is a module of `model.head_modules`, or a file of `plugins:`, that `register_head` decorates.
+    """
+
+    kind: Annotated[str, HEAD_KIND] = "attention_pooling"
+
+    @abstractmethod
+    def build(self, size: int, outputs: int) -> nn.Module:
+        """A module that is called with states [B, L, size] and a mask, bool [B, L].
+
+        It is true at tokens; None: nothing is padded. Returns [B, outputs], or [B, L, outputs] for
+        a head with an output at every token.
+        """
+
+    def flops(self, size: int, outputs: int, length: int) -> int:
+        """FLOPs for a text of this length; here two for each weight of a matrix and token."""
+        with torch.device("meta"):
+            module = self.build(size, outputs)
+        weights = sum(one.numel() for one in module.parameters() if one.ndim > 1)
+        return 2 * weights * length
+
+
+def register_head(config: _Config) -> _Config:
+    """A decorator: `module.kind` of a task, or of a head, may be this config's.
+
+    Raises TypeError for a class that lacks a required method.
+    """
+    return add_kind(HeadModuleConfig, config)
 
 
 @dataclass
@@ -105,6 +145,14 @@ class TaskHeadConfig(Section):
         ),
     ] = False
 
+    module: Annotated[
+        HeadModuleConfig | None,
+        Doc(
+            "A module of its own, which reads the states of all tokens and gives the output; null: "
+            "a pooled state, a transform and an output layer."
+        ),
+    ] = None
+
     def conflicts(self) -> Iterator[Refusal]:
         fewest, labels = (2, "two labels") if self.kind in ONE_OF_LABELS else (1, "one label")
         if self.kind in LABELLED and len(set(self.labels)) < max(fewest, len(self.labels)):
@@ -124,8 +172,17 @@ class TaskHeadConfig(Section):
         if self.numbers and (self.per_token or self.branches or not self.outputs):
             yield "numbers", "are for a head of one output layer on a pooled state; remove them"
         yield from conflicts_of_numbers(self.numbers, self.means, self.deviations)
+        if self.module is not None:
+            yield from self._conflicts_of_module()
         if self.branches:
             yield from self._conflicts_of_branches()
+
+    def _conflicts_of_module(self) -> Iterator[Refusal]:
+        if self.branches or self.activation or self.numbers:
+            key = "branches" if self.branches else "activation" if self.activation else "numbers"
+            yield key, "is for a head without a module of its own; remove it"
+        if not self.outputs:
+            yield "size", "must be set where the head has a module of its own"
 
     def _conflicts_of_branches(self) -> Iterator[Refusal]:
         if self.kind != CLASSIFICATION:
@@ -156,7 +213,7 @@ class TaskHeadConfig(Section):
     def reads_first_token(self) -> bool:
         """Whether it reads nothing but the last layer's state of the first token."""
         reads_more = self.per_token or self.pooling == "mean" or self.layers or self.branches
-        return not reads_more
+        return not (reads_more or self.module)
 
     @property
     def outputs(self) -> int:

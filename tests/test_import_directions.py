@@ -48,8 +48,8 @@ ROOMS = {
         "checking reporting"
     ),
     "model": (
-        "errors precision task_head_config crf outputs model_config config parts heads "
-        "attention_kernel branches generation protocol initialisation accounting attention "
+        "errors precision task_head_config head_modules crf outputs model_config config parts "
+        "heads attention_kernel branches generation protocol initialisation accounting attention "
         "encoder embedding decoder initial_values masked_language_model "
         "attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
@@ -80,6 +80,9 @@ ROOMS = {
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
+    "model/head_modules": " ".join(
+        sorted(path.stem for path in (ROOT / "model/head_modules").glob("[!_]*.py"))
+    ),
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),

@@ -108,8 +108,8 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
             key = f"{section_of(learner)}.objective.{name}"
             if isinstance(term, TaskConfig):
                 first, other = tasks.setdefault(name, (key, term))
-                if dataclasses.replace(term, weight=other.weight) != other:
-                    yield key, f"must have the settings of {first}, except its weight"
+                if dataclasses.replace(term, weight=other.weight, module=other.module) != other:
+                    yield key, f"must have the settings of {first}, except its weight and module"
             elif isinstance(term, HeadTermConfig) and term.head not in heads:
                 section = key.removesuffix(f"_{term.head}")
                 yield section, "needs the task beside it, whose weight may be 0"

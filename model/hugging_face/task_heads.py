@@ -141,8 +141,8 @@ def in_form(head: TaskHeadConfig, form: HeadForm | None) -> TaskHeadConfig:
 
     A head that reads chosen layers has no counterpart in `transformers`.
     """
-    pooling, transform = "first", "none"
-    if form is not None and not head.layers:
+    pooling, transform = "" if head.module else "first", "none"
+    if head.module is None and form is not None and not head.layers:
         pooling, transform = form.pooling, form.transform
     return dataclasses.replace(
         head,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from configs.rules import Doc, OneOf, Range
 from configs.section import Refusal
 from model.errors import ModelError
-from model.heads import ProjectionParts
+from model.heads import OutputOrder, ProjectionParts
 from model.hugging_face.task_heads import ENDINGS, linear, read_task_heads
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded, Features
@@ -173,7 +173,7 @@ class TransformersModel(Model):
             self._projection = names[projection.weight], names.get(projection.bias)
             self.head = nn.ModuleDict(above)
         self.task_heads = nn.ModuleDict(
-            {name: _InOrder(head, above) for name, head in config.task_heads.items()}
+            {name: _LibraryHead(head, above) for name, head in config.task_heads.items()}
         )
         self._states: Any = None
         self.encoder.register_forward_hook(self._keep)
@@ -286,23 +286,16 @@ def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
     return names
 
 
-class _InOrder(nn.Module):
-    """The outputs of a head of `transformers`, in the order of the task's labels.
-
-    `order` has the name of an output layer, whose rows a job puts into that order.
-    """
-
-    linear: Any
+class _LibraryHead(nn.Module):
+    """What the library has above the layers, and its outputs in the order of the task's labels."""
 
     def __init__(self, head: TaskHeadConfig, library: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.library = nn.ModuleDict(library)
-        self.linear = nn.Module()
-        self.linear.register_buffer("order", torch.arange(float(head.outputs)))
+        self.linear = OutputOrder(head.outputs)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Reorder logits [..., outputs]."""
-        return logits.index_select(-1, self.linear.order.long())
+        return self.linear(logits)
 
 
 def _architecture(theirs: Mapping[str, Any]) -> str:

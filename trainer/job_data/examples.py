@@ -256,10 +256,11 @@ def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
     def renewed(learner: LearnerConfig) -> LearnerConfig:
         if learner.frozen:
             return dataclasses.replace(learner, model=with_labels(learner.model, one.task))
-        terms = learner.objective.terms()
+        terms = learner.objective.task_terms()
         if one.name not in terms:
             return learner
-        task = dataclasses.replace(one.task, weight=terms[one.name].weight)
+        given = terms[one.name]
+        task = dataclasses.replace(one.task, weight=given.weight, module=given.module)
         return dataclasses.replace(learner, objective=learner.objective.with_task(one.name, task))
 
     data = one.data

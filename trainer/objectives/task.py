@@ -39,6 +39,7 @@ from model import (
     HEAD_NAMES,
     Ability,
     Capture,
+    HeadModuleConfig,
     ModelConfig,
     TaskHeadConfig,
     may_name_a_head,
@@ -194,6 +195,14 @@ class TaskConfig(TermConfig):
         Doc("Dropout probability of what its head's last layer reads; null: the learner's."),
     ] = None
 
+    module: Annotated[
+        HeadModuleConfig | None,
+        Doc(
+            "A module of its own for the head, such as {kind: attention_pooling}, which reads the "
+            "states of all tokens; null: the head that `transformers` has for the architecture."
+        ),
+    ] = None
+
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]] = ()
     views: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -207,6 +216,7 @@ class TaskConfig(TermConfig):
         "metrics",
         "layers",
         "dropout",
+        "module",
         "activation",
         "class_weights",
         *STATISTICS,
@@ -232,6 +242,8 @@ class TaskConfig(TermConfig):
 
     def with_head(self, model: ModelConfig, head: TaskHeadConfig) -> ModelConfig:
         """The model with the task's head, which reads the task's `layers`."""
+        if self.module is not None:  # it reads every token
+            head = dataclasses.replace(head, module=self.module, pooling="", transform="")
         head = dataclasses.replace(head, layers=self.layers, dropout=self.dropout)
         return with_task_head(model, self.head, head)
 
