@@ -29,7 +29,7 @@ from model.hugging_face import (
     written_whole,
 )
 from model.initialisation import build
-from model.layer_selection import double_layers, select_layers
+from model.layer_selection import cannot_tile, double_layers, select_layers, tile
 from model.masked_language_model import MaskedLanguageModel
 from model.model_card import Training, model_card
 from model.model_config import HEAD_NAMES, Ability, ModelConfig, ModelShape, may_name_a_head
@@ -79,6 +79,7 @@ __all__ = [
     "Transitions",
     "beam_search",
     "build",
+    "cannot_tile",
     "decode",
     "default_model",
     "describe",
@@ -97,6 +98,7 @@ __all__ = [
     "require_free",
     "save_pretrained",
     "select_layers",
+    "tile",
     "with_fitting_heads",
     "with_head_alone",
     "with_task_head",

@@ -1,4 +1,4 @@
-"""Making a shallower model from selected layers, and one that is twice as deep.
+"""Making a shallower model from selected layers, one twice as deep, and one that is larger.
 
 Layers are found by the names of their parameters, ``encoder.PART.N.`` (`model.protocol`).
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from model.config import EncoderConfig
 from model.errors import ModelError
 from model.initialisation import build
 from model.model_config import ModelConfig
@@ -58,6 +60,70 @@ def double_layers(
     selected = select_layers(state, [*range(config.layers)] * 2, config)
     initial = build(doubled, seed=0).state_dict()
     return doubled, {name: selected.get(name, tensor) for name, tensor in initial.items()}
+
+
+# What may differ between a model and a smaller one of which it is tiled.
+TILED = ("hidden_size", "layers", "heads", "kv_heads", "ffn_size", "embedding_size", "global_every")
+
+
+def cannot_tile(large: ModelConfig, small: ModelConfig) -> str:
+    """Why the first weights of a model cannot be tiled from a smaller one's; empty if they can."""
+    if not (isinstance(large, EncoderConfig) and isinstance(small, EncoderConfig)):
+        return "is for encoders"
+    if large.sharing != "none" or large.bottleneck_size or large.head_size != small.head_size:
+        return (
+            "is for models without shared layers or bottlenecks, and with heads of one size: "
+            f"{large.head_size} here, {small.head_size} there"
+        )
+    free = {*TILED, *large.head_keys, *large.free_keys}
+    ours, theirs = large.meaning(), small.meaning()
+    for key in theirs.keys() - free:
+        if ours.get(key) != theirs[key]:
+            return f"needs an equal {key}: {ours.get(key)} here, {theirs[key]} there"
+    for key in ("hidden_size", "layers", "ffn_size"):
+        if getattr(large, key) < getattr(small, key):
+            return f"needs {key} of {getattr(small, key)} or more, not {getattr(large, key)}"
+    return ""
+
+
+def tile(
+    state: Mapping[str, Tensor], small: ModelConfig, large: ModelConfig, seed: int
+) -> dict[str, Tensor]:
+    """The state of a `large` model, tiled of a `small` one's; see `cannot_tile`.
+
+    As ModernBERT-large begins (arXiv 2412.13663, section 2.2.3): the small tensor stands in the
+    middle of the large one and repeats on all sides (Phi), and layer i of L begins as layer
+    round(i * l / L) of l (Gopher, arXiv 2112.11446). A parameter that the small model does not
+    have, such as the norm before its first attention, begins as in a random model of this `seed`.
+    """
+    first = build(large, seed).state_dict()
+    tiled = {name: _tiled(state, small, large, name, tensor) for name, tensor in first.items()}
+    return {name: first[name] if found is None else found for name, found in tiled.items()}
+
+
+def _tiled(
+    state: Mapping[str, Tensor], small: ModelConfig, large: ModelConfig, name: str, like: Tensor
+) -> Tensor | None:
+    if match := _LAYER.fullmatch(name):
+        layer = min(round(int(match[2]) * small.layers / large.layers), small.layers - 1)
+        name = f"encoder.{match[1]}.{layer}.{match[3]}"
+    if name not in state:
+        return None
+    gated = isinstance(large, EncoderConfig) and large.feed_forward == "glu"
+    parts = 2 if gated and ".stack." in name and ".input." in name else 1
+    tensor = state[name]
+    for dimension, size in enumerate(like.shape):
+        pieces = tensor.chunk(parts if dimension == 0 else 1, dim=dimension)
+        repeated = [_repeated(one, dimension, size // len(pieces)) for one in pieces]
+        tensor = torch.cat(repeated, dim=dimension)
+    return tensor
+
+
+def _repeated(tensor: Tensor, dimension: int, size: int) -> Tensor:
+    """The tensor in the middle of a dimension of this size, and repeated on both sides."""
+    old = tensor.shape[dimension]
+    index = (torch.arange(size) - (size - old) // 2) % old
+    return tensor.index_select(dimension, index)
 
 
 def _plans(state: Mapping[str, Tensor], config: ModelConfig | None) -> dict[str, list[int]]:

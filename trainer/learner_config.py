@@ -76,6 +76,15 @@ class InitConfig(Section):
     pretrained: Annotated[
         str | None, PATH, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
     ] = None
+    tile: Annotated[
+        str | None,
+        PATH,
+        NOT_EMPTY,
+        Doc(
+            "A folder with a smaller model: its tensors, repeated, and its layers fill this one "
+            "(ModernBERT-large)."
+        ),
+    ] = None
     word_vectors: Annotated[
         str | None,
         PATH,
@@ -121,11 +130,11 @@ class InitConfig(Section):
 
     def conflicts(self) -> Iterator[Refusal]:
         embeddings = self.teacher_embeddings or None
-        origins = (self.teacher_layers, embeddings, self.pretrained, self.word_vectors)
+        origins = (self.teacher_layers, embeddings, self.pretrained, self.tile, self.word_vectors)
         if sum(origin is not None for origin in origins) > 1:
             yield (
                 "pretrained",
-                "set one of this, teacher_layers, teacher_embeddings and word_vectors",
+                "set one of this, tile, teacher_layers, teacher_embeddings and word_vectors",
             )
         if self.random and self.pretrained is None:
             yield "random", "is for pretrained, and weights are random without it; remove it"
@@ -274,8 +283,8 @@ class LearnerConfig(Section):
                 yield key, self._naming_folder(why)
         yield from self._conflicts_with_transfer()
         yield from self.stacking.conflicts_with(self.model)
-        if self.stacking.steps and self.init.weights:
-            yield "stacking", "begins with random weights; remove it, or init.pretrained"
+        if self.stacking.steps and (self.init.weights or self.init.tile):
+            yield "stacking", "begins with random weights; remove it, or init.pretrained and tile"
         for key, why in self.objective.unequippable(self.model):
             yield f"objective.{key}", self._naming_folder(why)
 

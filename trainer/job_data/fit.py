@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
 from data_pipeline.augmentation.word_vectors import vector_size
-from model import Ability, ModelConfig, ModelError, read_config
+from model import Ability, ModelConfig, ModelError, cannot_tile, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig, LearnerConfig
@@ -52,6 +52,8 @@ def require_pretrained(
     for key, learner in config.learners.items():
         if key not in restored:
             _require_vectors(section_of(key), learner)
+        if learner.init.tile is not None and key not in restored:
+            _require_smaller(section_of(key), learner.init.tile, learner.architecture, corpora)
         folder = learner.init.pretrained
         if folder and key not in restored:
             section = section_of(key)
@@ -71,6 +73,20 @@ def _require_vectors(section: str, learner: LearnerConfig) -> None:
             f"{section}.init.word_vectors: {file} has vectors of {theirs} numbers, those of the "
             f"model have {size}; name another file, or change model.hidden_size"
         )
+
+
+def _require_smaller(
+    section: str, folder: str, config: ModelConfig, corpora: Mapping[str, Corpus]
+) -> None:
+    """Raise unless the model in the folder is a smaller one that can fill one of `config`."""
+    try:
+        theirs = read_config(folder)
+    except ModelError as error:
+        raise TrainingError(f"{section}.init.tile: {error}") from error
+    if why := cannot_tile(config, theirs):
+        raise TrainingError(f"{section}.init.tile: {folder}: {why}")
+    for corpus in corpora.values():
+        corpus.require_vocabulary(config.vocab_size, Path(folder))
 
 
 def _require_same_architecture(section: str, init: InitConfig, config: ModelConfig) -> None:

@@ -18,9 +18,11 @@ from model import (
     ModelConfig,
     ModelError,
     TaskHeadConfig,
+    cannot_tile,
     first_weights,
     from_pretrained,
     select_layers,
+    tile,
     with_fitting_heads,
 )
 from trainer.checkpoint import full_state_dict
@@ -61,6 +63,14 @@ def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[
             if config.task_heads.get(name) != head and (name in config.task_heads or not is_ours):
                 _say_new_head(init.weights, head, config)
     return first_weights(config, source, state)
+
+
+def from_smaller(section: str, folder: str, config: ModelConfig, seed: int) -> Mapping[str, Tensor]:
+    """The weights of a model of `config`, tiled of the smaller one in a folder."""
+    model = from_pretrained(Path(folder))
+    if why := cannot_tile(config, model.config):
+        raise TrainingError(f"{section}.init.tile: {folder}: {why}")
+    return tile(model.state_dict(), model.config, config, seed)
 
 
 def _with_labels(section: str, init: InitConfig, config: ModelConfig) -> ModelConfig:

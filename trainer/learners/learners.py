@@ -20,6 +20,7 @@ from trainer.learners.first_weights import (
     from_embeddings,
     from_folder,
     from_layers,
+    from_smaller,
     from_word_vectors,
     heads_in,
     model_state,
@@ -237,6 +238,9 @@ class Learners:
         section = section_of(name)
         if config.init.weights is not None:
             return from_folder(section, config.init, config.architecture)
+        if config.init.tile is not None:
+            seed = weights_seed(name, config, self.step_shape.seed)
+            return from_smaller(section, config.init.tile, config.architecture, seed)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
             layers = layers_of_the_moment(config.init.teacher_layers, final, now)
