@@ -12,7 +12,7 @@ import click
 from commands.job_configs import changes_since_run, load_job, prepare
 from commands.options import PATH, numbers
 from commands.output import ignore_write_errors
-from commands.training import announce_if_finished, final_results, run_ranks
+from commands.training import announce_if_finished, final_results, one_thread, run_ranks
 from configs import ConfigError, assignment
 from configs.runs import STOPPED
 
@@ -44,8 +44,17 @@ def finetune(
     words = [assignment(MODEL, Path(model)), *overrides]
     if not any(word.startswith("name=") for word in overrides):
         words.append(assignment("name", f"{Path(task).stem}-{Path(model).resolve().name}"))
-    if not seeds:
-        sys.exit(_train(load_job(task, tuple(words), ["task"]), [task, *words], nproc))
+    with one_thread():
+        if not seeds:
+            sys.exit(_train(load_job(task, tuple(words), ["task"]), [task, *words], nproc))
+        jobs = _train_seeds(task, words, seeds, nproc)
+    click.echo(f"\n{_summary(jobs)}")
+
+
+def _train_seeds(
+    task: str, words: list[str], seeds: list[int], nproc: int | None
+) -> dict[int, JobConfig]:
+    """Train a run for each seed; the jobs by seed. Exits with the code of one that does not end."""
     name = load_job(task, tuple(words), ["task"]).name
     jobs = {}
     for seed in seeds:
@@ -55,7 +64,7 @@ def finetune(
             if code == STOPPED:
                 click.echo("tandem: stopped; the same command trains what is left", err=True)
             sys.exit(code)
-    click.echo(f"\n{_summary(jobs)}")
+    return jobs
 
 
 def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
@@ -79,9 +88,7 @@ def _train(
     choose_device(job.device)
     job = prepare(job)
     _require_same(job)
-    if announce_if_finished(job):
-        return 0
-    return run_ranks(job, words, nproc, one_of_several)
+    return 0 if announce_if_finished(job) else run_ranks(job, words, nproc, one_of_several)
 
 
 def _require_same(job: JobConfig) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from commands.suite_runs import REPORT, RESULTS, RUNS, SuiteModel, SuiteRun, pairs_of, prepare_suite
-from commands.training import final_results, run_ranks
+from commands.training import final_results, one_thread, run_ranks
 from configs.runs import STOPPED
 
 if TYPE_CHECKING:
@@ -62,10 +62,11 @@ def compare(
     from trainer.suites.results import to_json
 
     with _stopping():
-        plan = prepare_suite(name, folders, out, overrides, seeds, untrained)
-        evaluations = {
-            run: _evaluation_of(run, job, out, nproc, as_json) for run, job in plan.jobs.items()
-        }
+        with one_thread():
+            plan = prepare_suite(name, folders, out, overrides, seeds, untrained)
+            evaluations = {
+                run: _evaluation_of(run, job, out, nproc, as_json) for run, job in plan.jobs.items()
+            }
         results = _results(plan.suite, plan.models, evaluations, plan.words)
     text = json.dumps(to_json(results), indent=2)
     (out / RESULTS).write_text(f"{text}\n")

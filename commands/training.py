@@ -15,7 +15,7 @@ from commands.options import PATH
 from commands.output import ignore_write_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trainer.config import JobConfig
     from trainer.measure.process import Startup
@@ -69,9 +69,27 @@ def load_on_device(config: str, overrides: tuple[str, ...]) -> JobConfig:
     """
     from trainer.device import choose_device
 
-    job = load_job(config, overrides)
-    choose_device(job.device)
-    return prepare(job)
+    with one_thread():
+        job = load_job(config, overrides)
+        choose_device(job.device)
+        return prepare(job)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in this thread alone, as whoever reads a config or a model before ranks are forked.
+
+    A fork of a process whose OpenMP threads have worked waits for them for ever. `_leave_as_fork`
+    gives each rank its own threads.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_if_launched(
