@@ -6,16 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
+import yaml
 from click.testing import CliRunner
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 import configs
 import tandem
 from data_pipeline import DataError
-from model import from_pretrained
+from model import EncoderConfig, build, from_pretrained, save_pretrained
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
@@ -94,7 +97,12 @@ def test_scores_and_predictions_are_cosines(folder, corpus, tmp_path, pooling: s
     facts = json.loads(run.evaluation.read_text())["learners"]
     for learner, name in (("teacher", "teacher"), ("students/small", "small")):
         exported = run.path / "exports" / name
-        first, second = (vectors(exported, [row[n] for row in pairs()], pooling) for n in (0, 1))
+        texts = [[row[n] for row in pairs()] for n in (0, 1)]
+        first, second = (vectors(exported, some, pooling) for some in texts)
+        theirs = SentenceTransformer(str(exported), device="cpu").encode(texts[0])
+        ours = tandem.embed(exported, texts[0], pooling=pooling)
+        ours /= np.linalg.norm(ours, axis=1, keepdims=True)
+        np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-6)
         cosines = (first * second).sum(dim=1).numpy()
         labels = [row[2] for row in pairs()]
         right = scipy.stats.spearmanr(cosines, labels).statistic
@@ -106,6 +114,15 @@ def test_scores_and_predictions_are_cosines(folder, corpus, tmp_path, pooling: s
         )
         said = [json.loads(line)["number"] for line in ended.stdout.splitlines()]
         assert said == pytest.approx((5 * cosines).tolist(), abs=1e-4)
+
+
+def test_an_export_without_a_head_gives_sentence_transformers_the_mean(corpus, tmp_path) -> None:
+    model = build(EncoderConfig(**yaml.safe_load(f"{{{SIZES}}}")), seed=1)
+    save_pretrained(model, tmp_path, corpus / "tokenizer")
+    texts = ["the end of that", "his"]
+    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    ours = tandem.embed(tmp_path, texts)
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-6)
 
 
 def test_the_loss_is_the_squared_difference_of_the_cosine(folder, corpus, tmp_path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import pytrec_eval
 import torch
 from click.testing import CliRunner
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 import configs
@@ -50,6 +51,7 @@ evaluation: {{every: 1000}}
 checkpoint: {{every: 1000}}
 log: {{every: 10, wandb: disabled}}
 """
+SETTINGS = "{negatives: 1, query_prefix: 'that '}"
 WORDS = ["the", "of", "and", "to", "in", "that", "is", "was", "for", "his", "with", "as"]
 PAIRS = [(one, other) for n, one in enumerate(WORDS) for other in WORDS[n + 1 :]]  # 66
 
@@ -117,7 +119,7 @@ def trec_eval(folder: Path, found: list[dict[str, Any]], measure: str) -> float:
 
 @pytest.fixture(scope="module")
 def finders(folder: Path, corpus: Path) -> tuple[RunFolder, dict[str, Any]]:
-    job = folder, corpus, "retrieval", 30, "{negatives: 1}", "data.validation=dev.tsv"
+    job = folder, corpus, "retrieval", 30, SETTINGS, "data.validation=dev.tsv"
     run = RunFolder(Path(run_distributed(train, 2, *job)[0]))
     return run, json.loads(run.evaluation.read_text())["learners"]["teacher"]
 
@@ -137,12 +139,17 @@ def test_a_dual_encoder_is_scored_and_predicts_alike(folder, finders) -> None:
     vectors = predicted(exported, folder / "queries.jsonl")
     assert len(vectors[0]["vector"]) == 32
     theirs = AutoModel.from_pretrained(exported).eval()
-    read = AutoTokenizer.from_pretrained(exported)("of the", return_tensors="pt")
+    read = AutoTokenizer.from_pretrained(exported)("that of the", return_tensors="pt")
     with torch.no_grad():
         mean = theirs(**read).last_hidden_state.mean(dim=1)[0]
     torch.testing.assert_close(
         torch.tensor(vectors[0]["vector"]), mean / mean.norm(), atol=1e-5, rtol=1e-4
     )
+    encoder = SentenceTransformer(str(exported), device="cpu")
+    asked = [json.loads(line)["text"] for line in (folder / "queries.jsonl").open()]
+    told = torch.from_numpy(encoder.encode(asked, prompt_name="query"))
+    ours = torch.tensor([one["vector"] for one in vectors])
+    torch.testing.assert_close(told, ours, rtol=0, atol=1e-6)
 
 
 def test_a_cross_encoder_reranks_what_was_found(folder, corpus, finders) -> None:

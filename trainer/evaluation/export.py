@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 from data_pipeline import MASKED, Vocabulary
 from model import (
+    VECTOR,
     ModelConfig,
     Training,
     model_card,
@@ -20,6 +22,7 @@ from model import (
     written_whole,
 )
 from trainer.config import JobConfig
+from trainer.durable import atomic_write
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import TaskOfJob, tasks_of
 from trainer.learner_config import LearnerConfig
@@ -33,6 +36,7 @@ from trainer.scoring.scores import columns_of
 from trainer.task_facts import TaskFacts, write_facts
 
 PAIR_OF_TEXTS = ("text_a", "text_b")
+_MODULES = "sentence_transformers.models"
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +73,8 @@ def export_learner(
         note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)
         write_config(config, out, title)
         _write_task_facts(saved, name, config, results, out)
+        if not note:
+            _write_modules(saved, config, out)
     if note:
         _log.warning("%s: %s", name, note)
     return note
@@ -90,6 +96,45 @@ def _write_task_facts(
     write_facts(
         out, {job_task.task.head: _task_facts(job_task, view, scores) for job_task in tasks}
     )
+
+
+def _write_modules(saved: SavedLearners, config: ModelConfig, out: Path) -> None:
+    """What `sentence-transformers` reads of an encoder whose only head is a pooled state.
+
+    Of other models it takes the mean of the last states, as ``tandem embed`` does.
+    """
+    heads = [head for head in config.task_heads.values() if head.kind == VECTOR]
+    tasks = [one for one in tasks_of(saved.job) if one.task.has_head(config)]
+    if not heads or not tasks:
+        return
+    (head,), task = heads, dataclasses.asdict(tasks[0].task)
+    names = ["Transformer", "Pooling", *["Normalize"] * head.normalise]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"{_MODULES}.{name}"}
+        for number, (name, path) in enumerate(zip(names, paths, strict=False))
+    ]
+    pooling = {
+        "word_embedding_dimension": config.hidden_size,
+        "pooling_mode_cls_token": head.pooling == "first",
+        "pooling_mode_mean_tokens": head.pooling == "mean",
+    }
+    prompts = {name: task.get(f"{name}_prefix", "") for name in ("query", "document")}
+    settings = {
+        "prompts": prompts,
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine" if head.normalise else "dot",
+    }
+    length = {"max_seq_length": tasks[0].data.sequence_length, "do_lower_case": False}
+    for folder in paths[1 : len(names)]:
+        (out / folder).mkdir(exist_ok=True)
+    for file, tree in {
+        "modules.json": modules,
+        "1_Pooling/config.json": pooling,
+        "config_sentence_transformers.json": settings,
+        "sentence_bert_config.json": length,
+    }.items():
+        atomic_write(out / file, json.dumps(tree, indent=2) + "\n")
 
 
 def _task_facts(job_task: TaskOfJob, view: str, scores: Mapping[str, float]) -> TaskFacts:
