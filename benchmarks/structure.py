@@ -2,6 +2,7 @@
 
     python benchmarks/structure.py                        # this checkout, with one traced step
     python benchmarks/structure.py /src/torchtitan        # another tree, counted only
+    python benchmarks/structure.py --words                # where names and docstrings are vague
 
 Lines of code are lines without blanks, comments and docstrings. Tests and benchmarks are left out.
 The traced step is an optimizer step of a masked language model of two layers, alone and with two
@@ -60,6 +61,19 @@ def count_file(path: Path) -> FileCount:
         vague=sum(any(name in VAGUE for name in _variables(node)) for node in functions),
         openings=sum(bool(OPENINGS.match(text)) for text in _docstrings(nodes)),
     )
+
+
+def vague_words(path: Path) -> Iterator[str]:
+    """A line for each function with a variable in VAGUE, and each docstring that opens vaguely."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    for function in (node for node in nodes if isinstance(node, Function)):
+        for name in sorted(_variables(function) & {*VAGUE}):
+            what = f"name the variable `{name}` by what it holds"
+            yield f"{path}:{function.lineno}: {function.name}: {what}"
+    for docstring in _docstring_nodes(nodes):
+        if opening := OPENINGS.match(str(docstring.value)):
+            what = f"begin the docstring with a noun or verb, not {opening[0]}"
+            yield f"{path}:{docstring.lineno}: {what}"
 
 
 def _lines_of_code(text: str) -> set[int]:
@@ -190,7 +204,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path, nargs="?", default=ROOT)
-    tree = parser.parse_args().tree.resolve()
+    parser.add_argument("--words", action="store_true", help="list vague names; 1 if there are any")
+    asked = parser.parse_args()
+    tree = asked.tree.resolve()
+    if asked.words:
+        places = [place for path in files_of(tree) for place in vague_words(path)]
+        sys.exit("\n".join(places) or None)
     rows = list(rows_of([count_file(path) for path in files_of(tree)]))
     if tree == ROOT:
         from benchmarks.one_rank import join_alone

@@ -162,7 +162,7 @@ def _found(path: Path) -> Path:
 
 @dataclass
 class DataConfig(TaskFilesConfig):
-    """What is read: text (`tandem data build` makes a corpus of it), or a task's examples."""
+    """The data of a job: text (`tandem data build` makes a corpus of it), or a task's examples."""
 
     path: Annotated[
         str,
@@ -250,8 +250,10 @@ class DataConfig(TaskFilesConfig):
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
-        own = self._conflicts_with_examples() if self.has_examples else self._conflicts_with_text()
-        yield from own
+        of_kind = (
+            self._conflicts_with_examples() if self.has_examples else self._conflicts_with_text()
+        )
+        yield from of_kind
         if self.tasks and (self.train or self.path):
             yield "tasks", "have examples of their own; remove them, or train and path"
         if self.path and self.mixture:
@@ -260,7 +262,11 @@ class DataConfig(TaskFilesConfig):
             yield "mixture", "must give a weight to at least one corpus"
         if self.stage is not None and not any(map(_sends_parts, self.paths())):
             yield "stage", "is for folders, web servers and stores; other URLs have cache_dir"
-        fixed = [one for _, one in self.lengths_and_packings() if not PACKINGS[one].draws_lengths]
+        fixed = [
+            packing
+            for _, packing in self.lengths_and_packings()
+            if not PACKINGS[packing].draws_lengths
+        ]
         if self.short_sequence_probability and fixed:
             yield "short_sequence_probability", f"does not go with packing: {fixed[0]}"
 
@@ -276,9 +282,9 @@ class DataConfig(TaskFilesConfig):
             yield from within(f"phases[{number}]", self._conflicts_of_phase(phase))
 
     def _conflicts_of_phase(self, phase: PhaseConfig) -> Iterator[Refusal]:
-        there = ", ".join(self.mixture) or "none; set data.mixture"
+        names = ", ".join(self.mixture) or "none; set data.mixture"
         for name in phase.mixture.keys() - self.mixture.keys():
-            yield "mixture", f"no corpus {name!r} in data.mixture; there are: {there}"
+            yield "mixture", f"no corpus {name!r} in data.mixture; there are: {names}"
         if phase.mixture and not any(self.weights_at(phase.from_step).values()):
             yield "mixture", "must give a weight to at least one corpus"
         try:
@@ -307,22 +313,22 @@ class DataConfig(TaskFilesConfig):
         """The examples of several tasks by name, with what each takes from this section."""
         return {
             name: dataclasses.replace(
-                one,
-                root=one.root or self.root,
-                sequence_length=one.sequence_length or self.sequence_length,
+                task,
+                root=task.root or self.root,
+                sequence_length=task.sequence_length or self.sequence_length,
             )
-            for name, one in self.tasks.items()
+            for name, task in self.tasks.items()
         }
 
     def paths(self) -> list[str]:
         """Where its corpora are: folders and URLs."""
         corpora = [source.path for source in self.mixture.values()]
-        return [*corpora, *(one.path for one in self.tasks.values())] or [self.path]
+        return [*corpora, *(task.path for task in self.tasks.values())] or [self.path]
 
     @property
     def longest(self) -> int:
         """The longest sequence, before any phase."""
-        of_tasks = [one.sequence_length or self.sequence_length for one in self.tasks.values()]
+        of_tasks = [task.sequence_length or self.sequence_length for task in self.tasks.values()]
         return max(of_tasks, default=self.sequence_length)
 
     def lengths_and_packings(self) -> list[tuple[int, str]]:
@@ -366,7 +372,7 @@ class DataConfig(TaskFilesConfig):
         return max(masking.highest_rate for masking in self._maskings())
 
     def _maskings(self) -> list[MaskingConfig]:
-        return [self.masking_at(step) for step in (0, *(one.from_step for one in self.phases))]
+        return [self.masking_at(step) for step in (0, *(phase.from_step for phase in self.phases))]
 
     def _phases_until(self, step: int) -> list[PhaseConfig]:
         return [phase for phase in self.phases if phase.from_step <= step]

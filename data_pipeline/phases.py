@@ -40,7 +40,7 @@ class PhaseMaskingConfig(Section):
 
 @dataclass
 class PhaseConfig(Section):
-    """What changes from a step on; whatever is null stays as before."""
+    """The keys that change from a step on; whatever is null stays as before."""
 
     from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
     sequence_length: Annotated[

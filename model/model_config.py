@@ -327,7 +327,7 @@ class ModelConfig(Section, ABC):
         return False
 
     def with_rope_theta(self, base: float | None) -> Self:
-        """The same with this base of rotary positions in its global layers; None: its own."""
+        """This config with a base of rotary positions in its global layers; None: its own."""
         return self
 
     @property

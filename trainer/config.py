@@ -299,8 +299,10 @@ class JobConfig(Section):
     @functools.cached_property
     def batch_sizes(self) -> BatchConfig:
         """The `batch` with the sizes that phases of the data begin with."""
-        begun = [GrowthConfig(one.from_step, one.batch) for one in self.data.phases if one.batch]
-        growth = sorted([*self.batch.growth, *begun], key=lambda one: one.step)
+        begun = [
+            GrowthConfig(phase.from_step, phase.batch) for phase in self.data.phases if phase.batch
+        ]
+        growth = sorted([*self.batch.growth, *begun], key=lambda phase: phase.step)
         return dataclasses.replace(self.batch, growth=growth)
 
     def in_steps(self) -> JobConfig:

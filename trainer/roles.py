@@ -43,7 +43,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     """Objectives that need what the data or a teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
     masked = _predicts_tokens(everyone) if data.has_examples else data.highest_masking_rate > 0
-    turning = any(one.model.is_rotary and not one.frozen for one in everyone.values())
+    turning = any(learner.model.is_rotary and not learner.frozen for learner in everyone.values())
     for number, phase in enumerate(data.phases):
         if phase.rope_theta and not turning:
             why = "no model that is trained has rotary positions; remove it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.structure import CallTrace, count_file, files_of, traced
+from benchmarks.structure import CallTrace, count_file, files_of, traced, vague_words
 from configs.durations import duration
 
 SOURCE = '''"""What a file says."""
@@ -42,6 +42,11 @@ def test_a_file_is_counted_without_blanks_comments_and_docstrings(tmp_path: Path
     assert counts.functions == [5]
     assert counts.vague == 1
     assert counts.openings == 2
+    assert [line.removeprefix(f"{path}:") for line in vague_words(path)] == [
+        "9: names: name the variable `found` by what it holds",
+        "1: begin the docstring with a noun or verb, not What",
+        "10: begin the docstring with a noun or verb, not Those",
+    ]
 
 
 def test_tests_and_hidden_folders_are_left_out(tmp_path: Path) -> None:

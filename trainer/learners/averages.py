@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def has_means(engine: DeepSpeedEngine) -> bool:
     """Whether there are means of the weights: after the first step, or checkpoint."""
     optimizer = torch_optimizer(engine)
-    return optimizer is not None and any(AVERAGE in one for one in optimizer.state.values())
+    return optimizer is not None and any(AVERAGE in state for state in optimizer.state.values())
 
 
 @contextlib.contextmanager
@@ -61,7 +61,9 @@ def average_checkpoints(engine: DeepSpeedEngine, name: str, earlier: Sequence[Ch
     assert optimizer is not None
     pieces = [piece for piece in layout(engine) if piece.group != FROZEN]
     shapes = {piece.name: list(piece.shape) for piece in pieces}
-    readers = [one.weights_of(name) for one in earlier if one.fits(name, shapes)]
+    readers = [
+        checkpoint.weights_of(name) for checkpoint in earlier if checkpoint.fits(name, shapes)
+    ]
     for piece in pieces:
         total = piece.of(piece.holder).clone()
         for read in readers:

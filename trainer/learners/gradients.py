@@ -35,8 +35,10 @@ def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
     """
     stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
     if stage == 0:
-        own = list(engine.module.parameters()) if dist.get_rank() == 0 else []  # all have the same
-        return squared_norm([p.grad for p in own if p.grad is not None], engine.device)
+        parameters = (
+            list(engine.module.parameters()) if dist.get_rank() == 0 else []
+        )  # all have the same
+        return squared_norm([p.grad for p in parameters if p.grad is not None], engine.device)
     if _is_offloaded(engine):  # DeepSpeed took them on the way to the host
         norms = list(wrapper.norm_for_param_grads.values())
         none = torch.zeros((), dtype=torch.float64, device=engine.device)
@@ -52,7 +54,7 @@ def _is_offloaded(engine: DeepSpeedEngine) -> bool:
 
 
 def gradient_factor(norm: float, clipping: float, scale: float) -> float:
-    """What gradients are multiplied by to divide out their `scale` and to clip them.
+    """The factor of gradients that divides out their `scale` and clips them.
 
     `norm` is that of the gradient without the scale; a clipping of 0 is none. The formula is that
     of `torch.nn.utils.clip_grad_norm_`.

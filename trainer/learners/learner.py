@@ -146,8 +146,8 @@ class Learner:
             outputs.append(heads)
         self._whole_batch = [{} for _ in seen]
         for head, term in terms.items():
-            found = term.over_batch([heads[head] for heads in outputs], seen)
-            for known, losses in zip(self._whole_batch, found, strict=True):
+            by_batch = term.over_batch([heads[head] for heads in outputs], seen)
+            for known, losses in zip(self._whole_batch, by_batch, strict=True):
                 known[head] = losses
 
     def accumulate(
@@ -206,8 +206,8 @@ class Learner:
 
     def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
         """Run a program inside the engine's forward pass, on this learner's view of the batch."""
-        found: Result = self.engine(program, batch.view(self.view))
-        return found
+        result: Result = self.engine(program, batch.view(self.view))
+        return result
 
     @property
     def _always(self) -> Capture:
@@ -337,8 +337,8 @@ class Learner:
     def _schedule_steps(self, step: int) -> float:
         """The length of its schedule in the last stage."""
         last = self.step_shape.steps
-        whole = schedule_steps(self.config.budget, self.counters, step, last)
-        return whole - self.objective.stages.last_begins
+        length = schedule_steps(self.config.budget, self.counters, step, last)
+        return length - self.objective.stages.last_begins
 
     def autocast(self) -> torch.autocast:
         """The autocast context of this learner's precision."""
@@ -348,9 +348,9 @@ class Learner:
         """The vocabulary projection, detached and gathered; a copy only at ZeRO stage 3."""
         parts = self.model.projection_parts()
         if self.config.zero_stage == 3:
-            there = {name: one for name, one in parts._asdict().items() if one is not None}
-            whole = whole_copies([*there.values()])
-            parts = parts._replace(**dict(zip(there, whole, strict=True)))
+            named = {name: part for name, part in parts._asdict().items() if part is not None}
+            gathered = whole_copies([*named.values()])
+            parts = parts._replace(**dict(zip(named, gathered, strict=True)))
         weight, bias = parts.joined()
         return OutputProjection(weight.detach(), None if bias is None else bias.detach())
 
@@ -368,7 +368,7 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """What each of the learner's metrics reads from this rank's `batch`."""
+        """The readings of the learner's metrics from this rank's `batch`."""
         self.engine.eval()
         with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
             readings = self._run(Score(self.metrics), batch)

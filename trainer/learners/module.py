@@ -88,7 +88,7 @@ def build_module(
     drawn = weights_seed(name, config, seed)
     module = assemble(name, config, teacher, seed, lambda model: build(model, drawn), others)
     if weights is not None:
-        _load(module.model, weights, section_of(name), whole=not config.init.embeddings_only)
+        _load(module.model, weights, section_of(name), complete=not config.init.embeddings_only)
     return module
 
 
@@ -118,17 +118,17 @@ def assemble(
     return module
 
 
-def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, whole: bool) -> None:
+def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, complete: bool) -> None:
     """Load `weights` into the model. Those that the model does not have are ignored.
 
     The pooler and the heads may be missing from `weights` and keep their initial values. With
-    `whole`, anything else that is missing raises TrainingError.
+    `complete`, anything else that is missing raises TrainingError.
     """
     try:
-        found = model.load_state_dict(weights, strict=False).missing_keys
+        missing_keys = model.load_state_dict(weights, strict=False).missing_keys
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"{section}.init: the weights do not fit: {reason}") from error
-    missing = [name for name in found if not name.startswith(READ_OUT)]
-    if missing and whole:
+    missing = [name for name in missing_keys if not name.startswith(READ_OUT)]
+    if missing and complete:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")

@@ -27,7 +27,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Program(Protocol[Result]):
-    """What an engine's forward pass computes."""
+    """A computation in an engine's forward pass."""
 
     def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> Result:
         """The program's result on `batch`, computed under the learner's autocast."""

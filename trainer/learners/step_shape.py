@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a learner needs to know about its job: length, seed and the shape of a step."""
+    """The facts of a job that a learner needs: length, seed and the shape of a step."""
 
     steps: int
     seed: int

@@ -98,7 +98,7 @@ def _average_and_scatter(
 
 
 def reduce_scatter(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each tensor averaged over the ranks, [numel / ranks] of it; the last rank has less."""
+    """The mean of each tensor over the ranks, [numel / ranks] of it; the last rank has less."""
     ranks, rank = comm.get_world_size(), comm.get_rank()
     sizes = [-(-tensor.numel() // ranks) for tensor in tensors]
     columns = [
@@ -155,8 +155,8 @@ def _let_the_device_wait(stream: Any) -> None:
 def _gather_at_once(first: Any, param_list: Sequence[Any] | None = None) -> None:
     """Make partitioned parameters (None: `first`) whole, in one collective and not one for each."""
     missing = [p for p in param_list or [first] if _is_partitioned(p)]
-    for parameter, whole in zip(missing, _gathered(missing), strict=True):
-        parameter.data = whole
+    for parameter, gathered in zip(missing, _gathered(missing), strict=True):
+        parameter.data = gathered
         parameter.ds_status = ZeroParamStatus.AVAILABLE
 
 
@@ -181,8 +181,8 @@ class _Gathering:
             return
         self._work.wait()
         whole_ones = _cut(self._by_rank.float(), self._parameters)
-        for parameter, whole in zip(self._parameters, whole_ones, strict=True):
-            parameter.data = whole
+        for parameter, gathered in zip(self._parameters, whole_ones, strict=True):
+            parameter.data = gathered
             parameter.ds_status = ZeroParamStatus.AVAILABLE
         self._is_complete = True
         del self._by_rank
@@ -221,6 +221,6 @@ def _cut(by_rank: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
     """The parameters whole, from their parts [ranks, n]."""
     by_parameter = by_rank.split([p.ds_tensor.ds_numel for p in parameters], dim=1)
     return [
-        whole.reshape(-1)[: p.ds_numel].view(p.ds_shape)
-        for p, whole in zip(parameters, by_parameter, strict=True)
+        gathered.reshape(-1)[: p.ds_numel].view(p.ds_shape)
+        for p, gathered in zip(parameters, by_parameter, strict=True)
     ]

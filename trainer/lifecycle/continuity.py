@@ -173,8 +173,8 @@ def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
 
 def _free(before: JobConfig, now: JobConfig) -> Iterator[tuple[str, None]]:
     """The keys of models on which no shape depends, where it does not in either config."""
-    there = before.learners.keys() & now.learners.keys()
-    for name in there:
+    in_both = before.learners.keys() & now.learners.keys()
+    for name in in_both:
         old, new = before.learners[name].model, now.learners[name].model
         for key in {*old.free_keys} & {*new.free_keys}:
             yield f"{section_of(name)}.model.{key}", None

@@ -20,7 +20,7 @@ def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     squares = norms.double().square()
     if len(squares) == len(tensors):
         return squares
-    return torch.stack([of_one.sum() for of_one in squares.split([len(one) for one in pieces])])
+    return torch.stack([of_one.sum() for of_one in squares.split([len(cut) for cut in pieces])])
 
 
 def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -22,13 +22,13 @@ class ChoicePredictor(Predictor):
     """
 
     def queries(self, path: str) -> Iterator[Query]:
-        for one in read_multiple_choice(path, False, self.facts.encoding):
-            texts = [one.texts_with(choice) for choice in one.choices]
+        for question in read_multiple_choice(path, False, self.facts.encoding):
+            texts = [question.texts_with(choice) for choice in question.choices]
             sequences: list[Segments] = []
             with suppress(EmptyText):
-                sequences = [self.encoder.sequence(read, one.where) for read in texts]
+                sequences = [self.encoder.sequence(read, question.where) for read in texts]
             self.unanswered += not sequences
-            yield Query(sequences, one)
+            yield Query(sequences, question)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         question = query.source

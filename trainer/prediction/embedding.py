@@ -56,7 +56,7 @@ class FileEmbedder:
                 with suppress(EmptyText):
                     segments = self.encoder.sequence([row.get(field, "")], where)
                 sequences.append(segments)
-            vectors = iter(self._vectors([one for one in sequences if one]))
+            vectors = iter(self._vectors([segments for segments in sequences if segments]))
             unanswered += sequences.count([])
             yield from (next(vectors) if segments else None for segments in sequences)
         tell_incomplete(path, unanswered, self.encoder)

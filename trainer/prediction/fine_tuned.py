@@ -45,7 +45,7 @@ class FineTuned:
     def of(
         cls, folder: Path, model: Model, head: str | None = None, encoding: str | None = None
     ) -> FineTuned:
-        """As `open`, of the `model` that is in the folder."""
+        """The fine-tuned `model` that is in the folder, with what `open` reads beside it."""
         name = chosen_head(folder, list(model.config.task_heads), head)
         facts = TaskFacts.read(folder, name).in_encoding(encoding)
         encoder = open_encoder(folder, model.config, facts.sequence_length)
@@ -59,14 +59,14 @@ class FineTuned:
     def outputs(
         self, sequences: Sequence[Segments], numbers: Sequence[Sequence[float]] | None = None
     ) -> list[Tensor]:
-        """As `head_outputs`; `numbers` are left out for a head that reads none."""
+        """The outputs of the head (`head_outputs`); `numbers` are left out if it reads none."""
         read = numbers if self.head.numbers else None
         return head_outputs(self.model, self.name, self.encoder.vocabulary, sequences, read)
 
     def early_outputs(
         self, sequences: Sequence[Segments], speed: float
     ) -> list[tuple[Tensor, int]]:
-        """As `trainer.prediction.passes.early_outputs`. Raises ModelError without branches."""
+        """The outputs of branches (`passes.early_outputs`). Raises ModelError without any."""
         if not self.head.branches:
             why = "--speed: the model has no branches; `tandem finetune fastbert` trains them"
             raise ModelError(f"{self.folder}: {why}")
@@ -78,4 +78,4 @@ class FineTuned:
         head = self.model.task_heads[self.name]
         if not isinstance(head, TaskHead) or head.crf is None:
             return None
-        return Transitions(*(one.cpu() for one in head.crf()))
+        return Transitions(*(part.cpu() for part in head.crf()))

@@ -68,8 +68,8 @@ def head_outputs(
             values = [numbers[row] for row in rows]
             beside = torch.tensor(values, dtype=torch.float64, device=inputs[0].device)
         capture = Capture(heads=(head,))
-        found = model.features(*inputs, capture=capture, numbers=beside).heads[head]
-        for row, output in zip(rows, found.float().cpu(), strict=True):
+        of_pass = model.features(*inputs, capture=capture, numbers=beside).heads[head]
+        for row, output in zip(rows, of_pass.float().cpu(), strict=True):
             outputs[row] = output[: len(read[row][0])] if per_token else output
     return outputs
 
@@ -94,8 +94,12 @@ def text_vectors(
             capture = Capture(hidden_states=(last,))
             states = model.encode(ids, segments, lengths, capture).hidden_states[last]
         for row, tokens in zip(rows, states.float(), strict=True):
-            own = tokens[: len(read[row][0])]
-            pooled = own[0] if pooling == CLS else (own[1:-1] if pooling == STATIC else own).mean(0)
+            of_text = tokens[: len(read[row][0])]
+            pooled = (
+                of_text[0]
+                if pooling == CLS
+                else (of_text[1:-1] if pooling == STATIC else of_text).mean(0)
+            )
             vectors[row] = pooled.cpu()
     return vectors
 
@@ -112,10 +116,10 @@ def early_outputs(
     read = [vocabulary.with_special(segments) for segments in sequences]
     for rows in _passes(model, read):
         inputs = _inputs(model, vocabulary, [read[row] for row in rows])
-        found = model.leave_early(head, speed, *inputs)
-        logits, layers = found.logits.float().cpu(), found.layers.tolist()
-        for row, one, layer in zip(rows, logits, layers, strict=True):
-            outputs[row] = one, layer
+        of_pass = model.leave_early(head, speed, *inputs)
+        logits, layers = of_pass.logits.float().cpu(), of_pass.layers.tolist()
+        for row, of_row, layer in zip(rows, logits, layers, strict=True):
+            outputs[row] = of_row, layer
     return outputs
 
 

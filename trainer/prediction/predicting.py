@@ -100,9 +100,9 @@ def _answers(
 ) -> Iterator[dict[str, Any]]:
     sequences = [sequence for query in queries for sequence in query.sequences]
     if speed is not None:  # a classifier: a query has one sequence
-        found = iter(tuned.early_outputs(sequences, speed))
+        early = iter(tuned.early_outputs(sequences, speed))
         for query in queries:
-            logits, layer = next(found) if query.sequences else (None, None)
+            logits, layer = next(early) if query.sequences else (None, None)
             answer = predictor.answer(query, [] if logits is None else [logits])
             yield {**answer, "layer": layer}
         return

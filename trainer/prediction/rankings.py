@@ -55,12 +55,12 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     task, encoder = tuned.facts.section(Retrieval), tuned.encoder
     encoding = tuned.facts.encoding
     texts = present_in(documents, read_retrieval_documents(documents, encoding))
-    known = [one for one in texts if one.text]
+    known = [document for document in texts if document.text]
     if not known:
         raise DataError(f"{documents}: no document has a title or a text")
-    sequences = (task.document_sequence(one, encoder) for one in known)
+    sequences = (task.document_sequence(document, encoder) for document in known)
     passes = (tuned.outputs(some) for some in sorted_together(sequences))
-    vectors = torch.stack([one for some in passes for one in some])
+    vectors = torch.stack([document for some in passes for document in some])
     unanswered = 0
     asked_for = queries_in(queries, task.numbered_by_order, encoding)
     for some in sorted_together(asked_for, path=queries):
@@ -85,10 +85,14 @@ def _reranked(
     listed = collection.ranking(candidates)
     for number in range(len(collection.queries)):
         ranked = listed.get(number, {})
-        first = [one for one in best_first(ranked, count) if collection.documents[one].text]
+        first = [
+            document
+            for document in best_first(ranked, count)
+            if collection.documents[document].text
+        ]
         scores = _pair_scores(tuned, collection, number, first)
-        whole = with_others(scores, ranked) if scores else ranked
-        ids = {collection.documents[one].id: score for one, score in whole.items()}
+        all_scores = with_others(scores, ranked) if scores else ranked
+        ids = {collection.documents[document].id: score for document, score in all_scores.items()}
         yield _answer(collection.queries[number].id, ids)
     blank = sum(not query.text.strip() for query in collection.queries)
     tell_incomplete(queries, blank, tuned.encoder)
@@ -100,8 +104,8 @@ def _pair_scores(
     asked = collection.queries[query].text
     if not asked or not documents:
         return {}
-    texts = [collection.documents[one] for one in documents]
-    pairs = [tuned.encoder.sequence([asked, one.text], one.where) for one in texts]
+    texts = [collection.documents[document] for document in documents]
+    pairs = [tuned.encoder.sequence([asked, document.text], document.where) for document in texts]
     return {
         document: score.item()
         for document, score in zip(documents, tuned.outputs(pairs), strict=True)
@@ -112,5 +116,5 @@ def _answer(query: str, scores: Mapping[str, float]) -> dict[str, Any]:
     ordered = sorted(scores.items(), key=lambda item: -item[1])
     return {
         "query": query or None,
-        "documents": [{"id": one, "score": score} for one, score in ordered],
+        "documents": [{"id": document, "score": score} for document, score in ordered],
     }

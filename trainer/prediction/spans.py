@@ -58,13 +58,15 @@ class SpanPredictor(Predictor):
         if task.unanswerable:
             threshold = self.facts.scores.get(SpanMetric.threshold(task.head), 0.0)
         given = best.given(threshold)
-        found = {
+        best_answer = {
             "id": question.id,
             "answer": given.text if given else None,
             "start": given.start if given else None,
             "score": best.score,
         }
-        return {**found, "no_answer_score": best.no_answer} if task.unanswerable else found
+        return (
+            {**best_answer, "no_answer_score": best.no_answer} if task.unanswerable else best_answer
+        )
 
     def _rows(self, read: ReadQuestion, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         """The best span of each window."""

@@ -80,7 +80,7 @@ class TextPredictor(Predictor):
             yield Query(sequences, numbers=numbers)
 
     def _sequences(self, texts: Sequence[str], where: str) -> list[Segments]:
-        """What the model reads for a row. Raises EmptyText where a text is empty."""
+        """The sequences of a row. Raises EmptyText where a text is empty."""
         return [self.encoder.sequence(texts, where)]
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:

@@ -43,9 +43,9 @@ def translations(
         sources = [_encoded(encoder, text, where) for where, text in some]
         unanswered += sources.count([])
         read = [source for source in sources if source]
-        found = iter(_searched(model, task, encoder, read, device))
+        searched = iter(_searched(model, task, encoder, read, device))
         for source in sources:
-            translation = encoder.tokenizer.decode(next(found)) if source else None
+            translation = encoder.tokenizer.decode(next(searched)) if source else None
             yield {"translation": translation}
     tell_incomplete(path, unanswered, encoder)
 
@@ -65,15 +65,15 @@ def _searched(
 ) -> list[list[int]]:
     """The translation of each source, texts of similar length together."""
     vocabulary = encoder.vocabulary
-    found: list[list[int]] = [[]] * len(sources)
+    translations: list[list[int]] = [[]] * len(sources)
     lengths = [len(source) + 2 for source in sources]
     for rows in rows_by_length(lengths, max(1, tokens_per_pass(device) // task.beams)):
         ids = torch.full((len(rows), lengths[rows[0]]), vocabulary.pad)
         for place, row in enumerate(rows):
-            whole = [vocabulary.cls, *sources[row], vocabulary.sep]
-            ids[place, : len(whole)] = torch.tensor(whole)
+            source = [vocabulary.cls, *sources[row], vocabulary.sep]
+            ids[place, : len(source)] = torch.tensor(source)
         sizes = torch.tensor([lengths[row] for row in rows], device=device)
         texts = task.search.run(model, vocabulary, ids.to(device), sizes)
-        for row, one in zip(rows, texts, strict=True):
-            found[row] = one
-    return found
+        for row, translation in zip(rows, texts, strict=True):
+            translations[row] = translation
+    return translations

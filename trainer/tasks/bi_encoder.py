@@ -78,8 +78,8 @@ class BiEncoder(TaskConfig):
         dropped.tell(file.path)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        there = batch.row_labels(self.head) >= -1  # not of NaN, nor of -100
-        return CosineMetric.cosines(logits)[:, None], there.float()
+        is_labelled = batch.row_labels(self.head) >= -1  # not of NaN, nor of -100
+        return CosineMetric.cosines(logits)[:, None], is_labelled.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         return (CosineMetric(self.head, self.metrics or ["spearman", "pearson"]),)

@@ -1,4 +1,4 @@
-"""What tasks on a collection share: documents and queries, and judgements of which belong together.
+"""The base of tasks on a collection: documents, queries, and judgements of which belong together.
 
 ``data.train`` and the other splits name judgements; ``data.files`` the documents and the queries.
 """
@@ -70,7 +70,11 @@ class CollectionTask(ScoredByReferences):
         """The examples of the queries of a part: queries are held out with all their judgements."""
         collection = self.collection(file)
         relevance = self._relevance(collection, file, part)
-        if not any(is_relevant(one) for ones in relevance.values() for one in ones.values()):
+        if not any(
+            is_relevant(judgement)
+            for of_query in relevance.values()
+            for judgement in of_query.values()
+        ):
             raise DataError(
                 f"{file.path}: has too few queries to hold out some with relevant documents; "
                 "set data.validation, or raise data.validation_fraction"
@@ -100,8 +104,8 @@ class CollectionTask(ScoredByReferences):
                     f"{self.name}.{key}: is for data.files.candidates; set that too, or remove it"
                 )
             return {}
-        found = collection.ranking(str(file.others["candidates"]))
-        return {query: best_first(ones, self.depth) for query, ones in found.items()}
+        rankings = collection.ranking(str(file.others["candidates"]))
+        return {query: best_first(ones, self.depth) for query, ones in rankings.items()}
 
     @abstractmethod
     def training_example(
@@ -117,4 +121,4 @@ class CollectionTask(ScoredByReferences):
         candidates: Ranking,
         encoder: TextEncoder,
     ) -> Iterator[EncodedExample]:
-        """What must be read to score the queries of these judgements."""
+        """The examples that must be read to score the queries of these judgements."""

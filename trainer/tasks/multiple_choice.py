@@ -59,23 +59,26 @@ class MultipleChoice(TaskConfig):
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         choices = 0
         questions = read_multiple_choice(str(file.path), encoding=file.encoding)
-        for one in file.first(questions):
-            choices = choices or len(one.choices)
-            if len(one.choices) != choices:
-                given = counted(len(one.choices), "choice")
+        for question in file.first(questions):
+            choices = choices or len(question.choices)
+            if len(question.choices) != choices:
+                given = counted(len(question.choices), "choice")
                 why = f"has {given} where the first question has {choices}"
-                raise DataError(f"{one.where}: {why}; every question must have the same number")
-            assert one.answer is not None
+                raise DataError(
+                    f"{question.where}: {why}; every question must have the same number"
+                )
+            assert question.answer is not None
             sequences = [
-                encoder.sequence(one.texts_with(choice), one.where) for choice in one.choices
+                encoder.sequence(question.texts_with(choice), question.where)
+                for choice in question.choices
             ]
-            parts = sum(1 << PARTS.index(part) for part in parts_of(one))
-            targets = {self.head: one.answer, PartAccuracy.parts(self.head): parts}
+            parts = sum(1 << PARTS.index(part) for part in parts_of(question))
+            targets = {self.head: question.answer, PartAccuracy.parts(self.head): parts}
             yield EncodedExample(sequences, targets)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        there = batch.row_labels(self.head) != NO_LABEL
-        return logits.view(-1, batch.sequences), there.float()
+        is_labelled = batch.row_labels(self.head) != NO_LABEL
+        return logits.view(-1, batch.sequences), is_labelled.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         return tuple(map(self._metric, self.metrics or ["accuracy"]))

@@ -54,8 +54,10 @@ class Reranking(CollectionTask):
         self, collection: Collection, group: TrainingGroup, encoder: TextEncoder
     ) -> EncodedExample:
         query = collection.queries[group.query]
-        texts = [collection.documents[one] for one in (group.positive, *group.negatives)]
-        sequences = [encoder.sequence([query.text, one.text], one.where) for one in texts]
+        texts = [collection.documents[document] for document in (group.positive, *group.negatives)]
+        sequences = [
+            encoder.sequence([query.text, document.text], document.where) for document in texts
+        ]
         return EncodedExample(sequences, {self.head: group.query})
 
     def scored_examples(
@@ -69,11 +71,11 @@ class Reranking(CollectionTask):
         readable = set(collection.readable)
         for number in relevance:
             query = collection.queries[number]
-            found = [one for one in candidates.get(number, {}) if one in readable]
-            if query.text and not found:
+            listed = [document for document in candidates.get(number, {}) if document in readable]
+            if query.text and not listed:
                 why = f"data.files.candidates: has no document for the query {query.id!r}"
                 raise DataError(f"{why} of {query.where}")
-            for document in found if query.text else ():
+            for document in listed if query.text else ():
                 text = collection.documents[document]
                 yield EncodedExample(
                     [encoder.sequence([query.text, text.text], text.where)],
@@ -84,7 +86,7 @@ class Reranking(CollectionTask):
                 )
 
     def references(self, file: TaskFile, part: Part) -> Any:
-        """Those of its base, and all candidates of the queries, also those that are not read."""
+        """The judgements, and all candidates of the queries, also those that are not read."""
         references = super().references(file, part)
         judged = by_query(references["relevance"])
         ranking = self.collection(file).ranking(str(file.others["candidates"]))

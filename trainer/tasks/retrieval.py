@@ -90,7 +90,10 @@ class Retrieval(CollectionTask):
         chosen = (group.positive, *group.negatives)
         sequences = [
             self.query_sequence(collection.queries[group.query], encoder),
-            *(self.document_sequence(collection.documents[one], encoder) for one in chosen),
+            *(
+                self.document_sequence(collection.documents[document], encoder)
+                for document in chosen
+            ),
         ]
         targets: dict[str, float | tuple[int, ...] | NDArray[np.int64]] = {
             self.head: group.query,
@@ -183,29 +186,29 @@ class InBatchTerm(WholeBatchTerm):
         self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch]
     ) -> list[ExampleLosses]:
         vectors = torch.cat(
-            [by_example(one, batch) for one, batch in zip(outputs, batches, strict=True)]
+            [by_example(output, batch) for output, batch in zip(outputs, batches, strict=True)]
         )
         queries, documents = vectors[:, 0].clone(), over_ranks(vectors[:, 1:])  # [r, D], [R, K, D]
         numbers = over_ranks(
             torch.cat([batch.targets[documents_of(self.head)].labels for batch in batches])
         )
         first, count = dist.get_rank() * len(queries), documents.shape[1]
-        own = (first + torch.arange(len(queries), device=queries.device)) * count
+        positives = (first + torch.arange(len(queries), device=queries.device)) * count
         rows = [len(batch.row_labels(self.head)) for batch in batches]
         hidden = torch.cat(
             [
                 hidden_documents(
                     numbers.flatten(), batch.targets[relevant_of(self.head)].labels, places
                 )
-                for batch, places in zip(batches, own.split(rows), strict=True)
+                for batch, places in zip(batches, positives.split(rows), strict=True)
             ]
         )
-        there = torch.cat([batch.row_labels(self.head) for batch in batches]) != NO_LABEL
+        is_labelled = torch.cat([batch.row_labels(self.head) for batch in batches]) != NO_LABEL
         with torch.enable_grad(), torch.autocast(queries.device.type, enabled=False):
             leaves = queries.requires_grad_(), documents.requires_grad_()
-            own = torch.where(there, own, NO_LABEL)
+            positives = torch.where(is_labelled, positives, NO_LABEL)
             flat = documents.flatten(0, 1)
-            losses = contrastive(queries, flat, own, hidden, self.temperature)
+            losses = contrastive(queries, flat, positives, hidden, self.temperature)
             of_queries, of_documents = torch.autograd.grad(losses.sum(), leaves)
         dist.all_reduce(of_documents)  # every rank's queries are compared with every document
         mine = of_documents[first : first + len(queries)]
@@ -218,7 +221,7 @@ class InBatchTerm(WholeBatchTerm):
         ]
 
 
-def hidden_documents(documents: Tensor, relevant: Tensor, own: Tensor) -> Tensor:
+def hidden_documents(documents: Tensor, relevant: Tensor, positives: Tensor) -> Tensor:
     """The documents that are no negatives of a query: bool [B, N].
 
     They are those that are relevant to it, unless it is its `own` positive, and those that could
@@ -227,12 +230,12 @@ def hidden_documents(documents: Tensor, relevant: Tensor, own: Tensor) -> Tensor
     """
     hidden = (documents[None, :, None] == relevant[:, None, :]).any(dim=-1)
     hidden |= documents == NO_LABEL
-    hidden[torch.arange(len(own), device=own.device), own] = False
+    hidden[torch.arange(len(positives), device=positives.device), positives] = False
     return hidden
 
 
 def contrastive(
-    queries: Tensor, documents: Tensor, own: Tensor, hidden: Tensor, temperature: float
+    queries: Tensor, documents: Tensor, positives: Tensor, hidden: Tensor, temperature: float
 ) -> Tensor:
     """-log softmax of the query's `own` document among all, by dot products over a temperature.
 
@@ -242,4 +245,4 @@ def contrastive(
     """
     scores = queries @ documents.t() / temperature
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    return F.cross_entropy(scores, own, ignore_index=NO_LABEL, reduction="none")
+    return F.cross_entropy(scores, positives, ignore_index=NO_LABEL, reduction="none")

@@ -184,13 +184,15 @@ class SentenceTask(TaskConfig):
             for place, row in self.rows(file, LABEL, dropped=Dropped())
             for label in self._told(row, place)
         )
-        found = labels_among(file, (one for one in labels if one[1] or not self.unlabelled))
-        if binary := self._unfit_for(found):
-            why = f"{binary} needs two labels, and there are {', '.join(found)}"
+        names = labels_among(
+            file, (placed for placed in labels if placed[1] or not self.unlabelled)
+        )
+        if binary := self._unfit_for(names):
+            why = f"{binary} needs two labels, and there are {', '.join(names)}"
             raise DataError(f"{file.path}: metrics: {why}")
-        if unknown := unknown_weights(found, self.class_weights):
+        if unknown := unknown_weights(names, self.class_weights):
             raise DataError(f"{file.path}: class_weights: {unknown}")
-        return dataclasses.replace(self, labels=found)
+        return dataclasses.replace(self, labels=names)
 
     def trained_on(self, examples: ExampleSplit) -> TaskConfig:
         if examples.columns is None or self.means:
@@ -266,8 +268,8 @@ class SentenceTask(TaskConfig):
         if self.target == NUMBER:
             return as_number(place, LABEL, text)
         if text not in self.labels:
-            there = ", ".join(self.labels)
-            raise DataError(f"{place}: {LABEL}: {text!r} is not one of the labels: {there}")
+            names = ", ".join(self.labels)
+            raise DataError(f"{place}: {LABEL}: {text!r} is not one of the labels: {names}")
         return self.labels.index(text)
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -275,8 +277,8 @@ class SentenceTask(TaskConfig):
         if self.target == LABELS:  # as many choices between right and wrong
             decisions = torch.stack([torch.zeros_like(logits), logits], dim=-1).flatten(0, 1)
             return decisions, (labels != NO_LABEL).expand(logits.shape).flatten().float()
-        there = ~labels.isnan() if labels.is_floating_point() else labels != NO_LABEL
-        return logits, there.float()
+        is_labelled = ~labels.isnan() if labels.is_floating_point() else labels != NO_LABEL
+        return logits, is_labelled.float()
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         if self.target == NUMBER:

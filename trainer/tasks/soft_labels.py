@@ -29,7 +29,7 @@ def soft_label_loss(
     student, each teacher: logits [N, K], large and negative for a class that is ruled out, or
     numbers [N, 1]; weights: [N], 0 where a row does not count. Count: the sum of the weights.
     """
-    ours, theirs = student.float(), torch.stack([one.float() for one in teachers])
+    ours, theirs = student.float(), torch.stack([teacher.float() for teacher in teachers])
     if ours.shape[1] == 1:
         losses = (ours - theirs.mean(dim=0)).square().sum(dim=1)
     else:
@@ -51,7 +51,7 @@ def soft_label_cross_entropy(
     """
     if student.shape[1] == 1:
         return soft_label_loss(student, teachers, weights, temperature)
-    ours, theirs = student.float(), torch.stack([one.float() for one in teachers])
+    ours, theirs = student.float(), torch.stack([teacher.float() for teacher in teachers])
     target = F.softmax(theirs / temperature, dim=2).mean(dim=0)
     losses = -(target * F.log_softmax(ours / temperature, dim=1)).sum(dim=1)
     return (losses * weights).sum(), weights.sum()
@@ -79,7 +79,7 @@ def logit_squared_error(
     Tang et al., arXiv 1903.12136, eq. 3. Arguments and count as for `soft_label_loss`; the
     temperature has no part in it.
     """
-    mean = torch.stack([one.float() for one in teachers]).mean(dim=0)
+    mean = torch.stack([teacher.float() for teacher in teachers]).mean(dim=0)
     losses = (student.float() - mean).square().sum(dim=1)
     return (losses * weights).sum(), weights.sum()
 

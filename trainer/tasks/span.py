@@ -99,7 +99,10 @@ class Span(ScoredByReferences):
     def references(self, file: TaskFile, part: Part) -> Any:
         """Of each question: its id, its passage, and the right answers."""
         questions = file.first(present(read_squad(str(file.path), encoding=file.encoding)))
-        return [(one.id, one.context, [answer.text for answer in one.answers]) for one in questions]
+        return [
+            (question.id, question.context, [answer.text for answer in question.answers])
+            for question in questions
+        ]
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         return self.encode_part(file, encoder, Part(is_held_out=False))
@@ -161,8 +164,8 @@ class Span(ScoredByReferences):
 
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         both = _over_tokens(logits, batch).transpose(1, 2).flatten(0, 1)  # [B * 2, L]
-        there = batch.row_labels(self.head) != NO_LABEL
-        return both, there.repeat_interleave(2).float() / 2
+        is_labelled = batch.row_labels(self.head) != NO_LABEL
+        return both, is_labelled.repeat_interleave(2).float() / 2
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         names = self.metrics or ["answer_f1", "exact_match"]

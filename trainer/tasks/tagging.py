@@ -72,12 +72,14 @@ class Tagging(TaskConfig):
         if self.labels:
             return self
         sentences = self._sentences(file)
-        found = labels_among(file, ((one.where, tag) for one in sentences for tag in one.tags))
-        if not self._fits(found):
+        tags = labels_among(
+            file, ((sentence.where, tag) for sentence in sentences for tag in sentence.tags)
+        )
+        if not self._fits(tags):
             raise DataError(f"{file.path}: {NO_ENTITIES}")
-        if unknown := unknown_weights(found, self.class_weights):
+        if unknown := unknown_weights(tags, self.class_weights):
             raise DataError(f"{file.path}: class_weights: {unknown}")
-        return dataclasses.replace(self, labels=found)
+        return dataclasses.replace(self, labels=tags)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
@@ -90,7 +92,7 @@ class Tagging(TaskConfig):
 
     def _fits(self, labels: Sequence[str]) -> bool:
         """Whether the metrics have a meaning with these tags: scores of entities need entities."""
-        return self._scores == ["accuracy"] or any(one.startswith(ENTITY) for one in labels)
+        return self._scores == ["accuracy"] or any(label.startswith(ENTITY) for label in labels)
 
     @property
     def _scores(self) -> list[str]:
@@ -114,8 +116,8 @@ class Tagging(TaskConfig):
             pieces, tags = [], []
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 if tag not in numbers:
-                    there = ", ".join(self.labels)
-                    raise DataError(f"{sentence.where}: {tag!r} is not one of the tags: {there}")
+                    names = ", ".join(self.labels)
+                    raise DataError(f"{sentence.where}: {tag!r} is not one of the tags: {names}")
                 ids = encoder.word(word)
                 pieces += ids
                 tags += [numbers[tag], *[NO_LABEL] * (len(ids) - 1)]
@@ -152,16 +154,16 @@ class TaggingTerm(TaskTerm):
         target = inputs.batch.targets[self.head]
         logits = inputs.features.heads[self.head]  # [B, L, K]
         assert target.positions is not None
-        there = target.labels != NO_LABEL
+        is_labelled = target.labels != NO_LABEL
         transitions = inputs.features.transitions.get(self.head)
         if transitions is None:
             at_words = logits.flatten(0, 1).index_select(0, target.positions)
             weights = logits.new_tensor(self.weights) if self.weights else None
             return label_cross_entropy(at_words, target.labels, weights)
         # A spare slot stands for no position, so it writes to an extra place behind the last.
-        slots = torch.where(there, target.positions, inputs.batch.input_ids.numel())
+        slots = torch.where(is_labelled, target.positions, inputs.batch.input_ids.numel())
         dense = target.labels.new_full((inputs.batch.input_ids.numel() + 1,), NO_LABEL)
         tags = dense.scatter(0, slots, target.labels)[:-1].view_as(inputs.batch.input_ids)
         mask = tags != NO_LABEL
         likelihood = log_likelihood(logits, transitions, tags.clamp(min=0), mask)
-        return -likelihood.sum(), there.sum()
+        return -likelihood.sum(), is_labelled.sum()

@@ -127,11 +127,11 @@ class Translation(ScoredByReferences):
 
     @property
     def languages(self) -> Languages:
-        """As the names of files have them."""
+        """The languages, as the names of files have them."""
         return Languages(self.source_language, self.target_language)
 
     def files_of(self, path: Path) -> list[Path]:
-        return [Path(one) for one in self.languages.files(str(path))]
+        return [Path(file) for file in self.languages.files(str(path))]
 
     def has_head(self, model: ModelConfig) -> bool:
         return Ability.GENERATE in model.abilities
