@@ -45,7 +45,6 @@ FAMILIES = {
     "mobilebert": "base: mobilebert, embedding_size: 8, bottleneck_size: 8",
     "modernbert": "base: modernbert_base, pad_token_id: 0, local_window: 8, global_every: 2, "
     "global_rope_theta: 500.0, local_rope_theta: 20.0",
-    "eurobert": "base: eurobert_210m, pad_token_id: 0, kv_heads: 1",
 }
 MODELS = {name: f"{start}, {SIZES}" for name, start in FAMILIES.items()}
 MODELS["bilstm"] = "kind: bilstm, hidden_size: 16, pooled_size: 8, vocab_size: 600"
