@@ -63,11 +63,11 @@ class Perturbation:
         Words are what stands between white space. A pure function of the arguments; `example` is
         the number of the example.
         """
-        found = {tuple(texts): None}  # in order
-        copies = (20 if len(texts) == 1 else 10) if self.copies is None else self.copies
-        for copy in range(copies):
+        copies = {tuple(texts): None}  # in order
+        times = (20 if len(texts) == 1 else 10) if self.copies is None else self.copies
+        for copy in range(times):
             varied = {place for place in range(len(texts)) if len(texts) == 1 or copy % 3 != place}
-            found[
+            copies[
                 tuple(
                     self._varied(text.split(), tags[place], lexicon, (example, copy, place))
                     if place in varied
@@ -75,7 +75,7 @@ class Perturbation:
                     for place, text in enumerate(texts)
                 )
             ] = None
-        return list(found)[1:]
+        return list(copies)[1:]
 
     def _varied(
         self, words: Sequence[str], tags: Tags, lexicon: Lexicon, place: tuple[int, ...]
@@ -104,9 +104,9 @@ class Perturbation:
 
 
 def tagged(texts: Iterable[str], tags: Iterable[Tags]) -> Iterable[tuple[str, str]]:
-    """Each word of the texts with its tag."""
-    for text, own in zip(texts, tags, strict=True):
-        yield from zip(text.split(), own, strict=True)
+    """The words of the texts, each with its tag."""
+    for text, of_text in zip(texts, tags, strict=True):
+        yield from zip(text.split(), of_text, strict=True)
 
 
 def untagged(texts: Iterable[str]) -> list[Tags]:

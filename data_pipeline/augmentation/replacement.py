@@ -61,7 +61,7 @@ class Replacement:
             for tag in (ReplacementDraw.REPLACED, ReplacementDraw.CHOSEN)
         ]
         is_replaced = draws[0] / 2.0**64 < self.probability
-        found = {sentence.text: None}  # in order
+        copies = {sentence.text: None}  # in order
         for row in range(self.copies):
             words = {
                 int(number): candidates[int(number)][int(draw) % len(candidates[int(number)])]
@@ -69,8 +69,8 @@ class Replacement:
                     numbers[is_replaced[row]], draws[1][row, is_replaced[row]], strict=True
                 )
             }
-            found[sentence.replaced(words)] = None
-        return list(found)[1:]
+            copies[sentence.replaced(words)] = None
+        return list(copies)[1:]
 
 
 def replaceable(sentence: Sentence, stop_words: Collection[str] | None = None) -> list[int]:
@@ -90,7 +90,7 @@ def is_word(text: str, english: bool) -> bool:
     """Whether a text has letters only, of English or of any script with its marks."""
     if english:
         return text.isascii() and text.isalpha()
-    return text[:1].isalpha() and all(unicodedata.category(one)[0] in "LM" for one in text)
+    return text[:1].isalpha() and all(unicodedata.category(letter)[0] in "LM" for letter in text)
 
 
 def is_english(texts: Iterable[str]) -> bool:

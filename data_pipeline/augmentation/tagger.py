@@ -39,7 +39,7 @@ class Tagger:
                 "--tagged: needs scikit-learn: pip install 'tandem-distill[tasks]'"
             ) from None
         sentences = list(read_conll(str(path), tag=tag, encoding=encoding))
-        tags = [one for sentence in sentences for one in sentence.tags]
+        tags = [entry for sentence in sentences for entry in sentence.tags]
         if len(set(tags)) < 2:
             raise DataError(
                 f"{path}: all words have the tag {tags[0]}; choose another --tag-column"
@@ -48,25 +48,25 @@ class Tagger:
             FeatureHasher(FEATURES, input_type="string"),
             SGDClassifier(max_iter=5, tol=None, random_state=0),
         )
-        seen = [one for sentence in sentences for one in _features(sentence.words)]
+        seen = [entry for sentence in sentences for entry in _features(sentence.words)]
         return cls(model.fit(seen, tags))
 
     def tags(self, texts: Sequence[str]) -> list[list[str]]:
         """The tags of the words of each text, which stand between white space."""
         words = [text.split() for text in texts]
-        seen = [one for text in words for one in _features(text)]
-        found = iter(self._model.predict(seen).tolist() if seen else ())
-        return [[next(found) for _ in text] for text in words]
+        seen = [features for text in words for features in _features(text)]
+        predicted = iter(self._model.predict(seen).tolist() if seen else ())
+        return [[next(predicted) for _ in text] for text in words]
 
 
 def _features(words: Sequence[str]) -> Iterator[list[str]]:
-    """What the classifier reads of each word."""
+    """The features of each word, for the classifier."""
     around = [EDGE, *(word.lower() for word in words), EDGE]
     for number, word in enumerate(words):
-        before, own, after = around[number : number + 3]
+        before, this, after = around[number : number + 3]
         shape = f"{word[0].isupper()}{any(map(str.isdigit, word))}{word.isalpha()}"
         yield [
-            "bias", f"is={own}", f"before={before}", f"after={after}", f"shape={shape}",
-            *(f"end={own[-size:]}" for size in (1, 2, 3)), f"start={own[:2]}",
+            "bias", f"is={this}", f"before={before}", f"after={after}", f"shape={shape}",
+            *(f"end={this[-size:]}" for size in (1, 2, 3)), f"start={this[:2]}",
             f"before end={before[-2:]}", f"after end={after[-2:]}",
         ]  # fmt: skip

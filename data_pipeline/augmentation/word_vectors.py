@@ -52,8 +52,8 @@ class WordVectors:
             return []
         if (word, count) not in self._known:
             self._known[word, count] = self.nearest_to(self._unit[number], count, number)
-        found = self._known[word, count]
-        return [one.title() for one in found] if word.istitle() else found
+        words = self._known[word, count]
+        return [other.title() for other in words] if word.istitle() else words
 
     def nearest_to(
         self, vector: NDArray[np.float32], count: int, left_out: int | None = None
@@ -63,7 +63,7 @@ class WordVectors:
         if left_out is not None:
             cosines[left_out] = -np.inf
         order = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
-        return [self.words[one] for one in order.tolist()]
+        return [self.words[number] for number in order.tolist()]
 
 
 def read_entries(

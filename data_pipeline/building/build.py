@@ -366,7 +366,7 @@ def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]
     del tree["tokenizer_dir"], tree["inputs"]
     if options.near_duplicates is None:
         del tree["near_duplicates"]  # equal to a corpus from before this option
-    files = [[_full_path(one.path), one.start, one.bytes] for one in share]
+    files = [[_full_path(span.path), span.start, span.bytes] for span in share]
     return {**tree, "files": files, "vocabulary": fingerprint}
 
 

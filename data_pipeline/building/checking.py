@@ -37,12 +37,12 @@ def check(folder: str) -> list[str]:
     tree = manifest.read(place)
     files = manifest.files_of(tree)
     faults = {name: manifest.fault(place / name, record) for name, record in files.items()}
-    found = [f"{place / name}: {wrong}" for name, wrong in faults.items() if wrong]
+    lines = [f"{place / name}: {wrong}" for name, wrong in faults.items() if wrong]
     for name in SPLITS:
-        found += _damaged_counts(place / name, index_digest(files, name))
+        lines += _damaged_counts(place / name, index_digest(files, name))
         if not any(wrong for file, wrong in faults.items() if file.startswith(f"{name}/")):
-            found += _shards(Corpus.of(folder, place, tree), name)
-    return found
+            lines += _shards(Corpus.of(folder, place, tree), name)
+    return lines
 
 
 def _shards(corpus: Corpus, name: str) -> Iterator[str]:

@@ -92,22 +92,22 @@ def files_of_corpus(folder: Path) -> list[Path]:
     Raises DataError if the manifest is damaged.
     """
     tree = manifest.read(folder)
-    found = [folder / name for name in tree["files"]]
+    files = [folder / name for name in tree["files"]]
     for split in SPLITS:
         count, origin = (
             tree["splits"][split]["shards"],
             index_digest(manifest.files_of(tree), split),
         )
-        found += [folder / split / shard_name(number) for number in range(count)]
-        found += [one for one in (folder / split).glob(PATTERN) if is_intact(one, origin)]
-    return [path for path in found if path.exists()] + [folder / MANIFEST]
+        files += [folder / split / shard_name(number) for number in range(count)]
+        files += [path for path in (folder / split).glob(PATTERN) if is_intact(path, origin)]
+    return [path for path in files if path.exists()] + [folder / MANIFEST]
 
 
 def refuse_foreign_files_in_corpus(folder: Path) -> None:
     """Raise DataError for the first file that lies where a corpus does but is not part of it."""
-    claims, own = Claims(folder), set(files_of_corpus(folder))
+    claims, of_corpus = Claims(folder), set(files_of_corpus(folder))
     for path in _existing_files(folder):
-        if path not in own and path not in claims:
+        if path not in of_corpus and path not in claims:
             raise foreign_file_error(path)
 
 

@@ -66,17 +66,17 @@ class Encoder:
         parsed = parse(chunk, self._reading)
         with as_data_errors(ENCODING_FAILED, also=None), interruptible():
             encoded = list(self._encode(parsed.documents))
-        has_tokens = [len(one.tokens) > 0 for one in encoded]
+        has_tokens = [len(document.tokens) > 0 for document in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]
         texts = [*itertools.compress(parsed.documents, has_tokens)]
         places = [chunk.problem(position, "no token in it") for position in parsed.positions]
         empty = [place for place, has in zip(places, has_tokens, strict=True) if not has]
         places = [*itertools.compress(places, has_tokens)]
-        sentences = _joined([one.sentences for one in documents], np.dtype(np.uint16))
+        sentences = _joined([document.sentences for document in documents], np.dtype(np.uint16))
         full = sentences > 0
-        before = offsets([len(one.sentences) for one in documents])
+        before = offsets([len(document.sentences) for document in documents])
         return EncodedChunk(
-            tokens=_joined([one.tokens for one in documents], self._dtype),
+            tokens=_joined([document.tokens for document in documents], self._dtype),
             sentences=sentences[full],
             documents=np.diff(offsets(full)[before]).astype(np.uint32),
             digests=[digest(text) for text in texts],
@@ -88,11 +88,11 @@ class Encoder:
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:
         """The ids of each document."""
-        found = self._words(documents)
-        rest = [text for text, one in zip(documents, found, strict=True) if one is None]
-        whole = encode_whole(self._tokenizer, rest, [sentence_ends(text) for text in rest])
-        for one in found:
-            yield next(whole) if one is None else one
+        by_words = self._words(documents)
+        rest = [text for text, ids in zip(documents, by_words, strict=True) if ids is None]
+        others = encode_whole(self._tokenizer, rest, [sentence_ends(text) for text in rest])
+        for ids in by_words:
+            yield next(others) if ids is None else ids
 
 
 def encode_whole(
@@ -100,13 +100,13 @@ def encode_whole(
 ) -> Iterator[DocumentIds]:
     """The ids of each document, encoded whole; sentence ends are mapped to token offsets."""
     encoded = tokenizer.encode_batch(documents, add_special_tokens=False)
-    for one, text, stops in zip(encoded, documents, ends, strict=True):
-        cuts = _cuts_by_lookup(one, text, stops) if len(one) <= LOOKUP_TOKENS else None
+    for encoding, text, stops in zip(encoded, documents, ends, strict=True):
+        cuts = _cuts_by_lookup(encoding, text, stops) if len(encoding) <= LOOKUP_TOKENS else None
         if cuts is None:
-            starts = [start for start, _ in one.offsets]
+            starts = [start for start, _ in encoding.offsets]
             cuts = [bisect_left(starts, end) for end in stops[:-1]]
-        bounds = np.maximum.accumulate([0, *cuts, len(one)])
-        yield DocumentIds(np.array(one.ids, np.int64), np.diff(bounds))
+        bounds = np.maximum.accumulate([0, *cuts, len(encoding)])
+        yield DocumentIds(np.array(encoding.ids, np.int64), np.diff(bounds))
 
 
 def _cuts_by_lookup(encoded: tokenizers.Encoding, text: str, ends: list[int]) -> list[int] | None:

@@ -96,8 +96,8 @@ class Journal:
         path = self._folder / STATE
         if not os.path.lexists(path):
             return None
-        with np.load(io.BytesIO(self._content(path)), allow_pickle=False) as found:
-            arrays = dict(found.items())
+        with np.load(io.BytesIO(self._content(path)), allow_pickle=False) as archive:
+            arrays = dict(archive.items())
         head = json.loads(arrays.pop("head").tobytes())
         if "logs" not in head or head["identity"] != json.loads(json.dumps(self._identity)):
             raise DataError(
@@ -111,8 +111,8 @@ class Journal:
             states.setdefault(split, {})[key] = array
         digests, signatures = map(self._read, LOGS)
         split = range(0, len(digests), DIGEST_BYTES)
-        found = {digests[at : at + DIGEST_BYTES] for at in split}
-        return Saved(head["tally"], found, signatures, states)
+        kept = {digests[at : at + DIGEST_BYTES] for at in split}
+        return Saved(head["tally"], kept, signatures, states)
 
     def _content(self, path: Path) -> bytes:
         """The npz bytes of a state. Raises DataError if their SHA-256 is wrong."""

@@ -134,20 +134,20 @@ def _parts(out: Path) -> list[Path]:
 def _require_alike(parts: list[Path], trees: list[dict]) -> None:
     first = _options(trees[0])
     for part, tree in zip(parts, trees, strict=True):
-        own = _options(tree)
-        if own.get(TEXT) != first.get(TEXT):
+        options = _options(tree)
+        if options.get(TEXT) != first.get(TEXT):
             raise DataError(
                 f"{part}: is a slice of another TEXT than {parts[0].name}; remove it, and build it "
                 "again"
             )
-        if own != first:
+        if options != first:
             raise DataError(
                 f"{part}: was built with other options than {parts[0].name}; build it again"
             )
 
 
 def _options(tree: dict) -> dict:
-    """What all parts of a build have in common: options, and what text they are slices of."""
+    """The options that all parts of a build share, and the text of which they are slices."""
     return {k: v for k, v in tree["identity"].items() if k not in ("files", "task")}
 
 
@@ -177,7 +177,7 @@ def _drop_duplicates(parts: list[Path], near: NearDuplicates | None) -> None:
     for part in parts:
         data, tree = (part / DIGESTS).read_bytes(), manifest.read(part)
         digests = [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
-        is_new = np.array([one not in seen for one in digests], bool)
+        is_new = np.array([digest not in seen for digest in digests], bool)
         seen.update(digests)
         keep = is_new if near is None else _unlike(near, part, tree["identity"]["files"], is_new)
         if keep.sum() != tree["tally"]["documents"]:
@@ -191,7 +191,7 @@ def _unlike(
     records = records_in((part / SIGNATURES).read_bytes())
     pairs = zip(records, is_new, strict=True)
     return np.array(
-        [bool(new) and near.is_new(one, files[one["file"]][0]) for one, new in pairs], bool
+        [bool(new) and near.is_new(record, files[record["file"]][0]) for record, new in pairs], bool
     )
 
 
@@ -207,12 +207,12 @@ def _rewrite(
     claims = _emptied(fresh)
     identity, tally = tree["identity"], Tally(**tree["tally"])
     tally.documents, tally.tokens_per_document = 0, Tally().tokens_per_document
-    in_val = np.array([held_out(one, identity["val_fraction"]) for one in digests], bool)
+    in_val = np.array([held_out(digest, identity["val_fraction"]) for digest in digests], bool)
     for split, chosen in (("train", keep[~in_val]), ("val", keep[in_val])):
         sizes = identity["shard_mb"], identity["block_bytes"]
         writer = SplitWriter(fresh / split, claims.add, corpus.vocab_size, *sizes)
-        found = documents(corpus.split(split)) if len(chosen) else iter(())
-        for wanted, document in zip(chosen, found, strict=True):
+        stored = documents(corpus.split(split)) if len(chosen) else iter(())
+        for wanted, document in zip(chosen, stored, strict=True):
             if wanted:
                 writer.add(*document)
                 tally.count(len(document[0]))

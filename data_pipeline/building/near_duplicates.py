@@ -161,6 +161,10 @@ def _minhash():  # type: ignore[no-untyped-def]
 @cache
 def _words() -> re.Pattern[str]:
     """Letters, marks and digits between white space and punctuation."""
-    others = (one for one in map(chr, range(0x10000)) if unicodedata.category(one)[0] in "PSZC")
+    others = (
+        character
+        for character in map(chr, range(0x10000))
+        if unicodedata.category(character)[0] in "PSZC"
+    )
     between = "".join(map(re.escape, others))
     return re.compile(f"[{_SPACELESS}]|[^{_SPACELESS}{between}]+")

@@ -30,7 +30,7 @@ EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, ReadOptions, bool]  #
 def encode_all(
     chunks: Iterable[RawChunk], arguments: EncoderArguments, workers: int
 ) -> Iterator[tuple[RawChunk, EncodedChunk]]:
-    """Each chunk with its encoding, in order. `workers` counts this process too."""
+    """Chunks with their encodings, in order. `workers` counts this process too."""
     if workers > 1:
         yield from _encode_in_parallel(chunks, arguments, workers - 1)
         return

@@ -82,7 +82,7 @@ def _sentence_lines(tally: Tally) -> list[str]:
 
 
 def _warnings(tree: dict) -> list[str]:
-    """What a corpus lacks that a job needs, and what to do."""
+    """The needs of a job that a corpus does not meet, and what to do."""
     splits, identity = tree["splits"], tree["identity"]
     documents = sum(split["documents"] for split in splits.values())
     tokens = sum(split["tokens"] for split in splits.values())

@@ -92,7 +92,7 @@ def input_slice(
 
 
 def slice_of(
-    whole: Sequence[FileSpan], reading: ReadOptions, task: int, tasks: int
+    spans: Sequence[FileSpan], reading: ReadOptions, task: int, tasks: int
 ) -> list[FileSpan]:
     """The contiguous slice of the input, by size, that task `task` (from 0) of `tasks` builds.
 
@@ -100,16 +100,16 @@ def slice_of(
     a single task.
     """
     if tasks == 1:
-        return [*whole]
-    if any(span.path == STDIN for span in whole):
+        return [*spans]
+    if any(span.path == STDIN for span in spans):
         raise DataError("--task: standard input cannot be split among tasks; use files instead")
-    sizes = [0 if span.size is None else span.size for span in whole]
-    if any(span.size is None for span in whole):
-        sizes = [1] * len(whole)  # as many files for each task
+    sizes = [0 if span.size is None else span.size for span in spans]
+    if any(span.size is None for span in spans):
+        sizes = [1] * len(spans)  # as many files for each task
     ends = list(accumulate(sizes))
-    first, last = (_cut(whole, sizes, ends, reading, at, tasks) for at in (task, task + 1))
+    first, last = (_cut(spans, sizes, ends, reading, at, tasks) for at in (task, task + 1))
     share = []
-    for number, span in enumerate(whole):
+    for number, span in enumerate(spans):
         start = first[1] if number == first[0] else 0
         end = last[1] if number == last[0] else None
         if first[0] <= number <= last[0] and end != start:
@@ -291,7 +291,7 @@ def _last_boundary(boundary: re.Pattern[bytes], data: bytearray, first: int) -> 
 
 
 def _cut(
-    whole: Sequence[FileSpan],
+    spans: Sequence[FileSpan],
     sizes: list[int],
     ends: list[int],
     reading: ReadOptions,
@@ -304,9 +304,9 @@ def _cut(
     if task == 0:
         return 0, 0
     if target == total:  # the end of the last task, or empty input
-        return len(whole), 0
+        return len(spans), 0
     number = bisect.bisect_right(ends, target)
-    span = whole[number]
+    span = spans[number]
     start = ends[number] - sizes[number]
     if target == start:
         return number, 0

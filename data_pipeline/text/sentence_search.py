@@ -94,10 +94,10 @@ def find_sentences(text: JoinedText) -> tuple[NDArray[np.int64], NDArray[np.int6
     No document may begin or end with white space.
     """
     ends, unsure = _scan(text.data, text.windows, text.documents, _ABBREVIATIONS)
-    found = _sorted(ends, text.documents)
-    more = np.fromiter(_resolve(text, unsure, found), np.int64)
-    found = _cut_overlong(text, _sorted(found, text.byte_offsets(more)))
-    return found, np.searchsorted(found, text.documents)
+    bounds = _sorted(ends, text.documents)
+    more = np.fromiter(_resolve(text, unsure, bounds), np.int64)
+    bounds = _cut_overlong(text, _sorted(bounds, text.byte_offsets(more)))
+    return bounds, np.searchsorted(bounds, text.documents)
 
 
 @compiled
@@ -109,7 +109,7 @@ def _scan(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(bytes before which a sentence certainly ends, stops that the rules must decide)."""
     ends, unsure = np.empty(len(data), np.int64), np.empty(len(data), np.int64)
-    found = unclear = document = 0
+    certain = unclear = document = 0
     for at in range(documents[-1]):
         if not _MAY_END[data[at]]:
             continue
@@ -117,12 +117,12 @@ def _scan(
             document += 1
         answer, end = _at(data, windows, at, documents[document], documents[document + 1], known)
         if answer == YES:
-            ends[found] = end
-            found += 1
+            ends[certain] = end
+            certain += 1
         elif answer == UNSURE:
             unsure[unclear] = at
             unclear += 1
-    return ends[:found].copy(), unsure[:unclear].copy()
+    return ends[:certain].copy(), unsure[:unclear].copy()
 
 
 @compiled
@@ -213,8 +213,8 @@ def _three_bytes(data: NDArray[np.uint8], at: int) -> np.uint64:
 
 @compiled
 def _is_among(key: np.uint64, keys: NDArray[np.uint64]) -> bool:
-    for one in keys:  # noqa: SIM110
-        if one == key:
+    for known in keys:  # noqa: SIM110
+        if known == key:
             return True
     return False
 
@@ -243,12 +243,16 @@ def _resolve(text: JoinedText, at: NDArray[np.int64], sure: NDArray[np.int64]) -
                 yield end
 
 
-def _cut_overlong(text: JoinedText, found: NDArray[np.int64]) -> NDArray[np.int64]:
+def _cut_overlong(text: JoinedText, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Cut the sentences that are longer than `MAX_CHARACTERS`."""
-    places = text.character_offsets(found)
+    places = text.character_offsets(ends)
     long = np.flatnonzero(np.diff(places) > MAX_CHARACTERS).tolist()
-    more = [at for one in long for at in cuts(text.characters, places[one], places[one + 1])]
-    return _sorted(found, text.byte_offsets(np.array(more, np.int64)))
+    more = [
+        at
+        for sentence in long
+        for at in cuts(text.characters, places[sentence], places[sentence + 1])
+    ]
+    return _sorted(ends, text.byte_offsets(np.array(more, np.int64)))
 
 
 def _sorted(*places: NDArray[np.int64]) -> NDArray[np.int64]:

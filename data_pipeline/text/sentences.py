@@ -34,7 +34,11 @@ def _can_begin() -> str:
 
     They are capitals, and all letters of scripts that have none.
     """
-    some = [one for one in map(chr, range(0x80, 0x3100)) if one.isalpha() and not one.islower()]
+    some = [
+        letter
+        for letter in map(chr, range(0x80, 0x3100))
+        if letter.isalpha() and not letter.islower()
+    ]
     return "A-Z0-9\u3100-\u9fff\ua000-\ud7a3" + "".join(some)
 
 

@@ -75,8 +75,8 @@ def gather(sources: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Documents of clean prose from (name, raw text) pairs; no paragraph occurs twice."""
     seen: set[bytes] = set()
     for _, text in sources:
-        paragraphs = [one for one in prose(text) if _is_new(one, seen)]
-        if sum(len(one.split()) for one in paragraphs) >= MIN_DOCUMENT_WORDS:
+        paragraphs = [paragraph for paragraph in prose(text) if _is_new(paragraph, seen)]
+        if sum(len(paragraph.split()) for paragraph in paragraphs) >= MIN_DOCUMENT_WORDS:
             yield "\n".join(paragraphs)
 
 

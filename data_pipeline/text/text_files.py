@@ -51,8 +51,8 @@ def files_in(folder: str) -> list[Path]:
     Names that begin with a dot are left out, and so is what is in such folders: an archive of macOS
     has a ``._x.jsonl`` beside ``x.jsonl``, which is no text.
     """
-    whole = Path(folder)
-    return [one for one in sorted(whole.rglob("*")) if one.is_file() and _is_shown(one, whole)]
+    root = Path(folder)
+    return [path for path in sorted(root.rglob("*")) if path.is_file() and _is_shown(path, root)]
 
 
 def _is_shown(path: Path, folder: Path) -> bool:
@@ -136,7 +136,7 @@ def awaits_writer(path: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _standard_input(file: BinaryIO) -> BinaryIO:
-    """The same bytes of a pipe or a terminal, in a file of which `awaits_writer` can tell."""
+    """The bytes of a pipe or a terminal, in a file of which `awaits_writer` can tell."""
     try:
         is_live = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except OSError:  # no file: a test's input
@@ -212,7 +212,7 @@ def _member(path: str) -> tuple[zipfile.ZipFile, str]:
 
 def _is_content(name: str) -> bool:
     parts = name.split("/")
-    return bool(parts[-1]) and not any(one.startswith(".") or one == "__MACOSX" for one in parts)
+    return bool(parts[-1]) and not any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def _open_zst(path: str, file: BinaryIO) -> BinaryIO:

@@ -138,7 +138,7 @@ def from_layers(section: str, teacher: Learner, layers: Sequence[int]) -> Mappin
 def _selected(
     key: str, state: Mapping[str, Tensor], layers: Sequence[int], config: ModelConfig
 ) -> Mapping[str, Tensor]:
-    """As `select_layers`; a TrainingError names the `key`."""
+    """The weights of these layers (`select_layers`); a TrainingError names the `key`."""
     try:
         return select_layers(state, layers, config)
     except ModelError as error:

@@ -58,8 +58,13 @@ class Learners:
         self.teacher = self._build_teacher(layers, first, has_finished)
         held = set() if checkpoint is None else set(checkpoint.learners)
         self.others = [
-            self._build(name, one, 0, None if name in held else self._first_weights(name, one))
-            for name, one in self.config.other_teachers.items()
+            self._build(
+                name,
+                teacher_config,
+                0,
+                None if name in held else self._first_weights(name, teacher_config),
+            )
+            for name, teacher_config in self.config.other_teachers.items()
         ]  # further teachers
         self._students: dict[str, Learner] = {}
         self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
@@ -74,7 +79,7 @@ class Learners:
     @property
     def active(self) -> list[Learner]:
         """The students in training; a finished one stays, unchanged, until it is checkpointed."""
-        return [one for one in self.students if one.counters.finished_at is None]
+        return [student for student in self.students if student.counters.finished_at is None]
 
     @property
     def teachers(self) -> list[Learner]:
@@ -94,8 +99,8 @@ class Learners:
     @property
     def waiting(self) -> list[str]:
         """The names of the students that have not started."""
-        there = self._students.keys() | self._finished.keys()
-        return [student_key(name) for name in self.config.students if name not in there]
+        begun = self._students.keys() | self._finished.keys()
+        return [student_key(name) for name in self.config.students if name not in begun]
 
     @property
     def finished(self) -> list[str]:
@@ -105,7 +110,9 @@ class Learners:
     @property
     def finishing(self) -> list[str]:
         """The names of the students that have finished but are still in memory."""
-        return [one.name for one in self.students if one.counters.finished_at is not None]
+        return [
+            student.name for student in self.students if student.counters.finished_at is not None
+        ]
 
     def grow_teacher(self, step: int) -> bool:
         """Double the teacher's layers if that is due before `step`; returns whether it was.
@@ -181,11 +188,13 @@ class Learners:
 
     def returning_to_best(self, step: int) -> list[Learner]:
         """The learners whose `step` continues from their best weights so far."""
-        return [one for one in [self.teacher, *self.active] if one.returns_to_best(step)]
+        return [
+            learner for learner in [self.teacher, *self.active] if learner.returns_to_best(step)
+        ]
 
     def has_finished_at(self, step: int) -> bool:
         """Whether a student has just used up its budget."""
-        return any(one.counters.finished_at == step for one in self.students)
+        return any(student.counters.finished_at == step for student in self.students)
 
     def release_finished(self) -> None:
         """Free the engines of finished students, once a checkpoint holds them."""
@@ -197,8 +206,8 @@ class Learners:
 
     def counters(self) -> dict[str, LearnerState]:
         """Every learner's counters, for the checkpoint."""
-        there = {name: learner.counters for name, learner in self.by_name.items()}
-        return there | {student_key(name): state for name, state in self._finished.items()}
+        in_memory = {name: learner.counters for name, learner in self.by_name.items()}
+        return in_memory | {student_key(name): state for name, state in self._finished.items()}
 
     def _restore(self, checkpoint: Checkpoint, state: JobState) -> None:
         for name, config in self.config.students.items():
