@@ -73,7 +73,7 @@ def test_text_that_cannot_be_read_or_has_no_more_entries_is_reported(
     size = load(tmp_path / "out")[1].vocab_size
     few = f": {size} of {asked:,} entries, since the text has no more"
     assert size < asked or asked < 1000
-    assert lines[-3] == "  ... and 10 more"
+    assert "  ... and 10 more" in lines
     assert lines[-2:] == [
         "the tokenizer's normalizer removes no character",
         f"The tokenizer is in {out}{few * (size < asked)}",
