@@ -33,10 +33,11 @@ class OneLineErrors(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
+        from commands.pipes import pipes_refused
         from configs.progress import shown
 
         try:
-            with shown():
+            with shown(), pipes_refused():
                 return super().invoke(context)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)

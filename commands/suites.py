@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -58,6 +57,7 @@ def compare(
     ``suite.json`` alone, and the rest goes to standard error. SIGTERM and SIGUSR1 end the process
     with exit code 75. Raises as `prepare_suite` does.
     """
+    from configs.strict_json import strict_json
     from trainer.suites.comparison import comparison_table, write_comparison
     from trainer.suites.results import to_json
 
@@ -68,7 +68,7 @@ def compare(
                 run: _evaluation_of(run, job, out, nproc, as_json) for run, job in plan.jobs.items()
             }
         results = _results(plan.suite, plan.models, evaluations, plan.words)
-    text = json.dumps(to_json(results), indent=2)
+    text = strict_json(to_json(results))
     (out / RESULTS).write_text(f"{text}\n")
     about = plan.suite.about
     write_comparison(out / REPORT, Path(name).stem, about, results)

@@ -104,7 +104,7 @@ ROOMS = {
     "trainer/measure": "timing process",
     "trainer/run_folder": "folder metrics run_files",
     "trainer/control": "requests run_context",
-    "trainer/job_data": "digests task_heads examples batch_plan fit prefetch staging counting feed",
+    "trainer/job_data": "digests task_heads encoding examples batch_plan fit prefetch staging counting feed",
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
         "column metric scores task_scores task_metrics span_metric ranking_metric translating"

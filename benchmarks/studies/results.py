@@ -101,10 +101,18 @@ def _is_current(result: Result, job: StudyJob) -> bool:
 
 
 def _require_same_sources(job: StudyJob, found: Sequence[Result], file: Path) -> None:
+    """Raise ClickException where a table would show results of other data beside this job's.
+
+    Shipped results do not say of which data and models they are.
+    """
     here = job.sources_digest()
-    if any(is_of(result, job) and result.sources != here for result in found):
+    current = [result for result in found if _is_current(result, job)]
+    if any(
+        not result.sources or (result.arm == job.arm and result.sources != here)
+        for result in current
+    ):
         raise click.ClickException(
-            f"{file}: its results of {job.arm} are not known to be of your data and models; keep "
+            f"{file}: its results are not known to be of your data and models; keep "
             "yours in another folder: --results FOLDER, or print the results there: --table"
         )
 

@@ -52,6 +52,7 @@ class TextEncoder:
 
         Raises DataError when there is no tokenizer in the folder.
         """
+        self.tokenizer_dir = tokenizer_dir
         self.tokenizer, self.vocabulary = load(tokenizer_dir)
         self.length = length
         self.cut: set[str] = set()

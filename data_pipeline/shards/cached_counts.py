@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.manifest import CHUNK
+from data_pipeline.shards.manifest import CHUNK, unfinished_name
 
 
 def map_array(path: Path) -> NDArray:
@@ -130,7 +129,7 @@ def _save(path: Path, array: NDArray, origin: str) -> bool:
     np.save(content, array)
     digest = _begun(path, origin)
     digest.update(content.getbuffer())
-    part = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    part = unfinished_name(path)
     try:
         part.write_bytes(content.getvalue() + digest.digest())
         part.replace(path)

@@ -6,13 +6,13 @@ import fcntl
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import unfinished_name
 from data_pipeline.shards.writing import disk_errors
 
 YOUNG_S = 60.0  # an unfinished folder of this age may not have its lock yet
@@ -23,13 +23,11 @@ OLD_S = 86400.0  # without a lock, what is unfinished and has not changed for th
 def unfinished(path: Path) -> Iterator[Path]:
     """A new hidden folder beside `path` for its unfinished content, removed when the block ends.
 
-    Its name is no other process's: containers that share a folder may have equal process ids, and
-    equal host names. Folders for the same path that dead processes left are removed, too. Raises
-    OSError, which names `path`, where it cannot be made.
+    Folders for the same path that dead processes left are removed, too. Raises OSError, which
+    names `path`, where it cannot be made.
     """
     _remove_left(path)
-    suffix = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-    part = path.with_name(f".{path.name}.{suffix}.part")
+    part = unfinished_name(path)
     try:  # from before the folder is there, as a signal may come at any time
         try:
             part.mkdir()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -138,3 +139,12 @@ def sha256(path: Path) -> str:
         while data := file.read(CHUNK):
             digest.update(data)
     return digest.hexdigest()
+
+
+def unfinished_name(path: Path) -> Path:
+    """A hidden name beside `path` for its unfinished content, which no other process has.
+
+    Containers that share a folder may have equal process ids, and equal host names.
+    """
+    writer = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+    return path.with_name(f".{path.name}.{writer}.part")

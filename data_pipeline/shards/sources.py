@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.remote import is_store, open_remote
 from data_pipeline.shards.index import shard_number
-from data_pipeline.shards.manifest import FileRecord, fault, sha256
+from data_pipeline.shards.manifest import FileRecord, fault, sha256, unfinished_name
 
 ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
@@ -115,7 +114,7 @@ class Remote:
 
     def _fetch_with_retries(self, name: str, path: Path) -> None:
         address = join(self.url, name)
-        part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
+        part = unfinished_name(path)
         for attempt in range(ATTEMPTS):
             try:
                 self._reserve(name, part)

@@ -321,7 +321,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         theirs = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path}: not found; a model folder has a config.json") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not readable as JSON") from error
     if not isinstance(theirs, dict):
         raise ModelError(f"{path}: expected a mapping")

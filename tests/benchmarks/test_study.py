@@ -182,8 +182,13 @@ def test_results_of_other_data_or_models_are_not_the_users(sources, tmp_path, mo
         told = [str(word) for word in ("fastbert", *words, *places)]
         return CliRunner().invoke(study.main, told).output
 
-    refusal = "fastbert.jsonl: its results of plain are not known to be of your data and models"
+    refusal = "fastbert.jsonl: its results are not known to be of your data and models"
     assert refusal in outcome()
+    recorded = result(config, "plain", 2, teacher=0.5)
+    assert refusal in outcome(), "another seed stands in the same table"
+    recorded = result(config, "fastbert", 2, teacher=0.5)
+    assert refusal in outcome(), "so does another arm"
+    recorded = result(config, "plain", 1, teacher=0.5)
     recorded = dataclasses.replace(recorded, sources=job.sources_digest())
     assert refusal not in outcome()
     for path in (tmp_path / "data/glue/SST-2/dev.tsv", tmp_path / "models/teacher/config.json"):

@@ -26,6 +26,7 @@ from data_pipeline import (
 )
 from data_pipeline.order.slots import rows_of_sources
 from data_pipeline.shards import manifest, sources
+from data_pipeline.shards.manifest import unfinished_name
 from tests.damage import damages
 
 STEPS = 40
@@ -131,6 +132,8 @@ def test_a_file_system_without_locks_will_do(
     at_work.write_bytes(b"begun")
     assert_same_batches(stream(str(corpus.folder), tmp_path), stream(url, tmp_path))
     assert at_work.exists(), "another rank's"
+    path = folder / "shard-000000.tar"
+    assert unfinished_name(path) != unfinished_name(path), "of containers alike in host and pid"
     assert not list(tmp_path.rglob("*.lock"))
 
 

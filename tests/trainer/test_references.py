@@ -21,7 +21,7 @@ from tests.trainer import jobs, test_ranking_tasks, test_sentence_tasks, test_to
 from tests.trainer import test_translation as translation
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import ValidationSet
-from trainer.job_data import examples
+from trainer.job_data import encoding
 from trainer.job_data.examples import with_examples
 from trainer.learners.programs import score
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_edited_between_hash_and_read_and_put_back_is_refused(
     for file in ("train.tsv", "held_out.tsv", "test.tsv"):
         (tmp_path / file).write_text("text\tlabel\nhe was\tdull\nthe\tbright\n")
     wrong = Damage("wrong labels", b"text\tlabel\nhe was\tbright\nthe\tdull\n")
-    edited, identify, store = ExitStack(), examples._identity, examples.store_examples
+    edited, identify, store = ExitStack(), encoding._identity, encoding.store_examples
 
     def identify_then_edit(*asked: Any) -> Any:
         identity = identify(*asked)
@@ -137,11 +137,11 @@ def test_a_file_that_is_edited_between_hash_and_read_and_put_back_is_refused(
 
     job = moods(tmp_path, corpus)
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(examples, "_identity", identify_then_edit)
-        meanwhile.setattr(examples, "store_examples", store_edited)
+        meanwhile.setattr(encoding, "_identity", identify_then_edit)
+        meanwhile.setattr(encoding, "store_examples", store_edited)
         with pytest.raises(DataError, match=f"{name}: was changed while it was read; repeat"):
             with_examples(job)
-    assert not list((tmp_path / "runs" / examples.FOLDER).glob("*/*"))
+    assert not list((tmp_path / "runs" / encoding.FOLDER).glob("*/*"))
     assert Path(with_examples(job).data.path).is_dir()
 
 

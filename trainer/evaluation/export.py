@@ -24,7 +24,8 @@ from model import (
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.evaluation.finished import SavedLearners
-from trainer.job_data.examples import TaskOfJob, tasks_of
+from trainer.job_data.encoding import TaskOfJob
+from trainer.job_data.examples import tasks_of
 from trainer.learner_config import LearnerConfig
 from trainer.objectives.task import STATISTICS
 from trainer.objectives.term import TermConfig

@@ -35,7 +35,8 @@ from model import (
 from trainer.config import JobConfig
 from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.held_out import ValidationSet
-from trainer.job_data.examples import TaskOfJob, tasks_of, with_validation
+from trainer.job_data.encoding import TaskOfJob
+from trainer.job_data.examples import tasks_of, with_validation
 from trainer.job_data.fit import require_fit
 from trainer.objectives.task import STATISTICS, TaskConfig
 from trainer.objectives.term import registered_terms

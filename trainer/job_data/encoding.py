@@ -1,0 +1,201 @@
+"""Encoding the examples of a task once, in a folder whose name is a hash of what they are made of.
+
+That is all that determines their content: the files, the tokenizer, the task's settings and the
+code of its module. So jobs with the same examples share it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.durations import counted
+from configs.progress import tracked
+from configs.typed import nearest_of_all
+from data_pipeline import Corpus, DataConfig, DataError, TaskDataConfig, TextEncoder
+from data_pipeline.examples.reading import layout_of
+from data_pipeline.examples.storing import store_examples
+from data_pipeline.shards import manifest
+from data_pipeline.tokenization.tokenizer import digest as tokenizer_digest
+from trainer.config import JobConfig
+from trainer.job_data.digests import digest_of, watch
+from trainer.job_data.task_heads import require_labels_of_kind
+from trainer.objectives.task import Part, TaskConfig, TaskFile
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 7  # version of the shipped tasks' encodings, and of what is held out
+SHIPPED = "trainer.tasks."  # modules whose encoding `FORMAT` is about
+FOLDER = "examples"
+SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
+
+
+@dataclass(frozen=True)
+class TaskOfJob:
+    """A task of a job: its name in objectives, its section there, and its examples."""
+
+    name: str
+    task: TaskConfig
+    data: DataConfig | TaskDataConfig  # of several tasks: the task's own, complete
+
+    @property
+    def key(self) -> str:
+        """The key of the section that names its examples."""
+        return "data" if isinstance(self.data, DataConfig) else f"data.tasks.{self.name}"
+
+    @property
+    def path_key(self) -> str:
+        """The key of the folder that holds its encoded examples."""
+        return f"{self.key}.path"
+
+    def file(self, split: str) -> TaskFile:
+        """The file of a split that is named."""
+        return self.task_file(self.data.task_files[split], is_scored=False)
+
+    def task_file(self, path: Path, *, is_scored: bool) -> TaskFile:
+        """A file of its examples, to train or to be scored on.
+
+        Raises DataError where the section names the column of a field that the task does not have.
+        """
+        _require_fields(self)
+        most = self.data.max_scored if is_scored else self.data.max_trained
+        data = self.data
+        return TaskFile(path, data.columns, data.other_files, most, data.encoding)
+
+
+def encoded(
+    job: JobConfig,
+    one: TaskOfJob,
+    tokenizer: Path,
+    files: Mapping[str, Path],
+    renewable: Collection[str] = (),
+) -> Path:
+    """The folder of the encoded examples in `files`, by split, which exists afterwards.
+
+    It is the `path` of the section; empty: one beside the runs, named after its content. One at a
+    key among `renewable` that holds other examples gives way to that. Raises DataError.
+    """
+    assert one.data.sequence_length is not None
+    encoder = TextEncoder(tokenizer, one.data.sequence_length)
+    require_unchanged = watch(files_of(one, files))  # hashed in the next line, read below
+    identity = _identity(one, files, encoder)
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    named_by_content = Path(f"{job.output_dir}/{FOLDER}/{digest}/{one.name}")
+    folder = Path(one.data.path or named_by_content)
+    if one.path_key in renewable and not _holds(folder, identity):
+        folder = named_by_content
+    if not folder.exists():
+        _encode(one, folder, encoder, identity, files, require_unchanged)
+    elif not _holds(folder, identity):
+        raise DataError(
+            f"{one.path_key}: {folder} holds other examples; name another, or leave it empty"
+        )
+    layout = layout_of(Corpus.open(str(folder)), next(iter(files)))
+    require_labels_of_kind(job, one.task, layout)
+    return folder
+
+
+def _encode(
+    one: TaskOfJob,
+    folder: Path,
+    encoder: TextEncoder,
+    identity: Mapping[str, Any],
+    files: Mapping[str, Path],
+    require_unchanged: Callable[[], None],
+) -> None:
+    """Write the encoded examples in `files` to `folder`, unless a file changes meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    parts = _parts(one, files)
+    examples = {
+        split: tracked(
+            one.task.encode_part(file, encoder, part), f"encoding {file.path}", "examples"
+        )
+        for split, (file, part) in parts.items()
+    }
+
+    def references() -> Any:  # the last that is read
+        compared = one.task.references(*parts["val"])
+        require_unchanged()
+        return compared
+
+    store_examples(folder, encoder, encoder.tokenizer_dir, identity, examples, references)
+    if encoder.cut:
+        _log.warning(
+            "%s.sequence_length: %s cuts %s: the part that is cut is neither read nor scored",
+            one.key,
+            one.data.sequence_length,
+            counted(len(encoder.cut), "text"),
+        )
+
+
+def _holds(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether a folder has the encoded examples of this identity."""
+    return folder.exists() and identity.items() <= manifest.read(folder)["identity"].items()
+
+
+def _identity(one: TaskOfJob, files: Mapping[str, Path], encoder: TextEncoder) -> dict[str, Any]:
+    """All that decides what the encoded examples are.
+
+    A plugin has no `FORMAT`: its file stands for it.
+    """
+    data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
+    changed = {key: getattr(data, key) for key in data.changed("max_trained", "encoding")}
+    own = type(task).__module__.startswith(SHIPPED)
+    code = {} if own else {"code": digest_of(Path(inspect.getfile(type(task))))}
+    return {
+        "format": FORMAT,
+        "tokenizer": tokenizer_digest(encoder.tokenizer),
+        **changed,
+        **code,
+        "settings": {key: settings[key] for key in settings if key not in task.not_encoded},
+        "files": {SPLITS[split]: _digest(task, path) for split, path in files.items()},
+        "others": {other: digest_of(path) for other, path in data.other_files.items()},
+        "max_scored": data.max_scored,
+        "columns": dict(data.columns),
+        "sequence_length": data.sequence_length,
+        "validation_fraction": None if data.validation else data.validation_fraction,
+    }
+
+
+def _digest(task: TaskConfig, path: Path) -> str:
+    """The SHA-256 of the examples at a path."""
+    digests = [digest_of(one) for one in task.files_of(path)]
+    whole = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if len(digests) == 1 else whole
+
+
+def _parts(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, tuple[TaskFile, Part]]:
+    """The file of each split, and the part of it: without one for "val", some of "train"'s."""
+    fraction = None if "val" in files else one.data.validation_fraction
+    return {
+        split: (
+            one.task_file(
+                files[split if fraction is None else "train"],
+                is_scored=fraction is None and split == "val",
+            ),
+            Part(is_held_out=split == "val", fraction=fraction),
+        )
+        for split in (files if fraction is None else SPLITS)
+    }
+
+
+def _require_fields(one: TaskOfJob) -> None:
+    """Raise DataError for a column of a field that the task does not have: it has no effect."""
+    fields = one.task.placed_fields
+    for name in one.data.columns:
+        if name not in fields:
+            why = nearest_of_all(name, fields) or f"; {one.name} has none, so remove it"
+            raise DataError(f"{one.key}.columns.{name}: no such field{why}")
+
+
+def files_of(one: TaskOfJob, files: Mapping[str, Path]) -> list[Path]:
+    """The files with the examples of these splits, and the task's other files."""
+    examples = (path for split in files.values() for path in one.task.files_of(split))
+    return [*examples, *one.data.other_files.values()]
