@@ -14,7 +14,6 @@ from model import build, save_pretrained
 from tests.trainer import tiny
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -6,6 +6,7 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,6 +17,7 @@ from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
 from trainer.evaluation import final_scores as evaluation
 from trainer.job import Job
+from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
 from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import start_run
@@ -57,6 +59,39 @@ def finish(folder: RunFolder) -> int:
     watch = HangWatch(folder.rank_log(dist.get_rank()), seconds=600.0)
     run_on_rank_zero(partial(finalize, folder), watch)
     return watch.heartbeats
+
+
+def load(job: Path, *overrides: str) -> JobConfig:
+    """The job in a file, completed from its examples."""
+    return with_examples(configs.load(str(job), JobConfig, "job", overrides))
+
+
+def finished_run(job: Path, *overrides: str) -> str:
+    """The folder of the finished run of a job on examples. Collective."""
+    folder = run(load(job, *overrides))
+    finish(folder)
+    return str(folder.path)
+
+
+def stopped_and_resumed(job: Path, runs: Path) -> list[tuple[float, str, float]]:
+    """The record of a run on examples that stops and resumes. Collective."""
+    again = load(job, f"output_dir={runs}", "name=again")
+    run(again, stop_after=13)
+    return curve(run(again))
+
+
+def curve_in(job: Path, runs: Path) -> list[tuple[float, str, float]]:
+    """The record of a job on examples that runs in this folder. Collective."""
+    return curve(run(load(job, f"output_dir={runs}")))
+
+
+def assert_same_losses(folder: RunFolder, other: list[tuple[float, str, float]]) -> int:
+    """Whether a run has the losses of another, but for rounding; returns how many these are."""
+    values = {(step, name): value for step, name, value in curve(folder)}
+    compared = [(step, name, value) for step, name, value in other if name.endswith("/loss")]
+    for step, name, value in compared:
+        assert values[step, name] == pytest.approx(value, rel=2e-4), (step, name)
+    return len(compared)
 
 
 def curve(folder: RunFolder, learner: str = "") -> list[tuple[float, str, float]]:

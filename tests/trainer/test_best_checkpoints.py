@@ -19,7 +19,6 @@ from tests.trainer.test_sentence_tasks import (  # noqa: F401 - a fixture
     LABELS,
     job_of_moods,
     lines,
-    load,
 )
 from trainer.checkpoint import published
 from trainer.config import JobConfig
@@ -39,14 +38,14 @@ LEARNERS = ("teacher", "students/small", "students/lstm")
 
 def finished(job: Path, *words: str) -> str:
     """The folder of the finished run. Collective."""
-    run = jobs.run(load(job, *words))
+    run = jobs.run(jobs.load(job, *words))
     jobs.finish(run)
     return str(run.path)
 
 
 def stopped_and_resumed(job: Path, *words: str) -> list[tuple[float, str, float]]:
     """The record of a run that stops twice and resumes. Collective."""
-    config = load(job, *words)
+    config = jobs.load(job, *words)
     for step in (5, 9):
         jobs.run(config, stop_after=step)
     return jobs.curve(jobs.run(config))

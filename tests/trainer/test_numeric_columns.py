@@ -96,31 +96,9 @@ def job_of_prices(corpus, tmp_path_factory) -> Path:
     return path
 
 
-def load(job: Path, *overrides: str) -> JobConfig:
-    return with_examples(configs.load(str(job), JobConfig, "job", overrides))
-
-
-def train(job: Path, *overrides: str) -> str:
-    """The folder of the finished run. Collective."""
-    folder = jobs.run(load(job, *overrides))
-    jobs.finish(folder)
-    return str(folder.path)
-
-
-def stopped_and_resumed(job: Path, runs: Path) -> list:
-    """The record of a run that stops and resumes. Collective."""
-    again = load(job, f"output_dir={runs}", "name=again")
-    jobs.run(again, stop_after=13)
-    return jobs.curve(jobs.run(again))
-
-
-def curve_of_one(job: Path, runs: Path) -> str:
-    return str(jobs.run(load(job, f"output_dir={runs}")).path)
-
-
 @pytest.fixture(scope="module", name="run")
 def run_of_two(job) -> RunFolder:
-    return RunFolder(Path(run_distributed(train, 2, job)[0]))
+    return RunFolder(Path(run_distributed(jobs.finished_run, 2, job)[0]))
 
 
 @pytest.fixture(scope="module", name="export")
@@ -144,34 +122,36 @@ def test_a_label_that_depends_on_a_number_is_learnt_with_it_alone(run, job, tmp_
     without = [f"{of}.objective.single_sentence.numbers=[]" for of in
                ("teacher", "students.small", "students.lstm")]  # fmt: skip
     blind = RunFolder(
-        Path(run_distributed(train, 1, job, *without, f"output_dir={tmp_path}", "steps=20")[0])
+        Path(
+            run_distributed(
+                jobs.finished_run, 1, job, *without, f"output_dir={tmp_path}", "steps=20"
+            )[0]
+        )
     )
     assert max(scores(blind).values()) < 0.7
 
 
 def test_two_ranks_train_as_one_does(run, job, tmp_path) -> None:
-    alone = jobs.curve(RunFolder(Path(run_distributed(curve_of_one, 1, job, tmp_path)[0])))
-    both = {(step, name): value for step, name, value in jobs.curve(run)}
-    compared = [(step, name, value) for step, name, value in alone if name.endswith("/loss")]
-    assert len(compared) >= 180
-    for step, name, value in compared:
-        assert both[step, name] == pytest.approx(value, rel=2e-4), (step, name)
+    alone = run_distributed(jobs.curve_in, 1, job, tmp_path)[0]
+    assert jobs.assert_same_losses(run, alone) >= 180
 
 
 def test_a_run_that_was_stopped_resumes_to_the_last_bit(run, job, tmp_path) -> None:
-    assert run_distributed(stopped_and_resumed, 2, job, tmp_path)[0] == jobs.curve(run)
+    assert run_distributed(jobs.stopped_and_resumed, 2, job, tmp_path)[0] == jobs.curve(run)
 
 
 def test_the_statistics_are_those_of_the_rows_that_are_trained_on(job, run, export) -> None:
     columns = np.array([[row["price"], row["weight"]] for row in rows(160, 1)], np.float64)
-    task = load(job).teacher.objective.single_sentence
+    task = jobs.load(job).teacher.objective.single_sentence
     assert task.means == pytest.approx(columns.mean(axis=0), rel=1e-12)
     assert task.deviations == pytest.approx(columns.std(axis=0), rel=1e-12)
     head = from_pretrained(export).config.task_heads["single_sentence"]
     facts = json.loads((export / "task.json").read_text())["settings"]
     assert head.means == facts["means"] == task.means
     assert head.deviations == facts["deviations"] == task.deviations
-    held = load(job, "data.validation=''", "data.validation_fraction=0.25", "steps=0", "epochs=2")
+    held = jobs.load(
+        job, "data.validation=''", "data.validation_fraction=0.25", "steps=0", "epochs=2"
+    )
     assert held.steps == 15  # 120 rows, twice
     trained = columns[[n for n in range(160) if n % 4 != 3]]
     assert held.teacher.objective.single_sentence.means == pytest.approx(trained.mean(axis=0))
@@ -232,12 +212,12 @@ def test_a_bad_number_in_training_is_named(job, tmp_path, value) -> None:
     table = [*rows(20, 1), {"text": "of the", "price": value, "weight": 1, "label": "dear"}]
     write(tmp_path / "bad.tsv", table)
     with pytest.raises(DataError, match=r"bad\.tsv:22: price: ") as refused:
-        load(job, f"data.train={tmp_path / 'bad.tsv'}")
+        jobs.load(job, f"data.train={tmp_path / 'bad.tsv'}")
     assert "\n" not in str(refused.value)
     records = [json.dumps(row) for row in [*rows(20, 1), {"text": "of", "label": "dear"}]]
     (tmp_path / "bad.jsonl").write_text("\n".join(records))
     with pytest.raises(DataError, match=r"bad\.jsonl:21: price: '' is not a number"):
-        load(job, f"data.train={tmp_path / 'bad.jsonl'}")
+        jobs.load(job, f"data.train={tmp_path / 'bad.jsonl'}")
 
 
 def of_all(setting: str) -> list[str]:
@@ -256,28 +236,28 @@ def of_all(setting: str) -> list[str]:
 )
 def test_columns_that_do_not_fit_are_refused(job, setting, error, message) -> None:
     with pytest.raises(error, match=message):
-        load(job, *of_all(setting))
+        jobs.load(job, *of_all(setting))
 
 
 def test_a_column_that_is_always_the_same_is_refused(job, tmp_path) -> None:
     write(tmp_path / "same.tsv", [{**row, "weight": 7} for row in rows(20, 1)])
     with pytest.raises(DataError, match=r"numbers: weight is the same in every row that is train"):
-        load(job, f"data.train={tmp_path / 'same.tsv'}")
+        jobs.load(job, f"data.train={tmp_path / 'same.tsv'}")
 
 
 def test_what_reads_no_numbers_says_so(job, run, tmp_path) -> None:
     head = "single_sentence: {numbers: [price]}"
     tasks = f"{{tasks: {{a: {{{head}}}, b: {{single_sentence: {{}}}}}}}}"
     with pytest.raises(ConfigError, match=r"tasks\.a\.single_sentence\.numbers: are for a job of"):
-        load(job, "students=null", f"teacher.objective={tasks}")
+        jobs.load(job, "students=null", f"teacher.objective={tasks}")
     with pytest.raises(ConfigError, match="reads no numbers beside the text; remove numbers"):
-        load(job, "teacher.objective.branches={}")
+        jobs.load(job, "teacher.objective.branches={}")
     teacher = run.path / "exports" / "teacher"
     frozen = ["teacher=null", f"teacher.init.pretrained={teacher}", "teacher.frozen=true"]
     words = [*frozen, f"output_dir={tmp_path}"]
     with pytest.raises(TrainingError, match=r"its head reads the numbers price, weight beside"):
-        load(job, *words, *(word for word in of_all("numbers=[price]") if "students" in word))
-    assert load(job, *words).teacher.frozen
+        jobs.load(job, *words, *(word for word in of_all("numbers=[price]") if "students" in word))
+    assert jobs.load(job, *words).teacher.frozen
 
 
 def test_a_finished_model_is_scored_on_a_file(run, export, job) -> None:
@@ -349,7 +329,7 @@ def test_pairs_in_a_file_without_a_header_have_numbers_too(job, tmp_path) -> Non
         f"data.train={file}",
         f"data.validation={file}",
     ]
-    found = load(job, *words)
+    found = jobs.load(job, *words)
     examples = ExampleSplit(Corpus.open(found.data.path), "train")
     assert examples.columns.tolist() == [[row["price"]] for row in rows(40, 1)]
     assert examples.layout.segments == (2,)
@@ -357,7 +337,7 @@ def test_pairs_in_a_file_without_a_header_have_numbers_too(job, tmp_path) -> Non
 
 def test_copies_of_an_example_keep_its_numbers(job, tmp_path) -> None:
     out = tmp_path / "more.tsv"
-    augment(load(job, "students=null"), Twice(), out, torch.device("cpu"))
+    augment(jobs.load(job, "students=null"), Twice(), out, torch.device("cpu"))
     header, *lines = out.read_text().splitlines()
     assert header.split("\t") == ["text", "label", "price", "weight"]
     known = {(str(row["price"]), str(row["weight"])) for row in rows(160, 1)}
@@ -386,7 +366,7 @@ def test_a_model_goes_on_with_its_head_where_it_reads_the_same_numbers(
 ) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     init, name = InitConfig(pretrained=str(export)), "task_heads.single_sentence.linear.weight"
-    same, other = (load(job, *words).students["small"].architecture
+    same, other = (jobs.load(job, *words).students["small"].architecture
                    for words in ([], of_all("numbers=[price]")))  # fmt: skip
     given = from_pretrained(export).state_dict()[name]
     assert torch.equal(from_folder("teacher", init, same)[name], given)

@@ -92,27 +92,9 @@ def job_of_moods(corpus, tmp_path_factory) -> Path:
     return path
 
 
-def load(job: Path, *overrides: str) -> JobConfig:
-    return with_examples(configs.load(str(job), JobConfig, "job", overrides))
-
-
-def train(job: Path) -> str:
-    """The folder of the finished run. Collective."""
-    folder = jobs.run(load(job))
-    jobs.finish(folder)
-    return str(folder.path)
-
-
-def stopped_and_resumed(job: Path, runs: Path) -> list:
-    """The record of a run that stops and resumes. Collective."""
-    again = load(job, f"output_dir={runs}", "name=again")
-    jobs.run(again, stop_after=13)
-    return jobs.curve(jobs.run(again))
-
-
 @pytest.fixture(scope="module")
 def run_of_two(job) -> RunFolder:
-    return RunFolder(Path(run_distributed(train, 2, job)[0]))
+    return RunFolder(Path(run_distributed(jobs.finished_run, 2, job)[0]))
 
 
 def test_a_task_is_trained_distilled_scored_and_exported(run_of_two) -> None:
@@ -165,7 +147,7 @@ def test_a_bad_test_file_is_named_before_training(job, tmp_path) -> None:
     rows = tmp_path / "test.tsv"
     write(rows, ["fine\tgrey"])
     with pytest.raises(DataError, match=r"test\.tsv:2: label: 'grey' is not one of the labels"):
-        load(job, f"data.test={rows}")
+        jobs.load(job, f"data.test={rows}")
 
 
 def test_a_student_that_learns_states_only_is_exported_as_an_encoder(job, corpus, tmp_path) -> None:
@@ -174,7 +156,7 @@ def test_a_student_that_learns_states_only_is_exported_as_an_encoder(job, corpus
     path = tmp_path / "job.yaml"
     changes = {"steps": 2, "output_dir": str(tmp_path), "students": {"small": small}}
     path.write_text(yaml.safe_dump({**tree, **changes}))
-    run = RunFolder(Path(run_distributed(train, 1, path)[0]))
+    run = RunFolder(Path(run_distributed(jobs.finished_run, 1, path)[0]))
     assert not from_pretrained(run.path / "exports" / "small").config.task_heads
     assert not (run.path / "exports" / "small" / "task.json").exists()
     assert (run.path / "exports" / "teacher" / "task.json").exists()
@@ -193,22 +175,14 @@ def test_another_kind_of_model_learns_the_task_too(run_of_two) -> None:
 
 
 def test_two_ranks_train_as_one_does(run_of_two, job, tmp_path) -> None:
-    alone = jobs.curve(RunFolder(Path(run_distributed(curve_of_one, 1, job, tmp_path)[0])))
-    both = {(step, name): value for step, name, value in jobs.curve(run_of_two)}
-    compared = [(step, name, value) for step, name, value in alone if name.endswith("/loss")]
-    assert len(compared) >= 80
-    for step, name, value in compared:
-        assert both[step, name] == pytest.approx(value, rel=2e-4), (step, name)
-
-
-def curve_of_one(job: Path, runs: Path) -> str:
-    return str(jobs.run(load(job, f"output_dir={runs}")).path)
+    alone = run_distributed(jobs.curve_in, 1, job, tmp_path)[0]
+    assert jobs.assert_same_losses(run_of_two, alone) >= 80
 
 
 def test_a_run_that_was_stopped_resumes_to_the_last_bit(run_of_two, job, tmp_path) -> None:
     whole = jobs.curve(run_of_two)
     assert len(whole) > 300
-    assert run_distributed(stopped_and_resumed, 2, job, tmp_path)[0] == whole
+    assert run_distributed(jobs.stopped_and_resumed, 2, job, tmp_path)[0] == whole
 
 
 def losses_of_both_ways(job: Path, runs: Path) -> list[list[float]]:
@@ -216,7 +190,7 @@ def losses_of_both_ways(job: Path, runs: Path) -> list[list[float]]:
     found = []
     for narrow in ("false", "true"):
         words = [f"output_dir={runs}", f"name=narrow-{narrow}", "students=null", "steps=3"]
-        folder = jobs.run(load(job, *words, f"teacher.masked_only={narrow}"))
+        folder = jobs.run(jobs.load(job, *words, f"teacher.masked_only={narrow}"))
         found.append([row["teacher/loss"] for row in metrics.read(folder.metrics)])
     return found
 
@@ -259,13 +233,13 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
 )
 def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(job, *overrides)
+        jobs.load(job, *overrides)
 
 
 @pytest.mark.parametrize("name", ["txet", "q"])
 def test_a_misspelt_field_is_named(job, name) -> None:
     with pytest.raises(DataError, match=rf"^data.columns.{name}: no such.*here are: text, label$"):
-        load(job, f"data.columns.{name}=review")
+        jobs.load(job, f"data.columns.{name}=review")
 
 
 @pytest.mark.parametrize(
@@ -285,21 +259,21 @@ def test_bad_examples_are_named(job, tmp_path, rows, overrides, message) -> None
     keys = [f"teacher.objective.single_sentence.{one}" for one in overrides]
     keys += [f"data.root={tmp_path}", "data.validation=''", "data.test=''", "students=null"]
     with pytest.raises(DataError) as refused:
-        load(job, *keys)
+        jobs.load(job, *keys)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
-    found = load(job, "steps=0", "epochs=2.5", "data.validation=''")
+    found = jobs.load(job, "steps=0", "epochs=2.5", "data.validation=''")
     assert found.steps == -(-180 // 16)  # 72 of 80 examples, 2.5 times
     assert found.teacher.objective.single_sentence.labels == LABELS
     assert found.students["small"].objective.single_sentence.weight == 2.0
-    assert load(job).data.path == load(job, "name=other").data.path != found.data.path
+    assert jobs.load(job).data.path == jobs.load(job, "name=other").data.path != found.data.path
     again = configs.load_text(configs.dump(found), JobConfig, "job", [], "config.yaml")
     assert again == found == with_examples(again)
     with pytest.raises(DataError, match=r"data\.path: .* holds other examples"):
-        load(job, f"data.path={found.data.path}")
+        jobs.load(job, f"data.path={found.data.path}")
 
 
 def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_path) -> None:
@@ -316,7 +290,7 @@ def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_pa
     labels = "objective.single_sentence.labels=[bright, dull, grey]"
     other = (f"students.small.{labels}", f"students.lstm.{labels}")
     with pytest.raises(TrainingError, match="its head predicts bright, dull, but the labels"):
-        load(job, *words, *other)
+        jobs.load(job, *words, *other)
 
 
 def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
@@ -339,7 +313,7 @@ def test_a_frozen_teacher_is_scored_by_the_task_of_its_students(job) -> None:
 
 
 def train_with(job: Path, words: tuple[str, ...]) -> str:
-    folder = jobs.run(load(job, *words))
+    folder = jobs.run(jobs.load(job, *words))
     jobs.finish(folder)
     return str(folder.path)
 
@@ -378,7 +352,7 @@ TASKS_WITH_FILES = {
 def test_a_test_file_without_labels_is_refused_before_training(job, tmp_path, layout) -> None:
     (tmp_path / "test.tsv").write_text("\n".join(layout) + "\n")
     with pytest.raises(DataError) as refused:
-        load(job, f"data.test={tmp_path / 'test.tsv'}", "data.columns.text=text")
+        jobs.load(job, f"data.test={tmp_path / 'test.tsv'}", "data.columns.text=text")
     assert "or leave data.test out: `tandem predict` reads files without labels" in str(
         refused.value
     )
@@ -389,14 +363,14 @@ def test_too_few_examples_to_hold_some_out_need_a_validation_file(job, tmp_path)
     write(tmp_path / "few.tsv", lines(6, 0))
     given = [f"data.train={tmp_path / 'few.tsv'}", 'data.validation=""', 'data.test=""']
     with pytest.raises(DataError) as refused:
-        load(job, *given)
+        jobs.load(job, *given)
     assert "data.validation: must be set; " in str(refused.value)
     assert "few.tsv has too few examples to hold some of them out" in str(refused.value)
-    assert load(job, *given, "data.validation_fraction=0.5").steps
+    assert jobs.load(job, *given, "data.validation_fraction=0.5").steps
 
 
 def test_texts_that_are_cut_are_counted_once(job, tmp_path, caplog) -> None:
     for _ in range(2):
-        load(job, "data.sequence_length=8", f"output_dir={tmp_path}", 'data.test=""')
+        jobs.load(job, "data.sequence_length=8", f"output_dir={tmp_path}", 'data.test=""')
     (said,) = [one.getMessage() for one in caplog.records if "cuts" in one.getMessage()]
     assert said.startswith("data.sequence_length: 8 cuts ")
