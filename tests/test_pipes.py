@@ -21,7 +21,6 @@ from tests.trainer import tiny
         ("model/model.safetensors", "import {0}/model --out {0}/new"),
         ("model/tokenizer.json", "embed {0}/model text"),
         ("corpus/corpus.json", "data check {0}/corpus"),
-        ("corpus/train/index.bin", "data check {0}/corpus"),
         ("run/config.yaml", "evaluate {0}/run"),
         ("run/config.yaml", "status {0}/run"),
         ("pipe", "data build {0}/text.txt --tokenizer {0}/model --out {0}/pipe"),
