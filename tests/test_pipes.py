@@ -22,12 +22,14 @@ from tests.trainer import tiny
         ("model/tokenizer.json", "embed {0}/model text"),
         ("corpus/corpus.json", "data check {0}/corpus"),
         ("run/config.yaml", "evaluate {0}/run"),
-        ("run/config.yaml", "status {0}/run"),
         ("pipe", "data build {0}/text.txt --tokenizer {0}/model --out {0}/pipe"),
         ("pipe", "import {0}/model --out {0}/pipe"),
         ("pipe", "export {0}/run --learner teacher --out {0}/pipe"),
-        ("pipe.tsv", "data perturb sst2 data.train={0}/pipe.tsv --out {0}/new.tsv"),
-        ("text.txt", "tokenizer train {0}/text.txt --vocab-size 300 --out {0}/new"),
+        ("pipe.tsv", "data perturb sst2 --replace 0 data.train={0}/pipe.tsv --out {0}/new.tsv"),
+        (
+            "text.txt",
+            "tokenizer train {0}/text.txt --kind wordpiece --vocab-size 300 --out {0}/new",
+        ),
     ],
 )
 def test_a_pipe_is_named_at_once(name: str, words: str, corpus: Path, tmp_path: Path) -> None:
