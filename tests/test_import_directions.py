@@ -104,7 +104,9 @@ ROOMS = {
     "trainer/measure": "timing process",
     "trainer/run_folder": "folder metrics run_files",
     "trainer/control": "requests run_context",
-    "trainer/job_data": "digests task_heads encoding examples batch_plan fit prefetch staging counting feed",
+    "trainer/job_data": (
+        "digests task_heads encoding examples batch_plan fit prefetch staging counting feed"
+    ),
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
         "column metric scores task_scores task_metrics span_metric ranking_metric translating"
@@ -131,7 +133,7 @@ ROOMS = {
     ),
     "cluster/planning": "machine failures memory plan text",
     "commands": (
-        "errors options job_texts starting output ending job_configs api data tokenizers "
+        "pipes errors options job_texts starting output ending job_configs api data tokenizers "
         "runs models prediction embedding training finetuning suite_runs suites results submission "
         "analysis reference listing"
     ),
