@@ -27,12 +27,14 @@ $(READY): constraints.txt pyproject.toml
 	    { echo ".venv: not a virtual environment; move it away"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	    { rm -rf .venv; echo "Python's venv module is needed: apt-get install python3-venv"; exit 1; }
-	@echo "Installing into .venv ..."
+	@echo "Installing into .venv, once: PyTorch first (1 to 10 minutes, 1 GB; with CUDA some 5 GB) ..."
 	@$(BIN)/python -m pip install --quiet pip==26.1
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	@echo "PyTorch is installed. Next: some 130 other packages (1 to 5 minutes, 1.3 GB) ..."
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	    --build-constraint constraints.txt --editable '.[dev]'
 	@touch $@
+	@echo "Installed: . .venv/bin/activate makes the command tandem available."
 
 # The text, the tokenizer and the corpus are made once. The job resumes where it stopped, and says so
 # when it is done.
@@ -76,7 +78,7 @@ all-tests:
 slurm:
 	@command -v slurmctld >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "Installing SLURM for its tests ..."; \
+	    echo "Installing SLURM for its tests, once (about a minute) ..."; \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 	        --no-install-recommends slurmctld slurmd slurm-client munge iproute2 bindfs; } >/dev/null 2>&1 || \
 	    echo "SLURM could not be installed: its tests will skip."; \
@@ -88,7 +90,7 @@ slurm:
 chromium:
 	@command -v chromium >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "Installing Chromium for the tests of pages ..."; \
+	    echo "Installing Chromium for the tests of pages, once (about a minute) ..."; \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 	        --no-install-recommends chromium fonts-dejavu-core; } >/dev/null 2>&1 || \
 	    echo "Chromium could not be installed: the tests of pages will skip."; \
@@ -140,7 +142,7 @@ roofline: $(READY)
 
 $(CUDA)/.ready: $(READY)
 	@$(BIN)/python -m venv $(CUDA)
-	@echo "Installing PyTorch's CUDA build into $(CUDA) ..."
+	@echo "Installing PyTorch's CUDA build into $(CUDA), once (some 5 GB, 2 to 15 minutes) ..."
 	@$(CUDA)/bin/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	    $(BIN)/python -c "$$packages" > "$$($(CUDA)/bin/python -c "$$packages")/rest.pth"

@@ -8,6 +8,7 @@ kind, as the commands print them; OSError for files.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -55,8 +56,10 @@ def train(
         words = [sys.executable, str(_ENTRY), "train", path, *overrides]
         if nproc is not None:
             words += ["--nproc", str(nproc)]
+        # A notebook's kernel asks for colours, with which a pipe would get a terminal's display.
+        environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
         with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process:
             assert process.stdout is not None
             said = ""

@@ -59,6 +59,7 @@ def test_a_task_trains_in_several_threads_from_a_model_that_several_have_read(
     rows = "".join(f"{word} here\t{word}\n" for word in ("was", "is") * 20)
     (tmp_path / "train.tsv").write_text(f"text\tlabel\n{rows}")
     words = ["teacher.init.pretrained=model", "data.train=train.tsv", "epochs=1", "name=threads"]
+    words += ["data.sequence_length=16"]
     command = [sys.executable, "-m", "tandem", "train", "single_sentence", *words, "--nproc", "1"]
     environment = command_environment(OMP_NUM_THREADS="2")
     done = subprocess.run(
