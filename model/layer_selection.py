@@ -97,8 +97,8 @@ def tile(
     have, such as the norm before its first attention, begins as in a random model of this `seed`.
     """
     first = build(large, seed).state_dict()
-    tiled = {name: _tiled(state, small, large, name, tensor) for name, tensor in first.items()}
-    return {name: first[name] if found is None else found for name, found in tiled.items()}
+    tiled = {name: _tiled(state, small, large, name, begun) for name, begun in first.items()}
+    return {name: first[name] if tensor is None else tensor for name, tensor in tiled.items()}
 
 
 def _tiled(
@@ -114,7 +114,7 @@ def _tiled(
     tensor = state[name]
     for dimension, size in enumerate(like.shape):
         pieces = tensor.chunk(parts if dimension == 0 else 1, dim=dimension)
-        repeated = [_repeated(one, dimension, size // len(pieces)) for one in pieces]
+        repeated = [_repeated(piece, dimension, size // len(pieces)) for piece in pieces]
         tensor = torch.cat(repeated, dim=dimension)
     return tensor
 

@@ -47,7 +47,7 @@ class HeadModuleConfig(Section, ABC):
         """FLOPs for a text of this length; here two for each weight of a matrix and token."""
         with torch.device("meta"):
             module = self.build(size, outputs)
-        weights = sum(one.numel() for one in module.parameters() if one.ndim > 1)
+        weights = sum(parameter.numel() for parameter in module.parameters() if parameter.ndim > 1)
         return 2 * weights * length
 
 

@@ -287,7 +287,7 @@ def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
 
 
 class _LibraryHead(nn.Module):
-    """What the library has above the layers, and its outputs in the order of the task's labels."""
+    """The library's parts above the layers, with outputs in the order of the task's labels."""
 
     def __init__(self, head: TaskHeadConfig, library: Mapping[str, nn.Module]) -> None:
         super().__init__()
