@@ -2,7 +2,7 @@
 #   make demo      trains a teacher and two students in one job, and reports
 #   make test      lint and the quick tests (with SLURM's where it may be installed)
 #   make test-all  the slow tests too
-#   make lint      ruff, mypy and shellcheck;  make format;  make bench;  make setup
+#   make lint      ruff, mypy, vague names and shellcheck;  make format;  make bench;  make setup
 #   make docs      the pages as a site, in build/site
 #   make roofline  shipped jobs on fake CUDA tensors: faults, kernels, the MFU that they allow
 
@@ -103,6 +103,7 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python benchmarks/structure.py --words
 	@$(SHELLCHECK) cluster/*.sh .ci/run
 	@$(SHELLCHECK) --exclude=SC1090,SC2034 tests/cluster/golden/job.sbatch
 

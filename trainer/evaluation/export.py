@@ -100,12 +100,12 @@ def _write_task_facts(
 
 
 def _write_modules(saved: SavedLearners, config: ModelConfig, out: Path) -> None:
-    """What `sentence-transformers` reads of an encoder whose only head is a pooled state.
+    """Write the files of `sentence-transformers` for an encoder whose only head is a pooled state.
 
     Of other models it takes the mean of the last states, as ``tandem embed`` does.
     """
     heads = [head for head in config.task_heads.values() if head.kind == VECTOR]
-    tasks = [one for one in tasks_of(saved.job) if one.task.has_head(config)]
+    tasks = [job_task for job_task in tasks_of(saved.job) if job_task.task.has_head(config)]
     if not heads or not tasks:
         return
     (head,), task = heads, dataclasses.asdict(tasks[0].task)

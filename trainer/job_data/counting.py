@@ -50,7 +50,7 @@ def count_sequences(
 def _needed(
     data: DataConfig, corpora: Mapping[str, Corpus], splits: Collection[str]
 ) -> Iterator[tuple[CorpusSplit, PackingRules]]:
-    """Each split with the rules by which it is packed, once; "val" has those of the first phase."""
+    """The splits with their rules of packing, once each; "val" has those of the first phase."""
     phases = [
         PackingRules(kind, length, data.short_sequence_probability)
         for length, kind in data.lengths_and_packings()
@@ -81,8 +81,8 @@ def _count_together(
     _log.info("%s: counting the sequences of %d blocks", split.name, len(counts))
     for start in range(0, len(counts), at_once):
         first = start + rank * BLOCKS
-        own = split.count(rules, first, first + BLOCKS)
-        counts[first : first + len(own)] = torch.from_numpy(own.astype(np.int64))
+        counted = split.count(rules, first, first + BLOCKS)
+        counts[first : first + len(counted)] = torch.from_numpy(counted.astype(np.int64))
         dist.all_reduce(counts[start : start + at_once], group=background_group())
         heartbeat()
     return counts.numpy().astype(np.uint32)

@@ -72,7 +72,7 @@ class TaskOfJob:
 
 def encoded(
     job: JobConfig,
-    one: TaskOfJob,
+    job_task: TaskOfJob,
     tokenizer: Path,
     files: Mapping[str, Path],
     renewable: Collection[str] = (),
@@ -82,28 +82,28 @@ def encoded(
     It is the `path` of the section; empty: one beside the runs, named after its content. One at a
     key among `renewable` that holds other examples gives way to that. Raises DataError.
     """
-    assert one.data.sequence_length is not None
-    encoder = TextEncoder(tokenizer, one.data.sequence_length)
-    require_unchanged = watch(files_of(one, files))  # hashed in the next line, read below
-    identity = _identity(one, files, encoder)
+    assert job_task.data.sequence_length is not None
+    encoder = TextEncoder(tokenizer, job_task.data.sequence_length)
+    require_unchanged = watch(files_of(job_task, files))  # hashed in the next line, read below
+    identity = _identity(job_task, files, encoder)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    named_by_content = Path(f"{job.output_dir}/{FOLDER}/{digest}/{one.name}")
-    folder = Path(one.data.path or named_by_content)
-    if one.path_key in renewable and not _holds(folder, identity):
+    named_by_content = Path(f"{job.output_dir}/{FOLDER}/{digest}/{job_task.name}")
+    folder = Path(job_task.data.path or named_by_content)
+    if job_task.path_key in renewable and not _holds(folder, identity):
         folder = named_by_content
     if not folder.exists():
-        _encode(one, folder, encoder, identity, files, require_unchanged)
+        _encode(job_task, folder, encoder, identity, files, require_unchanged)
     elif not _holds(folder, identity):
         raise DataError(
-            f"{one.path_key}: {folder} holds other examples; name another, or leave it empty"
+            f"{job_task.path_key}: {folder} holds other examples; name another, or leave it empty"
         )
     layout = layout_of(Corpus.open(str(folder)), next(iter(files)))
-    require_labels_of_kind(job, one.task, layout)
+    require_labels_of_kind(job, job_task.task, layout)
     return folder
 
 
 def _encode(
-    one: TaskOfJob,
+    job_task: TaskOfJob,
     folder: Path,
     encoder: TextEncoder,
     identity: Mapping[str, Any],
@@ -112,16 +112,16 @@ def _encode(
 ) -> None:
     """Write the encoded examples in `files` to `folder`, unless a file changes meanwhile."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    parts = _parts(one, files)
+    parts = _parts(job_task, files)
     examples = {
         split: tracked(
-            one.task.encode_part(file, encoder, part), f"encoding {file.path}", "examples"
+            job_task.task.encode_part(file, encoder, part), f"encoding {file.path}", "examples"
         )
         for split, (file, part) in parts.items()
     }
 
     def references() -> Any:  # the last that is read
-        compared = one.task.references(*parts["val"])
+        compared = job_task.task.references(*parts["val"])
         require_unchanged()
         return compared
 
@@ -129,8 +129,8 @@ def _encode(
     if encoder.cut:
         _log.warning(
             "%s.sequence_length: %s cuts %s: the part that is cut is neither read nor scored",
-            one.key,
-            one.data.sequence_length,
+            job_task.key,
+            job_task.data.sequence_length,
             counted(len(encoder.cut), "text"),
         )
 
@@ -140,15 +140,17 @@ def _holds(folder: Path, identity: Mapping[str, Any]) -> bool:
     return folder.exists() and identity.items() <= manifest.read(folder)["identity"].items()
 
 
-def _identity(one: TaskOfJob, files: Mapping[str, Path], encoder: TextEncoder) -> dict[str, Any]:
+def _identity(
+    job_task: TaskOfJob, files: Mapping[str, Path], encoder: TextEncoder
+) -> dict[str, Any]:
     """All that decides what the encoded examples are.
 
     A plugin has no `FORMAT`: its file stands for it.
     """
-    data, task, settings = one.data, one.task, dataclasses.asdict(one.task)
+    data, task, settings = job_task.data, job_task.task, dataclasses.asdict(job_task.task)
     changed = {key: getattr(data, key) for key in data.changed("max_trained", "encoding")}
-    own = type(task).__module__.startswith(SHIPPED)
-    code = {} if own else {"code": digest_of(Path(inspect.getfile(type(task))))}
+    is_shipped = type(task).__module__.startswith(SHIPPED)
+    code = {} if is_shipped else {"code": digest_of(Path(inspect.getfile(type(task))))}
     return {
         "format": FORMAT,
         "tokenizer": tokenizer_digest(encoder.tokenizer),
@@ -166,17 +168,17 @@ def _identity(one: TaskOfJob, files: Mapping[str, Path], encoder: TextEncoder) -
 
 def _digest(task: TaskConfig, path: Path) -> str:
     """The SHA-256 of the examples at a path."""
-    digests = [digest_of(one) for one in task.files_of(path)]
-    whole = hashlib.sha256("".join(digests).encode()).hexdigest()
-    return digests[0] if len(digests) == 1 else whole
+    digests = [digest_of(file) for file in task.files_of(path)]
+    joined = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if len(digests) == 1 else joined
 
 
-def _parts(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, tuple[TaskFile, Part]]:
+def _parts(job_task: TaskOfJob, files: Mapping[str, Path]) -> dict[str, tuple[TaskFile, Part]]:
     """The file of each split, and the part of it: without one for "val", some of "train"'s."""
-    fraction = None if "val" in files else one.data.validation_fraction
+    fraction = None if "val" in files else job_task.data.validation_fraction
     return {
         split: (
-            one.task_file(
+            job_task.task_file(
                 files[split if fraction is None else "train"],
                 is_scored=fraction is None and split == "val",
             ),
@@ -186,16 +188,16 @@ def _parts(one: TaskOfJob, files: Mapping[str, Path]) -> dict[str, tuple[TaskFil
     }
 
 
-def _require_fields(one: TaskOfJob) -> None:
+def _require_fields(job_task: TaskOfJob) -> None:
     """Raise DataError for a column of a field that the task does not have: it has no effect."""
-    fields = one.task.placed_fields
-    for name in one.data.columns:
+    fields = job_task.task.placed_fields
+    for name in job_task.data.columns:
         if name not in fields:
-            why = nearest_of_all(name, fields) or f"; {one.name} has none, so remove it"
-            raise DataError(f"{one.key}.columns.{name}: no such field{why}")
+            why = nearest_of_all(name, fields) or f"; {job_task.name} has none, so remove it"
+            raise DataError(f"{job_task.key}.columns.{name}: no such field{why}")
 
 
-def files_of(one: TaskOfJob, files: Mapping[str, Path]) -> list[Path]:
+def files_of(job_task: TaskOfJob, files: Mapping[str, Path]) -> list[Path]:
     """The files with the examples of these splits, and the task's other files."""
-    examples = (path for split in files.values() for path in one.task.files_of(split))
-    return [*examples, *one.data.other_files.values()]
+    examples = (path for split in files.values() for path in job_task.task.files_of(split))
+    return [*examples, *job_task.data.other_files.values()]

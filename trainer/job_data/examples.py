@@ -37,9 +37,9 @@ def with_examples(job: JobConfig, renewable: Collection[str] = ()) -> JobConfig:
     if not job.data.has_examples:
         return job
     tokenizer, totals = _tokenizer_of(job), {}
-    for one in tasks_of(job):
-        ready = _ready(job, one, tokenizer, renewable)
-        totals[one.name] = ExampleSplit(Corpus.open(ready.data.path), "train").total
+    for job_task in tasks_of(job):
+        ready = _ready(job, job_task, tokenizer, renewable)
+        totals[job_task.name] = ExampleSplit(Corpus.open(ready.data.path), "train").total
         job = _with(job, ready)
     steps = job.steps or _steps(job, totals)
     job = dataclasses.replace(job, steps=steps, epochs=None)
@@ -48,13 +48,13 @@ def with_examples(job: JobConfig, renewable: Collection[str] = ()) -> JobConfig:
 
 
 def with_validation(job: JobConfig) -> JobConfig:
-    """As `with_examples`, for a job that only scores: it encodes the validation files alone."""
+    """The job, completed for scoring alone: only the validation files are encoded."""
     tasks = tasks_of(job)
-    if not all("validation" in one.data.task_files for one in tasks):
+    if not all("validation" in job_task.data.task_files for job_task in tasks):
         return with_examples(job)
     tokenizer = _tokenizer_of(job)
-    for one in tasks:
-        ready = _with_labels(job, one)
+    for job_task in tasks:
+        ready = _with_labels(job, job_task)
         files = {"val": ready.file("validation").path}
         job = _with(job, _at(ready, encoded(job, ready, tokenizer, files)))
     return job
@@ -62,13 +62,13 @@ def with_validation(job: JobConfig) -> JobConfig:
 
 def tasks_of(job: JobConfig) -> list[TaskOfJob]:
     """The tasks of a job that reads examples, each as the first learner that has it declares it."""
-    found: dict[str, TaskConfig] = {}
+    declared: dict[str, TaskConfig] = {}
     for learner in job.learners.values():
         for name, task in learner.objective.task_terms().items():
-            found.setdefault(name, task)
+            declared.setdefault(name, task)
     if not job.data.tasks:
-        return [TaskOfJob(name, task, job.data) for name, task in found.items()]
-    return [TaskOfJob(name, found[name], data) for name, data in job.data.examples_of.items()]
+        return [TaskOfJob(name, task, job.data) for name, task in declared.items()]
+    return [TaskOfJob(name, declared[name], data) for name, data in job.data.examples_of.items()]
 
 
 def scored_on_test(job: JobConfig) -> JobConfig | None:
@@ -77,70 +77,74 @@ def scored_on_test(job: JobConfig) -> JobConfig | None:
     `job` comes from `with_examples`. Tasks without a test file keep their examples. The others' are
     encoded unless that has been done before. Raises DataError, naming file and line, for bad ones.
     """
-    tested = [one for one in tasks_of(job) if one.data.test]
-    for one in tested:
-        tokenizer = Corpus.open(one.data.path).tokenizer_dir
-        own = dataclasses.replace(one, data=dataclasses.replace(one.data, path=""))
+    tested = [job_task for job_task in tasks_of(job) if job_task.data.test]
+    for job_task in tested:
+        tokenizer = Corpus.open(job_task.data.path).tokenizer_dir
+        on_test = dataclasses.replace(job_task, data=dataclasses.replace(job_task.data, path=""))
         try:
-            folder = encoded(job, own, tokenizer, {"val": one.file("test").path})
+            folder = encoded(job, on_test, tokenizer, {"val": job_task.file("test").path})
         except DataError as error:
-            other = f"or leave {one.key}.test out: `tandem predict` reads files without labels"
+            other = f"or leave {job_task.key}.test out: `tandem predict` reads files without labels"
             raise DataError(f"{error}; {other}") from None
-        job = _with(job, _at(own, folder))
+        job = _with(job, _at(on_test, folder))
     return job if tested else None
 
 
 def test_contents(job: JobConfig) -> dict[str, str]:
-    """What identifies the examples in each task's test file, by task; see `scored_on_test`."""
+    """The digests of the examples in each task's test file, by task; see `scored_on_test`."""
     scored = scored_on_test(job)
-    tested = [one for one in tasks_of(scored) if one.data.test] if scored else []
-    return {one.name: Corpus.open(one.data.path).content for one in tested}
+    tested = [job_task for job_task in tasks_of(scored) if job_task.data.test] if scored else []
+    return {job_task.name: Corpus.open(job_task.data.path).content for job_task in tested}
 
 
 def _ready(
-    job: JobConfig, one: TaskOfJob, tokenizer: Path, renewable: Collection[str]
+    job: JobConfig, job_task: TaskOfJob, tokenizer: Path, renewable: Collection[str]
 ) -> TaskOfJob:
     """The task, completed from its files, with its examples encoded."""
-    one = _with_labels(job, one)
-    files = one.data.task_files
+    job_task = _with_labels(job, job_task)
+    files = job_task.data.task_files
     splits = {split: files[of] for split, of in SPLITS.items() if of in files}
-    folder = encoded(job, one, tokenizer, splits, renewable)
+    folder = encoded(job, job_task, tokenizer, splits, renewable)
     if "val" not in splits and "val" not in manifest.read(folder)["tally"]["examples"]:
         raise DataError(
-            f"{one.key}.validation: must be set; {files['train']} has too few examples to hold "
-            f"some of them out (or raise {one.key}.validation_fraction)"
+            f"{job_task.key}.validation: must be set; {files['train']} has too few examples to "
+            f"hold some of them out (or raise {job_task.key}.validation_fraction)"
         )
-    one = _at(one, folder)
-    trained = ExampleSplit(Corpus.open(one.data.path), "train")
-    return dataclasses.replace(one, task=one.task.trained_on(trained))
+    job_task = _at(job_task, folder)
+    trained = ExampleSplit(Corpus.open(job_task.data.path), "train")
+    return dataclasses.replace(job_task, task=job_task.task.trained_on(trained))
 
 
-def _with_labels(job: JobConfig, one: TaskOfJob) -> TaskOfJob:
+def _with_labels(job: JobConfig, job_task: TaskOfJob) -> TaskOfJob:
     """The task with the labels of its training file.
 
     Raises DataError and TrainingError as `with_examples`.
     """
-    files = one.data.task_files
-    if one.task.needs_validation and "validation" not in files:
-        raise DataError(f"{one.key}.validation: must be set for {one.name}")
-    _require_files(one)
+    files = job_task.data.task_files
+    if job_task.task.needs_validation and "validation" not in files:
+        raise DataError(f"{job_task.key}.validation: must be set for {job_task.name}")
+    _require_files(job_task)
     for key in ("max_trained", "max_scored"):
-        if getattr(one.data, key) is not None and not one.task.can_read_some:
-            raise DataError(f"{one.key}.{key}: {one.name} reads whole files only; remove it")
-    task = one.task.with_labels_of(one.file("train"))
+        if getattr(job_task.data, key) is not None and not job_task.task.can_read_some:
+            raise DataError(
+                f"{job_task.key}.{key}: {job_task.name} reads whole files only; remove it"
+            )
+    task = job_task.task.with_labels_of(job_task.file("train"))
     require_same_labels(job, task)
-    return dataclasses.replace(one, task=task)
+    return dataclasses.replace(job_task, task=task)
 
 
-def _require_files(one: TaskOfJob) -> None:
+def _require_files(job_task: TaskOfJob) -> None:
     """Raise DataError where the task lacks one of its other files, or has one that it ignores."""
-    task, there = one.task, one.data.files
+    task, files = job_task.task, job_task.data.files
     for file in task.reads:
-        if file not in there:
-            raise DataError(f"{one.key}.files.{file}: must be set for {one.name}")
-    for file in there.keys() - {*task.reads, *task.may_read}:
+        if file not in files:
+            raise DataError(f"{job_task.key}.files.{file}: must be set for {job_task.name}")
+    for file in files.keys() - {*task.reads, *task.may_read}:
         known = ", ".join((*task.reads, *task.may_read)) or "no other files"
-        raise DataError(f"{one.key}.files.{file}: {one.name} does not read it; it reads {known}")
+        raise DataError(
+            f"{job_task.key}.files.{file}: {job_task.name} does not read it; it reads {known}"
+        )
 
 
 def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:
@@ -149,8 +153,8 @@ def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:
     Of several tasks, each has its own `corpus`, which has the task's name. Random choices depend on
     the `seed`.
     """
-    names = {one.view for one in job.learners.values()} - {DEFAULT_VIEW}
-    tasks = {one.name: one.task for one in tasks_of(job)}
+    names = {learner.view for learner in job.learners.values()} - {DEFAULT_VIEW}
+    tasks = {job_task.name: job_task.task for job_task in tasks_of(job)}
     task = tasks[corpus] if job.data.tasks else next(iter(tasks.values()))
     return {name: task.view(name, seed) for name in sorted(names)}
 
@@ -166,16 +170,16 @@ def predicts_by_example(job: JobConfig) -> bool:
 
 def aligns(job: JobConfig, view: str, other: str) -> bool:
     """Whether learners of these views have the same labels, in the same order."""
-    return all(one.task.aligns(view, other) for one in tasks_of(job))
+    return all(job_task.task.aligns(view, other) for job_task in tasks_of(job))
 
 
-def _at(one: TaskOfJob, folder: Path) -> TaskOfJob:
+def _at(job_task: TaskOfJob, folder: Path) -> TaskOfJob:
     """The task with the folder that holds its encoded examples."""
-    data = dataclasses.replace(one.data, path=str(folder))
-    return dataclasses.replace(one, task=one.task.scored_on(folder), data=data)
+    data = dataclasses.replace(job_task.data, path=str(folder))
+    return dataclasses.replace(job_task, task=job_task.task.scored_on(folder), data=data)
 
 
-def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
+def _with(job: JobConfig, job_task: TaskOfJob) -> JobConfig:
     """The job with a task as it is now, in place of each learner's, which keeps its weight.
 
     The heads of frozen teachers get its labels, in its order.
@@ -183,17 +187,19 @@ def _with(job: JobConfig, one: TaskOfJob) -> JobConfig:
 
     def renewed(learner: LearnerConfig) -> LearnerConfig:
         if learner.frozen:
-            return dataclasses.replace(learner, model=with_labels(learner.model, one.task))
+            return dataclasses.replace(learner, model=with_labels(learner.model, job_task.task))
         terms = learner.objective.task_terms()
-        if one.name not in terms:
+        if job_task.name not in terms:
             return learner
-        given = terms[one.name]
-        task = dataclasses.replace(one.task, weight=given.weight, module=given.module)
-        return dataclasses.replace(learner, objective=learner.objective.with_task(one.name, task))
+        given = terms[job_task.name]
+        task = dataclasses.replace(job_task.task, weight=given.weight, module=given.module)
+        return dataclasses.replace(
+            learner, objective=learner.objective.with_task(job_task.name, task)
+        )
 
-    data = one.data
+    data = job_task.data
     if isinstance(data, TaskDataConfig):
-        data = dataclasses.replace(job.data, tasks={**job.data.tasks, one.name: data})
+        data = dataclasses.replace(job.data, tasks={**job.data.tasks, job_task.name: data})
     return dataclasses.replace(
         job,
         data=data,
@@ -215,8 +221,8 @@ def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
 
 def _tokenizer_of(job: JobConfig) -> Path:
     """The folder of the tokenizer that the job's models share."""
-    folders = [job.data.tokenizer, *(one.init.pretrained for one in job.learners.values())]
-    folder = next((one for one in folders if one is not None), None)
+    folders = [job.data.tokenizer, *(learner.init.pretrained for learner in job.learners.values())]
+    folder = next((folder for folder in folders if folder is not None), None)
     if folder is None:
         raise TrainingError("data.tokenizer: must be set where teacher.init.pretrained is not")
     if not Path(folder).exists():

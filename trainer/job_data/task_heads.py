@@ -1,4 +1,4 @@
-"""What heads must be for a task's examples, and for what students learn from frozen teachers."""
+"""The heads that a task's examples need, and those that students need of frozen teachers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def require_same_labels(job: JobConfig, task: TaskConfig) -> None:
     read = _readers_of(job, task.head) | (set() if job.data.tasks else {TEACHER})
     if task.head == MASKED:
         return  # of the vocabulary, which learners share
-    frozen = {name: one for name, one in job.learners.items() if one.frozen}
+    frozen = {name: teacher for name, teacher in job.learners.items() if teacher.frozen}
     for name, teacher in frozen.items():
         if name in read or MEAN in read:
             _require_head(job, task, name, teacher.model)
-    has_head = [task.head in one.model.task_heads for one in frozen.values()]
+    has_head = [task.head in teacher.model.task_heads for teacher in frozen.values()]
     if MEAN in read and not any([not job.teacher.frozen, *has_head]):
         raise TrainingError(
             f"{task.head}: no teacher has a head for it; fine-tune one, or list the other tasks in "
@@ -49,7 +49,7 @@ def require_labels_of_kind(job: JobConfig, task: TaskConfig, layout: Layout) -> 
 
     `tandem predict` and the export would tell one label too.
     """
-    models = (one.architecture.task_heads for one in job.learners.values())
+    models = (learner.architecture.task_heads for learner in job.learners.values())
     kinds = {heads[task.head].kind for heads in models if task.head in heads}
     if CLASSIFICATION in kinds and layout.targets.get(task.head, WHOLE) != WHOLE:
         raise TrainingError(
@@ -86,7 +86,7 @@ def _require_head(job: JobConfig, task: TaskConfig, name: str, teacher: ModelCon
 def _heads_in(job: JobConfig) -> set[str]:
     """The heads of the job's tasks."""
     learners = job.learners.values()
-    return {task.head for one in learners for task in one.objective.task_terms().values()}
+    return {task.head for learner in learners for task in learner.objective.task_terms().values()}
 
 
 def _readers_of(job: JobConfig, head: str) -> set[str | None]:
