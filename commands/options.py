@@ -22,7 +22,6 @@ class Number(click.FloatRange):
         return number
 
 
-DISTRIBUTION = "tandem-distill"
 MAX_DIGITS = 18  # a number of this many digits fits into 64 bits
 
 
@@ -55,6 +54,8 @@ class Encoding(click.ParamType):
 
 def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     from importlib.metadata import PackageNotFoundError, version
+
+    from configs.runs import DISTRIBUTION
 
     if not asked or context.resilient_parsing:
         return

@@ -18,6 +18,7 @@ from configs.errors import ConfigError
 from configs.strict_json import from_json, read_json
 
 STOPPED = 75  # the exit code of a process that has saved and stopped on request
+DISTRIBUTION = "tandem-distill"  # the package as it is installed
 REVISION = "# git revision: "  # begins the first line of config.yaml
 USUAL_ROWS = 10  # the usual interval is the mean over this many rows of metrics
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from trainer.control import requests, run_context
 from trainer.control.requests import CHECKPOINT, STOP, RequestBox, answer_to, ask
 from trainer.control.run_context import Heartbeat, RunContext
 from trainer.errors import TrainingError
+from trainer.lifecycle import start
 from trainer.measure.process import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.ranks import FirstFailure, HangWatch
@@ -160,3 +162,15 @@ def test_the_revision_is_empty_where_the_config_is_damaged(tmp_path, content, re
     folder = RunFolder(tmp_path)
     folder.config.write_bytes(content)
     assert folder.revision() == revision
+
+
+def test_the_revision_of_an_installed_package_is_its_version(tmp_path, monkeypatch):
+    """Also where it lies inside a checkout of the user's."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    package = tmp_path / "venv" / "trainer" / "lifecycle"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(start, "__file__", str(package / "start.py"))
+    monkeypatch.setattr(start, "version", lambda name: f"version of {name}")
+    assert start._git_revision() == "version of tandem-distill"
+    (tmp_path / "venv" / "REVISION").write_text("1a2b3c4\n")
+    assert start._git_revision() == "1a2b3c4"

@@ -254,7 +254,8 @@ def _settings(section: TermConfig) -> str:
     changed = section.changed(*(field.name for field in dataclasses.fields(section)))
     in_head = ("labels", *STATISTICS)
     shown = dict.fromkeys(["weight", *(name for name in changed if name not in in_head)])
-    return ", ".join(f"{name} {getattr(section, name)}" for name in shown)
+    values = {name: getattr(section, name) for name in shown}
+    return ", ".join(f"{name} {'null' if v is None else v}" for name, v in values.items())
 
 
 def _scores(

@@ -11,13 +11,14 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 import configs
-from configs.runs import REVISION
+from configs.runs import DISTRIBUTION, REVISION
 from data_pipeline import Corpus, contents, open_corpora
 from trainer.checkpoint import (
     Attempt,
@@ -122,10 +123,18 @@ def config_of(folder: RunFolder, state: Mapping[str, Any], now: JobConfig) -> Jo
 
 
 def _git_revision() -> str:
-    """The git revision of the running code, a checkout or a snapshot with a REVISION; or "none"."""
+    """The git revision of a checkout or a snapshot with a REVISION; else the package's version.
+
+    "none" is for code without any. An installed package may lie inside a user's own checkout.
+    """
     root = Path(__file__).parents[2]
     if (root / "REVISION").is_file():
         return (root / "REVISION").read_text(encoding="utf-8").strip()
+    if not (root / ".git").exists():
+        try:
+            return version(DISTRIBUTION)
+        except PackageNotFoundError:
+            return "none"
     command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
