@@ -110,6 +110,13 @@ class LineDraw(IntEnum):
     SAMPLE = 1  # the line of a stretch that is used
 
 
+@unique
+class DuplicateDraw(IntEnum):
+    """``tandem data build --near-duplicates``: tag, number of the band, its hash values."""
+
+    BAND = 1  # which signatures are compared
+
+
 def scalar_key(*parts: int) -> int:
     """A 64-bit key from integers below 2**64. Their order matters."""
     key = 0

@@ -51,6 +51,7 @@ class EncoderConfig(ModelConfig):
     hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
     layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
     heads: Annotated[int, WIDTH, Doc("Attention heads in a layer.")] = 12
+    ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 3072
     kv_heads: Annotated[
         int,
         _WIDTH_OR_NONE,
@@ -59,7 +60,6 @@ class EncoderConfig(ModelConfig):
             "2305.13245); 0: as many as `heads`."
         ),
     ] = 0
-    ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 3072
     embedding_size: Annotated[
         int, _WIDTH_OR_NONE, Doc("Width of the word vectors; 0: the hidden size.")
     ] = 0

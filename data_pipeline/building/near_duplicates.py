@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.hashing import array_keys, scalar_key
+from data_pipeline.hashing import DuplicateDraw, array_keys, scalar_key
 from data_pipeline.text.documents import Problem
 
 SIGNATURES = "signatures.bin"  # `RECORD`s of a part's documents, for the merge
@@ -119,7 +119,8 @@ class NearDuplicates:
     def _keys(self, signature: NDArray[np.uint32]) -> list[int]:
         bands = signature[: self._bands * self._rows].reshape(self._bands, self._rows)
         columns = bands.T.astype(np.int64)
-        return array_keys(0, np.arange(self._bands), *columns).tolist()
+        key = scalar_key(DuplicateDraw.BAND)
+        return array_keys(key, np.arange(self._bands), *columns).tolist()
 
     def _likeness(self, record: np.void, number: int) -> float:
         """The estimated similarity to a document that was kept."""

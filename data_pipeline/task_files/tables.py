@@ -91,7 +91,7 @@ def read_table(
         if isinstance(column, int) and column < 1:
             raise DataError(f"{path}: {field}: columns are numbered from 1, and {column} is none")
     if layout in (JSONL, PARQUET) and numbered == {True}:
-        raise DataError(f"{path}: columns: give their names, because this file has a header")
+        raise DataError(f"{path}: columns: give their names, which this file has")
     rows: Iterator[Row]
     if layout == TSV:
         rows = _cell_rows(path, columns, _tab_separated(path, encoding), SEPARATED, on_malformed)

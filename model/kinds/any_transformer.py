@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import Doc, OneOf, Range
+from configs.rules import Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.errors import ModelError
 from model.heads import OutputOrder, ProjectionParts
@@ -55,14 +55,14 @@ class TransformersConfig(ModelConfig):
     hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
     layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
     max_positions: Annotated[
-        int, Range(0, WIDEST), Doc("The longest sequence, in tokens; 0: any length.")
+        int | None, WIDTH, Unit("tokens"), Doc("The longest sequence; null: any length.")
     ] = 512
     segment_types: Annotated[
         int, Range(0, WIDEST), Doc("Number of segment embeddings; 0: none.")
     ] = 2
     pad_token_id: PaddingToken = 0
     initializer_range: Annotated[
-        float, Range(0.0, 100.0), Doc("Standard deviation of projections in the losses.")
+        float, positive(100.0), Doc("Standard deviation of projections in the losses.")
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -72,7 +72,7 @@ class TransformersConfig(ModelConfig):
 
     @property
     def longest_sequence(self) -> int | None:
-        return self.max_positions or None
+        return self.max_positions
 
     @property
     def reads_segments(self) -> bool:
@@ -366,13 +366,14 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _positions(original: nn.Module) -> int:
+def _positions(original: nn.Module) -> int | None:
     """The longest sequence; some families count positions from the padding token's number on."""
     for name, table in original.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             padding = table.padding_idx
             return table.num_embeddings - (0 if padding is None else padding + 1)
-    return int(getattr(original.config, "max_position_embeddings", None) or 0)
+    positions: int | None = getattr(original.config, "max_position_embeddings", None)
+    return positions or None
 
 
 @torch.no_grad()

@@ -241,7 +241,7 @@ def test_a_run_is_scored_by_a_job_of_its_own(finished):
         (["store", "demo", "--seeds", "1,2"], "--seeds does not go with `tandem submit store`"),
         (["demo", "--suite", "demo"], "--suite does not go with `tandem submit train`"),
         (["evaluate", "demo", "--store"], "--store does not go with `tandem submit evaluate`"),
-        (["demo", "--store", "--seeds", "1,2"], "--store: with --seeds"),
+        (["demo", "--store", "--seeds", "1,2"], "--store: does not go with --seeds"),
         (["evaluate", "--suite", "demo"], "name a CONFIG"),
         (["--nodes", "2", "demo"], "--nodes: put CONFIG before the options of sbatch"),
     ],

@@ -23,6 +23,7 @@ NUMBERS = {
     "PerturbationDraw": {"CHANGED": 1, "CHOSEN": 2, "CUT": 3},
     "ReplacementDraw": {"REPLACED": 1, "CHOSEN": 2},
     "LineDraw": {"SAMPLE": 1},
+    "DuplicateDraw": {"BAND": 1},
 }
 
 

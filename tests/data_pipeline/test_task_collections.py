@@ -123,7 +123,7 @@ def test_dream(tmp_path: Path) -> None:
             json.dumps(RACE | {"answers": ["B", "D"]}),
             "question 2: the answer 'D' is none of A, B, C",
         ),
-        (json.dumps(RACE | {"answers": ["B"]}), "record 1: questions, options and answers must be"),
+        (json.dumps(RACE | {"answers": ["B"]}), "record 1: there must be equally many questions"),
         (
             json.dumps(RACE | {"options": [["Bob"], ["x", "y"]], "answers": ["A", "A"]}),
             "two choices",

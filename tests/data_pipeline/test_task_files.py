@@ -175,7 +175,7 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
             "a.jsonl:2: label: is text, but a number at",
         ),
         ("a.jsonl", '{"review": "x", "stars": null}', COLUMNS, "label: is empty; it must be text"),
-        ("a.jsonl", '{"review": "x"}', {"text": 1}, "columns: have names in this file"),
+        ("a.jsonl", '{"review": "x"}', {"text": 1}, "give their names, which this file has"),
         ("a.tsv", "x\ty\n", {"text": 1, "label": "stars"}, "give the names of all of them, or"),
         ("a.xls", "x", COLUMNS, "a.xls: the name of a table must end in .tsv"),
         ("a.parquet", "x", COLUMNS, "a.parquet: not a readable Parquet file"),

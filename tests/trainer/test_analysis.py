@@ -311,8 +311,8 @@ def by_loops(folder: Path) -> dict[str, list[np.ndarray]]:
     ("lines", "message"),
     [
         ("a b\n", "a.conllu:1: has 1 column; CoNLL-U has 10"),
-        ("1\tit\tit\tPRON\t_\t_\t_\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '_' is no word of"),
-        ("1\tit\tit\tPRON\t_\t_\t7\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '7' is no word of"),
+        ("1\tit\tit\tPRON\t_\t_\t_\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '_' is neither a word of"),
+        ("1\tit\tit\tPRON\t_\t_\t7\tnsubj\t_\t_\n", "a.conllu:1: HEAD: '7' is neither a word of"),
         ("\n", "a.conllu: holds no words"),
         ("".join(f"{n}\tit\tit\tX\t_\t_\t0\tx\t_\t_\n" for n in range(1, 80)), "more than 64 to"),
     ],

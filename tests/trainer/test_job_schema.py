@@ -94,7 +94,7 @@ def test_a_batch_may_be_stated_in_tokens():
         ),
         (
             "students.tinybert.init={teacher_embeddings: true, teacher_layers: [0]}",
-            "students.tinybert.init.pretrained: set one of this, teacher_layers, teacher_embed",
+            "students.tinybert.init.pretrained: set one of this, tile, teacher_layers, ",
         ),
         (
             "teacher.schedule={kind: constant, min_lr_ratio: 0.1}",

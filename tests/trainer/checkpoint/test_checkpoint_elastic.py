@@ -19,8 +19,8 @@ from trainer.checkpoint import (
     CheckpointWriter,
     Retention,
     full_state_dict,
+    manifest,
     newest_intact,
-    reader,
 )
 
 SAVED_AT, END = 3, 7
@@ -178,7 +178,7 @@ def opened_to_resume(folder: Path, stage: int) -> int:
     opened: list[Any] = []
     checkpoint = Checkpoint(folder / "asynchronous", SAVED_AT)
     watched = mock.patch.object(
-        reader, "safe_open", side_effect=lambda *file: opened.append(file) or safe_open(*file)
+        manifest, "safe_open", side_effect=lambda *file: opened.append(file) or safe_open(*file)
     )
     with watched:
         checkpoint.load("teacher", engine)
