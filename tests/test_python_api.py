@@ -73,6 +73,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, corpus: Path, text: Path) -> 
     return json.loads(done.stdout.splitlines()[-1].removeprefix("REPORT "))
 
 
+@pytest.mark.slow
 def test_the_page_builds_trains_scores_and_exports(told: dict) -> None:
     assert told["documents"] > 50
     assert 0 < told["trained"] < 10
@@ -83,6 +84,7 @@ def test_the_page_builds_trains_scores_and_exports(told: dict) -> None:
     assert told["logits"] == [1, 3, 600]
 
 
+@pytest.mark.slow
 def test_texts_and_mappings_are_predicted_alike(told: dict) -> None:
     assert told["texts"] == told["mappings"]
     assert {*told["texts"]} <= {"good", "bad"}

@@ -37,8 +37,10 @@ PER_STUDENT = {0: 1, 1: 3, 2: 4, 3: 3}
     ("stage", "ranks"),
     [
         *((stage, 2) for stage in range(4)),
-        *((2, 512), (1, 4096), (3, 4096)),
-        *(pytest.param(stage, 4096, marks=pytest.mark.slow) for stage in (0, 2)),
+        *(
+            pytest.param(*scale, marks=pytest.mark.slow)
+            for scale in ((2, 512), (0, 4096), (1, 4096), (2, 4096), (3, 4096))
+        ),
     ],
 )
 def test_a_step_keeps_to_its_budget(stage, ranks, record_property):

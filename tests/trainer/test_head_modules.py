@@ -73,6 +73,7 @@ def trained(path: Path) -> list:
     return [jobs.curve(whole), jobs.curve(jobs.run(again))]
 
 
+@pytest.mark.slow
 def test_a_plugins_head_and_a_shipped_one_are_trained_resumed_exported_and_predict(
     job: Path, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_two_ranks_train_as_one_does(run, job, tmp_path) -> None:
     assert jobs.assert_same_losses(run, alone) >= 180
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_resumes_to_the_last_bit(run, job, tmp_path) -> None:
     assert run_distributed(jobs.stopped_and_resumed, 2, job, tmp_path)[0] == jobs.curve(run)
 
@@ -284,6 +285,7 @@ def test_the_numbers_are_shown_and_dumped(job, tmp_path) -> None:
     assert all(read[price] == weight for price, weight in numbers.tolist())
 
 
+@pytest.mark.slow
 def test_an_onnx_file_reads_the_numbers_as_they_stand(export, tmp_path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

@@ -326,6 +326,7 @@ def together(folder: Path, corpus: Path, runs: str, stop: int | None, *more: str
     return [str(run.path), jobs.curve(run)]
 
 
+@pytest.mark.slow
 def test_rankings_are_learnt_together_with_other_tasks(folder, corpus, tmp_path):
     """As MT-DNN learns relevance: the same on 1 and 2 ranks and micro-batches, and resumed."""
     first = "".join(

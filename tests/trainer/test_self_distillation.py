@@ -253,6 +253,7 @@ def without_a_stop(job: Path, runs: Path) -> list:
     return jobs.curve(jobs.run(job_of(job, runs)))
 
 
+@pytest.mark.slow
 def test_two_ranks_in_parts_train_as_one_does_at_once(of_two, job, tmp_path) -> None:
     alone = run_distributed(without_a_stop, 1, job, tmp_path)[0]
     ours = {(step, name): value for step, name, value in alone}

@@ -231,6 +231,7 @@ def test_a_further_teacher_is_scored_exported_and_reported(jobs_run):
     assert "teachers/second" in (run_folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_counts_it(corpus, finished, tmp_path):
     config = job(corpus, tmp_path, finished[0] / "exports" / "teacher")
     learners = demands(config).learners

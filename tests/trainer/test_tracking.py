@@ -210,6 +210,7 @@ def test_a_server_that_does_not_answer_costs_the_run_nothing(run, monkeypatch, s
     assert_key_is_nowhere(run)
 
 
+@pytest.mark.slow
 def test_a_key_that_wandb_refuses_means_offline(run, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "not-a-key")
     follower = start(run, mode="auto")
@@ -301,6 +302,7 @@ def test_no_stall_is_alerted_while_batches_are_scored(run):
     assert alerted(run) == ["stalled"]
 
 
+@pytest.mark.slow
 def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     """In the third attempt in a row without a new step; the first two are on record."""
     log(run, {"step": 5})
