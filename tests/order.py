@@ -16,11 +16,9 @@ SECONDS_OF_A_TEST = 0.1  # in a file that is not listed
 # About how long a file takes without its slow tests: seconds, on two cores and beside two other
 # workers. A file belongs here from ten seconds on.
 SECONDS = {
-    "tests/test_python_api.py": 59,
     "tests/slurm/test_failures.py": 56,
     "tests/trainer/test_exactness.py": 48,
     "tests/slurm/test_jobs.py": 37,
-    "tests/gpu_kit/test_step.py": 34,
     "tests/trainer/test_finetune.py": 33,
     "tests/trainer/test_self_distillation.py": 32,
     "tests/slurm/test_stages.py": 32,
@@ -55,6 +53,7 @@ SECONDS = {
     "tests/cluster/test_recipes.py": 17,
     "tests/data_pipeline/test_build.py": 17,
     "tests/trainer/test_progressive.py": 16,
+    "tests/gpu_kit/test_step.py": 15,
     "tests/trainer/test_lifecycle.py": 15,
     "tests/trainer/checkpoint/test_checkpoint_faults.py": 14,
     "tests/trainer/test_task_distillation.py": 14,
