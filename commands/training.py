@@ -160,7 +160,9 @@ def launch_ranks(
         rank = becoming([sys.executable, "-m", "tandem", *words])
     else:
         import trainer.run  # noqa: F401  imported once: the ranks are forks of this process
+        from trainer.learners.engine import import_for_engines
 
+        import_for_engines()
         rank = partial(_leave_as_fork, as_fork)
     return launch(rank, nproc or max(1, gpus), one_of_several=one_of_several)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 import warnings
@@ -110,6 +111,14 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
+
+
+def import_for_engines() -> None:
+    """Import what DeepSpeed's first engine would: it looks for its Muon, which loads a compiler.
+
+    That takes two seconds, which the forks of a process that calls this do not spend again.
+    """
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def on_gpu() -> bool:
