@@ -28,6 +28,7 @@ def predict_for_ever(out: str) -> None:
     import trainer.prediction.predicting as predicting
 
     def never(*_: object) -> Iterator[dict[str, Any]]:
+        Path(f"{out}.asked").touch()
         time.sleep(600)
         yield {}
 
@@ -64,7 +65,9 @@ def started(function: Any, argument: Path) -> Program:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_predictions_that_were_begun_are_removed(tmp_path: Path, number: int) -> None:
     command = started(predict_for_ever, tmp_path / "p.jsonl")
-    waiting.until(lambda: list(tmp_path.iterdir()), "the part of the file")
+    asked = tmp_path / "p.jsonl.asked"
+    waiting.until(asked.exists, "the part of the file, and the first answer")
+    asked.unlink()
     command.send_signal(number)
     if number == signal.SIGHUP:  # as a terminal and its shell do
         command.send_signal(number)
