@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -83,6 +83,32 @@ def predict(
     from trainer.prediction.rankings import rankings
     from trainer.tasks import load_plugins
 
+    _refuse_misuse(input_, documents, candidates, top, columns, speed)
+    load_plugins(plugins)
+    chosen = dict(map(assignment, columns))
+    with written(out) as file:
+        device = own_device()
+        answers = (
+            rankings(
+                *(Path(folder), input_, documents, candidates, top or 100, device, head, encoding)
+            )
+            if documents
+            else predictions(Path(folder), input_, device, chosen, head, speed, encoding)
+        )
+        write_lines(file, answers, flush=input_ == STDIN)
+
+
+def _refuse_misuse(
+    input_: str,
+    documents: str | None,
+    candidates: str | None,
+    top: int | None,
+    columns: Sequence[str],
+    speed: float | None,
+) -> None:
+    """Raise UsageError for options that do not go together."""
+    from data_pipeline.text.text_files import STDIN
+
     for option, value in (("--candidates", candidates), ("--top", top)):
         if value and not documents:
             raise click.UsageError(f"{option}: needs --documents, the file of what is ranked")
@@ -96,18 +122,6 @@ def predict(
         raise click.UsageError("--column: is for tables of texts, and INPUT holds queries")
     if speed is not None and documents:
         raise click.UsageError("--speed: is for classes, and --documents asks for rankings")
-    load_plugins(plugins)
-    chosen = dict(map(assignment, columns))
-    with written(out) as file:
-        device = own_device()
-        answers = (
-            rankings(
-                *(Path(folder), input_, documents, candidates, top or 100, device, head, encoding)
-            )
-            if documents
-            else predictions(Path(folder), input_, device, chosen, head, speed, encoding)
-        )
-        write_lines(file, answers, flush=input_ == STDIN)
 
 
 def write_lines(file: TextIO, answers: Iterable[Mapping[str, Any]], flush: bool) -> None:

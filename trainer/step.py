@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -66,24 +66,17 @@ def train_step(
     _accumulate([teacher, *others], students, rows, step, sums, masker)
     totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
     terms = totals.terms
-    losses = {
-        learner.name: learner.objective.total(terms[learner.name], learner.own_step(step))
-        for learner in learners
-    }
+    losses: dict[str, float] = {}
     for learner in learners:
+        loss = learner.objective.total(terms[learner.name], learner.own_step(step))
         norm, length = totals.squared_norms[learner.name], batch.common_length
-        learner.update(step, losses[learner.name], norm, length, totals.seconds, batch.targets)
+        learner.update(step, loss, norm, length, totals.seconds, batch.targets)
+        losses[learner.name] = loss
     for student in students:
         if student.objective.lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
-    about = {
-        learner.name: {
-            name: terms[learner.name][name] for name in learner.objective.about(batch.targets)
-        }
-        for learner in learners
-    }
     return StepResult(
-        terms=about,
+        terms={learner.name: _about(learner, terms[learner.name], batch) for learner in learners},
         losses=losses,
         tokens=totals.tokens,
         positions=totals.positions,
@@ -91,6 +84,11 @@ def train_step(
         requests=totals.requests,
         seconds=totals.seconds,
     )
+
+
+def _about(learner: Learner, terms: Mapping[str, float], batch: Batch) -> dict[str, float]:
+    """The learner's terms about this batch: some are about the examples of another task."""
+    return {name: terms[name] for name in learner.objective.about(batch.targets)}
 
 
 def _accumulate(
