@@ -38,6 +38,7 @@ from model.protocol import HEADS, READ_OUT, Model, default_model, module_of
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
+    DETECTION,
     MULTI_LABEL,
     OTHER,
     REGRESSION,
@@ -51,6 +52,7 @@ from model.task_head_config import (
 __all__ = [
     "CHOICE",
     "CLASSIFICATION",
+    "DETECTION",
     "HEADS",
     "HEAD_NAMES",
     "MULTI_LABEL",

@@ -10,6 +10,7 @@ from model.model_config import Ability, ModelConfig
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
+    DETECTION,
     MULTI_LABEL,
     OTHER,
     REGRESSION,
@@ -26,6 +27,7 @@ _PIPELINES = {  # kind of head -> its task in the Hub's terms
     CHOICE: "multiple-choice",
     TAGGING: "token-classification",
     SPAN: "question-answering",
+    DETECTION: "feature-extraction",
     VECTOR: "sentence-similarity",
     OTHER: "feature-extraction",
 }

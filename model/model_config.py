@@ -251,7 +251,7 @@ class ModelConfig(Section, ABC):
         if not head.per_token and not head.pooling and head.module is None:
             yield "pooling", "must be pooler, first or mean"
         if not head.transform:
-            yield "transform", "must be none, tanh, relu or norm"
+            yield "transform", "must be none, tanh, relu, gelu or norm"
         if head.branches and (why := self.cannot(Ability.LEAVE_EARLY)):
             yield "branches", why
         if head.pooling == "pooler" and self.cannot(Ability.POOL):

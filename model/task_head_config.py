@@ -16,9 +16,12 @@ from configs.section import Refusal, Section
 
 CLASSIFICATION, REGRESSION, CHOICE = "classification", "regression", "choice"
 TAGGING, SPAN, VECTOR = "tagging", "span", "vector"
-MULTI_LABEL, OTHER = "multi_label", "other"
-KINDS = (CLASSIFICATION, MULTI_LABEL, REGRESSION, CHOICE, TAGGING, SPAN, VECTOR, OTHER)
-PER_TOKEN = (TAGGING, SPAN)  # the others have one output per text
+MULTI_LABEL, DETECTION, OTHER = "multi_label", "detection", "other"
+KINDS = (
+    *(CLASSIFICATION, MULTI_LABEL, REGRESSION, CHOICE),
+    *(TAGGING, SPAN, DETECTION, VECTOR, OTHER),
+)
+PER_TOKEN = (TAGGING, SPAN, DETECTION)  # the others have one output per text
 ONE_OF_LABELS = (CLASSIFICATION, TAGGING)
 LABELLED = (*ONE_OF_LABELS, MULTI_LABEL, OTHER)
 WIDEST = 2**24  # no machine could hold a larger model
@@ -75,7 +78,8 @@ class TaskHeadConfig(Section):
             "classification: a logit per label, one of which is right; multi_label: a logit per "
             "label, each right or not by itself; regression: a number; choice: the score of a text "
             "among several; tagging: a logit per label at every token; span: two logits at every "
-            "token, of the first and the last of the answer; vector: a vector; other: a number per "
+            "token, of the first and the last of the answer; detection: a logit at every token, of "
+            "whether it was replaced; vector: a vector; other: a number per "
             "label, which only its task can read."
         ),
     ] = CLASSIFICATION
@@ -100,10 +104,10 @@ class TaskHeadConfig(Section):
     ] = field(default_factory=list)
     transform: Annotated[
         str,
-        OneOf("", "none", "tanh", "relu", "norm"),
+        OneOf("", "none", "tanh", "relu", "gelu", "norm"),
         Doc(
-            "A dense layer before the output, with tanh or relu; norm: with the activation and "
-            "norm of the masked-LM transform; empty: as `transformers` does."
+            "A dense layer before the output, with tanh, relu or gelu; norm: with the activation "
+            "and norm of the masked-LM transform; empty: as `transformers` does."
         ),
     ] = ""
     activation: Annotated[
@@ -220,7 +224,7 @@ class TaskHeadConfig(Section):
         """Width of the output; 0: as wide as what the head reads, without a projection."""
         if self.kind in LABELLED:
             return len(self.labels)
-        return {REGRESSION: 1, CHOICE: 1, SPAN: 2, VECTOR: self.size}[self.kind]
+        return {REGRESSION: 1, CHOICE: 1, DETECTION: 1, SPAN: 2, VECTOR: self.size}[self.kind]
 
 
 def conflicts_of_numbers(

@@ -55,7 +55,7 @@ ROOMS = {
         "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads family bert albert distilbert mobilebert modernbert eurobert weights "
+        "task_heads family bert albert distilbert mobilebert modernbert eurobert electra weights "
         "conversion folder"
     ),
     "trainer": (

@@ -16,6 +16,7 @@ from model.errors import ModelError
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
 from model.hugging_face.distilbert import DISTILBERT
+from model.hugging_face.electra import ELECTRA
 from model.hugging_face.eurobert import EUROBERT
 from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
@@ -35,7 +36,10 @@ from model.task_head_config import TaskHeadConfig
 
 Config = TypeVar("Config", bound=ModelConfig)
 _TRANSFORM = ".transform."
-FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ALBERT, MOBILEBERT, MODERNBERT, EUROBERT)
+FAMILIES: tuple[Family, ...] = (
+    *(BERT, ROBERTA, DISTILBERT, ALBERT),
+    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA),
+)
 _ALIASES = {"xlm-roberta": ROBERTA, "camembert": ROBERTA}  # the same model under other names
 _WRAPPER = "module."  # of torch's DataParallel and DistributedDataParallel
 # Keys that BERT's first checkpoints have, which say neither `model_type` nor `architectures`.
@@ -163,8 +167,10 @@ def nearest_family(config: EncoderConfig) -> Family:
         return MOBILEBERT
     if config.positions == "rotary":
         return EUROBERT if config.norm == "rms_norm" else MODERNBERT
+    if any(head.transform == "gelu" for head in config.task_heads.values()):
+        return ELECTRA
     if config.embedding_projection == "sum" or config.sharing != "none":
-        return ALBERT
+        return ELECTRA if config.sharing == config.pooler == "none" else ALBERT
     if config.positions == "learned_after_padding":
         return ROBERTA
     return BERT if config.segment_types else DISTILBERT

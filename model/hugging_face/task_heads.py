@@ -12,6 +12,7 @@ from model.model_config import may_name_a_head
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,
+    DETECTION,
     LABELLED,
     MULTI_LABEL,
     REGRESSION,
@@ -31,6 +32,7 @@ ENDINGS = {
     CHOICE: "ForMultipleChoice",
     TAGGING: "ForTokenClassification",
     SPAN: "ForQuestionAnswering",
+    DETECTION: "ForPreTraining",
 }
 _POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
 _DEFAULT_LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # of which config.json says nothing

@@ -11,6 +11,8 @@ from transformers import (
     BertForPreTraining,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    ElectraConfig,
+    ElectraForMaskedLM,
     EuroBertConfig,
     EuroBertForMaskedLM,
     MobileBertConfig,
@@ -123,6 +125,9 @@ CASES = {
             hidden_activation="silu",
             layer_types=["full_attention", "sliding_attention", "full_attention"],
         )
+    ),
+    "electra generator": ElectraForMaskedLM(
+        ElectraConfig(**_sizes(3, 28, 4, 45, embedding_size=10, hidden_act="relu"))
     ),
     "eurobert": EuroBertForMaskedLM(_eurobert(3, 36, 6, 27, num_key_value_heads=2)),
     "eurobert with biases": EuroBertForMaskedLM(

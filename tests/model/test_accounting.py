@@ -27,6 +27,7 @@ PUBLISHED = {
     "albert_base_e64": 9_681_408,
     "albert_base_e256": 15_687_936,
     "albert_base_e768": 31_114_752,
+    "electra_small": 13_483_008,
     "mobilebert": 24_581_888,
     "ib_bert_large": 294_467_840,
     "tinybert_4": 14_350_248,
