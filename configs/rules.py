@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Real
@@ -136,6 +137,17 @@ class OneOf(Rule):
 
     def json_schema(self) -> dict[str, Any]:
         return {"enum": list(self.choices)}
+
+
+class OneKeyOf(OneOf):
+    """One of the keys of a registry, to which plugins may add."""
+
+    def __init__(self, registry: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "registry", registry)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return tuple(vars(self)["registry"])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from configs.rules import (
     Ascending,
     Doc,
     Matches,
+    OneKeyOf,
     OneOf,
     Unit,
     positive,
@@ -198,7 +199,7 @@ class DataConfig(TaskFilesConfig):
         ),
     ] = 128
     packing: Annotated[
-        str, OneOf(*PACKINGS), Doc("How documents become sequences or pairs of segments.")
+        str, OneKeyOf(PACKINGS), Doc("How documents become sequences or pairs of segments.")
     ] = "full_sentences"
     short_sequence_probability: Annotated[
         float,

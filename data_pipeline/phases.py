@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import COUNT, FRACTION, ROWS, Doc, OneOf, Range, Unit, positive
+from configs.rules import COUNT, FRACTION, ROWS, Doc, OneKeyOf, OneOf, Range, Unit, positive
 from configs.section import Section
 from data_pipeline.masking.config import UNITS, MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
@@ -46,7 +46,7 @@ class PhaseConfig(Section):
     sequence_length: Annotated[
         int | None, LENGTHS, Unit("tokens"), Doc("Its sequence length; null: as before.")
     ] = None
-    packing: Annotated[str | None, OneOf(*PACKINGS), Doc("Its packing; null: as before.")] = None
+    packing: Annotated[str | None, OneKeyOf(PACKINGS), Doc("Its packing; null: as before.")] = None
     mixture: Annotated[
         dict[str, float],
         WEIGHT_OF_CORPUS,

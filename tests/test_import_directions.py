@@ -37,7 +37,10 @@ ROOMS = {
         "folder_settings normalization_loss sentencepiece_models vocabularies "
         "tokenizer rules comparison training unigram word_table word_rules word_encoding"
     ),
-    "data_pipeline/packing": "kinds sequences pairs",
+    "data_pipeline/packing": "sequences pieces pairs kinds",
+    "data_pipeline/packing/kinds": " ".join(
+        sorted(path.stem for path in (ROOT / "data_pipeline/packing/kinds").glob("[!_]*.py"))
+    ),
     "data_pipeline/order": "epoch slots",
     "data_pipeline/masking": "config words masker torch_masker",
     "data_pipeline/reading": "corpus padding lanes batches stream staging dumping",

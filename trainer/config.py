@@ -248,7 +248,7 @@ class JobConfig(Section):
         PATH,
         Doc(
             "Your own Python files that define tasks, terms of objectives, optimizers, schedules, "
-            "trackers or kinds of models."
+            "packings, trackers or kinds of models."
         ),
     ] = field(default_factory=list)
     seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0

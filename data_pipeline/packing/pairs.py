@@ -1,15 +1,9 @@
 """Pairs of segments with a label: next-sentence prediction and sentence order.
 
-A unit is a run of sentences of one document (see `sequences.units`). It is split in two at a random
-sentence boundary, or in its middle if it has no boundary inside. Then
-
-- segment_pair, sentence_pair: each unit is coupled with a unit of another document whose second
-  segment is about as long. The longer of the two second segments is truncated to the length of the
-  other. A draw decides whether the couple exchanges second segments. Label 0: the second segment
-  follows the first; 1: it comes from another document. The truncation does not depend on the draw,
-  so lengths say nothing about labels. (In BERT's create_pretraining_data they do.)
-- sop: half of the pairs are swapped. Label 0: in order; 1: swapped. There are no negatives from
-  other documents.
+A unit is a run of sentences of one document (see `SentencePacking`). It is split in two at a random
+sentence boundary, or in its middle if it has no boundary inside. The packing then gives it a label.
+A sentence longer than half a sequence is split into parts. So a unit of segment_pair or sop has two
+sentences or parts, unless its document has only one.
 
 Units are coupled within a pool of two or three blocks of a shard (see `EpochOrder.pool`). If the
 partner of a unit is of the same document, a unit of another document lends its second segment. A
@@ -21,14 +15,17 @@ documents but not on tokens, so the index alone determines the pairs of a pool.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.hashing import PairDraw, array_keys
-from data_pipeline.packing.sequences import PackingRules, Pieces, Units, pieces, short_key, units
+from data_pipeline.packing.pieces import Pieces, SentencePacking, Units, short_key
+from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards.blocks import Block
 
 # Units are sorted by the length of their second segments, and partners are found among this many
@@ -59,21 +56,37 @@ class Pool:
     first_documents: Sequence[int]
 
 
+class PairPacking(SentencePacking):
+    """A packing of pairs, whose units are split in two and labelled."""
+
+    version: ClassVar[int] = 2
+
+    @abstractmethod
+    def label(self, pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
+        """The labelled pairs of an epoch's `key`; `documents` [pairs] are those of the units.
+
+        Which pair a unit becomes may depend on lengths and documents, but not on tokens.
+        """
+
+
 def pair_spans(pool: Pool, rules: PackingRules, key: int) -> PairSpans:
     """The pairs of a pool in the epoch that `key` is derived from, block after block.
 
     Offsets count in the concatenated streams of its blocks.
     """
-    cut, runs = _joined(pool, rules)
+    packing = rules.packing
+    assert isinstance(packing, PairPacking)
+    cut, runs = _joined(pool, packing, rules)
     pairs = _truncate(_split(cut, runs, key), rules.capacity)
-    return _LABELLING[rules.kind](pairs, cut.documents[runs.first], key)
+    return packing.label(pairs, cut.documents[runs.first], key)
 
 
-def _joined(pool: Pool, rules: PackingRules) -> tuple[Pieces, Units]:
+def _joined(pool: Pool, packing: PairPacking, rules: PackingRules) -> tuple[Pieces, Units]:
     """The concatenated pieces and units of all blocks."""
-    parts = [pieces(block, rules) for block in pool.blocks]
+    parts = [packing.pieces(block, rules) for block in pool.blocks]
     runs = [
-        units(part, rules, short_key(block)) for part, block in zip(parts, pool.blocks, strict=True)
+        packing.units(part, rules, short_key(block))
+        for part, block in zip(parts, pool.blocks, strict=True)
     ]
     tokens = [len(block.tokens) + len(block.documents) for block in pool.blocks]
     token, piece = (np.cumsum([0, *sizes]) for sizes in (tokens, [len(p.starts) for p in parts]))
@@ -91,7 +104,7 @@ def _end_to_end(parts: Sequence[NDArray[np.int64]], offsets: Iterable[int]) -> N
     return np.concatenate([part + offset for part, offset in zip(parts, offsets, strict=False)])
 
 
-def _draw(
+def draw(
     key: int, purpose: PairDraw, size: int, below: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
     """A random integer in [0, below) for each of `size` units."""
@@ -105,7 +118,7 @@ def _split(cut: Pieces, runs: Units, key: int) -> PairSpans:
     begins = np.flatnonzero(cut.begins)
     first = np.searchsorted(begins, runs.first, side="right")
     count = np.searchsorted(begins, runs.last) - first
-    nth = first + _draw(key, PairDraw.SPLIT, len(first), np.maximum(count, 1))
+    nth = first + draw(key, PairDraw.SPLIT, len(first), np.maximum(count, 1))
     start, end = cut.starts[runs.first], cut.ends[runs.last - 1]
     at_sentence = cut.starts[begins[np.minimum(nth, len(begins) - 1)]]
     middle = np.where(count > 0, at_sentence, (start + end) // 2)
@@ -126,42 +139,7 @@ def _truncate(pairs: PairSpans, capacity: int) -> PairSpans:
     )
 
 
-def _swap(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
-    """Swap the segments of half of the pairs, whatever their documents."""
-    chosen = _draw(key, PairDraw.LABEL, len(documents), 2) == 1
-    return PairSpans(
-        np.where(chosen, pairs.second_starts, pairs.first_starts),
-        np.where(chosen, pairs.second_lengths, pairs.first_lengths),
-        np.where(chosen, pairs.first_starts, pairs.second_starts),
-        np.where(chosen, pairs.first_lengths, pairs.second_lengths),
-        chosen.astype(np.int64),
-    )
-
-
-def _exchange(pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
-    """Couple the units, truncate their second segments to one length, and exchange half of them.
-
-    The draw for each couple does not depend on lengths.
-    """
-    numbers = np.arange(len(documents))
-    tie = array_keys(key, np.full(len(numbers), PairDraw.TIE_BREAK), numbers)
-    by_length = np.lexsort((tie, pairs.second_lengths))
-    partners = _partners(by_length, documents)
-    chosen = _draw(key, PairDraw.LABEL, len(numbers), 2)[np.minimum(numbers, partners)] == 1
-    donors = _donors(partners, by_length, documents)
-    chosen &= donors != numbers
-    return replace(
-        pairs,
-        second_starts=np.where(chosen, pairs.second_starts[donors], pairs.second_starts),
-        second_lengths=np.minimum(pairs.second_lengths, pairs.second_lengths[donors]),
-        labels=chosen.astype(np.int64),
-    )
-
-
-_LABELLING = {"segment_pair": _exchange, "sentence_pair": _exchange, "sop": _swap}
-
-
-def _partners(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
+def partners_of(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
     """A partner for each unit, from its bucket; partners are mutual.
 
     A bucket is sorted by document, and its first half is coupled with its second. So partners are
@@ -180,7 +158,7 @@ def _partners(by_length: NDArray[np.int64], documents: NDArray[np.int64]) -> NDA
     return partners
 
 
-def _donors(
+def donors_of(
     partners: NDArray[np.int64], by_length: NDArray[np.int64], documents: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The unit that each unit's negative comes from: its partner, if that is of another document.

@@ -22,7 +22,6 @@ from data_pipeline.hashing import TextDraw, scalar_key
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order.epoch import BlockCursors, BlockSpan, EpochOrder
 from data_pipeline.order.slots import BatchSizes, Slots
-from data_pipeline.packing import sequences as packing
 from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit
@@ -40,12 +39,15 @@ class OpenPool:
     spans: NDArray[np.int64]  # [5, pairs] the fields of `PairSpans`
     readable: NDArray[np.bool_]  # [pairs] True if both segments could be read
 
-    def of_block(self, block: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(spans [5, pairs], readable [pairs]) of one of its blocks."""
-        nth = self.blocks.index(block)
-        first = sum(self.counts[:nth])
-        mine = slice(first, first + self.counts[nth])
-        return self.spans[:, mine], self.readable[mine]
+    def of_pairs(
+        self, block: int, numbers: NDArray[np.int64]
+    ) -> tuple[list[list[tuple[int, int]]], list[int], list[bool]]:
+        """(start and length of both segments, label, readable) of these pairs of a block."""
+        chosen = sum(self.counts[: self.blocks.index(block)]) + numbers
+        *columns, labels = self.spans[:, chosen].tolist()
+        first, second = (list(zip(*pair, strict=True)) for pair in (columns[:2], columns[2:]))
+        segments = [[*both] for both in zip(first, second, strict=True)]
+        return segments, labels, self.readable[chosen].tolist()
 
 
 class Pools:
@@ -142,7 +144,8 @@ class _OpenBlock:
     sample_ids: list[int]
     readable: list[bool]
     text: NDArray[np.integer]
-    spans: list[list[int]]  # starts and lengths; for pairs the fields of `PairSpans`
+    rows: list[list[tuple[int, int]]]  # the start and length of each span of a sequence
+    labels: list[int] | None = None  # of pairs
     pool: OpenPool | None = None  # a reference that keeps the pool open for its other blocks
 
 
@@ -185,10 +188,9 @@ class Lanes:
         out.sample_ids[at] = [
             lane.sample_ids[number] for lane, number in zip(self._lanes, within, strict=True)
         ]
-        fill_row = self._fill_pair if self._rules.is_pair else self._fill_single
         for row, lane, number in zip(at.tolist(), self._lanes, within, strict=True):
             if lane.readable[number]:
-                fill_row(out, row, lane, number)
+                self._fill_row(out, row, lane, number)
             else:
                 self._fill_unreadable(out, row)
 
@@ -205,25 +207,17 @@ class Lanes:
             sample_ids[row] = self._first_sample + span.first_sample + number
         return epochs, sample_ids
 
-    def _fill_single(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
-        start, length = lane.spans[0][number], lane.spans[1][number]
-        ids = out.input_ids[row]
-        ids[1 : length + 1] = lane.text[start : start + length]
-        ids[length + 1] = self.split.vocabulary.sep
-        out.lengths[row] = length + 2
-
-    def _fill_pair(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
-        firsts, first_lengths, seconds, second_lengths, labels = lane.spans
-        first, first_length = firsts[number], first_lengths[number]
-        second, second_length = seconds[number], second_lengths[number]
-        ids, middle = out.input_ids[row], first_length + 2
-        end = middle + second_length
-        ids[1 : middle - 1] = lane.text[first : first + first_length]
-        ids[middle:end] = lane.text[second : second + second_length]
-        ids[middle - 1] = ids[end] = self.split.vocabulary.sep
-        out.segment_ids[row, middle : end + 1] = 1
-        out.lengths[row] = end + 1
-        out.pair_labels[row] = labels[number]
+    def _fill_row(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
+        ids, end = out.input_ids[row], 1
+        for nth, (start, length) in enumerate(lane.rows[number]):
+            begin, end = end, end + length + 1
+            ids[begin : end - 1] = lane.text[start : start + length]
+            ids[end - 1] = self.split.vocabulary.sep
+            if nth:
+                out.segment_ids[row, begin:end] = nth
+        out.lengths[row] = end
+        if lane.labels is not None:
+            out.pair_labels[row] = lane.labels[number]
 
     def _fill_unreadable(self, out: Sequences, row: int) -> None:
         """Fill a row with [CLS] [SEP]: nothing to mask, but something to attend to."""
@@ -276,19 +270,17 @@ class Lanes:
         sample_ids = (self._first_sample + span.first_sample + shuffled).tolist()
         if self._pools:
             pool = self._pools.of(self._cursors.order(self._copy(epoch)), span.block)
-            spans, readable = pool.of_block(span.block)
-            columns, flags = spans[:, shuffled].tolist(), readable[shuffled].tolist()
-            return _OpenBlock(span, sample_ids, flags, pool.text, columns, pool)
+            rows, labels, readable = pool.of_pairs(span.block, shuffled)
+            return _OpenBlock(span, sample_ids, readable, pool.text, rows, labels, pool)
         unread = replace(NO_BLOCK, span=span, sample_ids=sample_ids)
         block = self._read(span.block)
         if block is None:
             return replace(unread, readable=[False] * span.count)
-        single = packing.single_spans(block, self._rules)
         return replace(
             unread,
             readable=[True] * span.count,
-            text=packing.stream(block, self.split.vocabulary.sep),
-            spans=[column[shuffled].tolist() for column in (single.starts, single.lengths)],
+            text=stream(block, self.split.vocabulary.sep),
+            rows=self._rules.packing.spans(block, self._rules).of_rows(shuffled),
         )
 
     def _read(self, number: int) -> Block | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from data_pipeline.config import DataConfig
 from data_pipeline.packing.pairs import Pool, pair_spans
-from data_pipeline.packing.sequences import PackingRules, single_spans
+from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.blocks import Block
 
@@ -72,5 +72,6 @@ def _text_of(block: Block, rules: PackingRules) -> tuple[int, int]:
         pairs = pair_spans(Pool([block], [0]), rules, key=0)
         lengths = pairs.first_lengths + pairs.second_lengths
     else:
-        lengths = single_spans(block, rules).lengths
+        spans = rules.packing.spans(block, rules)
+        return int(spans.lengths.sum()), len(spans)
     return int(lengths.sum()), len(lengths)

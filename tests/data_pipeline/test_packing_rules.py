@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 
 from data_pipeline import Corpus, CorpusSplit
-from data_pipeline.packing.kinds import PACKINGS, Packing
-from data_pipeline.packing.sequences import (
-    PackingRules,
-    count,
-    pieces,
-    short_key,
-    single_spans,
-    stream,
-    units,
-)
+from data_pipeline.packing.kinds import PACKINGS
+from data_pipeline.packing.sequences import PackingRules, count, stream
 from data_pipeline.shards.blocks import Block
 from tests.data_pipeline.test_packing import epoch_of
 
@@ -113,15 +105,9 @@ def blocks_of(split: CorpusSplit) -> Iterator[Block]:
 
 def packed(block: Block, rules: PackingRules, sep: int) -> list[Tokens]:
     """The sequences of a block, or the units of its pairs, by the rule itself."""
-    if rules.is_pair:
-        cut = pieces(block, rules)
-        runs = units(cut, rules, short_key(block))
-        starts, ends = cut.starts[runs.first], cut.ends[runs.last - 1]
-    else:
-        spans = single_spans(block, rules)
-        starts, ends = spans.starts, spans.starts + spans.lengths
+    rows = rules.packing.spans(block, rules).of_rows(np.arange(count(block, rules)))
     text = stream(block, sep)
-    return [text[start:end].tolist() for start, end in zip(starts, ends, strict=True)]
+    return [text[start : start + length].tolist() for ((start, length),) in rows]
 
 
 def test_every_packing_has_a_reference_here() -> None:
@@ -151,13 +137,3 @@ def test_an_epoch_has_the_sequences_of_its_blocks(
         for sequence in REFERENCES[packing](documents_of(block), length - 2, sep)
     ]
     assert [row[row != pad][1:-1].tolist() for row in ids] == expected
-
-
-@pytest.mark.parametrize("record", [Packing(), Packing(("a", "b"), needs_boundary=True)])
-def test_a_packing_without_a_rule_is_not_packed_as_another(
-    corpus: Corpus, record: Packing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(PACKINGS, "ruleless", record)
-    block = corpus.split("train").read_block(0)
-    with pytest.raises(KeyError, match="ruleless"):
-        count(block, PackingRules("ruleless", 64))

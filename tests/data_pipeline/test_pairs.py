@@ -15,10 +15,9 @@ import pytest
 from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repeat
 from data_pipeline import BuildOptions, Corpus, build
 from data_pipeline.hashing import PairDraw
-from data_pipeline.packing import pairs
-from data_pipeline.packing.kinds import PACKINGS
+from data_pipeline.packing.kinds import PACKINGS, pairs
 from data_pipeline.packing.pairs import Pool, pair_spans
-from data_pipeline.packing.sequences import PackingRules, pieces, short_key, units
+from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards.blocks import Block
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.text.system_prose import gather, python_sources
@@ -60,9 +59,8 @@ def pool_of(*blocks: Documents) -> Pool:
 
 def units_of(pool: Pool, rules: PackingRules) -> list[tuple[int, int]]:
     """(start, end) of each unit of a pool's only block."""
-    cut = pieces(pool.blocks[0], rules)
-    runs = units(cut, rules, short_key(pool.blocks[0]))
-    return list(zip(cut.starts[runs.first], cut.ends[runs.last - 1], strict=True))
+    spans = rules.packing.spans(pool.blocks[0], rules)
+    return list(zip(spans.starts, spans.starts + spans.lengths, strict=True))
 
 
 def of_half(text: Documents, second: bool) -> Pool:

@@ -21,7 +21,7 @@ COPIES = "submissions"  # the folder of a run in which `tandem submit` keeps cop
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Register the tasks, terms, optimizers, schedules and kinds of models in these files.
+    """Register the tasks, terms, optimizers, schedules, packings and so on in these files.
 
     Each is imported once per process.
 

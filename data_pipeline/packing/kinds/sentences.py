@@ -1,0 +1,29 @@
+"""Whole sentences, as many as fit."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.packing.pieces import Pieces, SentencePacking, until_full
+from data_pipeline.packing.sequences import PackingRules, register_packing
+
+
+@register_packing
+class FullSentences(SentencePacking):
+    """Sentences until the next does not fit, across documents."""
+
+    name = "full_sentences"
+
+    def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
+        return until_full(cut, rules, key)
+
+
+@register_packing
+class DocSentences(SentencePacking):
+    """Sentences of one document until the next does not fit."""
+
+    name = "doc_sentences"
+
+    def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
+        return np.minimum(until_full(cut, rules, key), cut.document_ends)

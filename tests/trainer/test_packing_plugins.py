@@ -1,0 +1,67 @@
+"""A packing in a user's file, named by `plugins:`: the one of CONTRIBUTING."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline import Corpus
+from data_pipeline.building.merging import documents
+from tests.conftest import REPOSITORY, TINY_JOB, tandem
+from trainer.run_folder import metrics
+
+
+@pytest.fixture
+def words(tmp_path: Path, corpus: Path) -> list[object]:
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    (example,) = re.findall(r'```python\n("""Single sentences.*?)```', contributing, re.S)
+    (tmp_path / "single_sentence.py").write_text(example)
+    return [
+        TINY_JOB, f"data.path={corpus}", f"output_dir={tmp_path}",
+        f"plugins=[{tmp_path}/single_sentence.py]", "data.packing=single_sentence",
+        "students=null", "steps=4", "evaluation.every=4",
+    ]  # fmt: skip
+
+
+def test_a_users_packing_is_trained_on_two_ranks_as_on_one(
+    words: list[object], tmp_path: Path
+) -> None:
+    losses = []
+    for ranks in (1, 2):
+        trained = tandem("train", *words, f"name=on_{ranks}", "--nproc", ranks)
+        assert trained.returncode == 0, trained.stderr
+        rows = metrics.read(tmp_path / f"on_{ranks}" / "metrics.jsonl")
+        losses.append([row["teacher/loss"] for row in rows if "teacher/loss" in row])
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_what_is_dumped_is_its_rows(words: list[object], tmp_path: Path, corpus: Path) -> None:
+    out = tmp_path / "rows.npz"
+    dumped = tandem("data", "dump", *words, "--steps", "0:3", "--world-size", 2, "--rank", 1,
+                    "--out", out)  # fmt: skip
+    assert dumped.returncode == 0, dumped.stderr
+    arrays = np.load(out)
+    capacity = arrays["input_ids"].shape[1] - 2
+    ends_of_sentences = {
+        tuple(tokens[start:].tolist())
+        for text, sizes in documents(Corpus.open(str(corpus)).split("train"))
+        for tokens in np.split(text, np.cumsum(sizes, dtype=int)[:-1])
+        for start in range(0, len(tokens), capacity)
+    }
+    ids = np.where(arrays["labels"] == -100, arrays["input_ids"], arrays["labels"])
+    lengths = arrays["attention_mask"].sum(1)
+    short = [row[1 : n - 1] for row, n in zip(ids, lengths, strict=True) if n < ids.shape[1]]
+    assert len(short) > 3
+    assert {tuple(row.tolist()) for row in short} <= ends_of_sentences
+
+
+def test_a_packing_without_a_rule_is_one_line(words: list[object], tmp_path: Path) -> None:
+    plugin = tmp_path / "single_sentence.py"
+    plugin.write_text(plugin.read_text().replace("def ends(", "def ended("))
+    ended = tandem("data", "show", *words)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith(f"{plugin}: TypeError: SingleSentence has to define ends\n")
