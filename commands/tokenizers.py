@@ -11,7 +11,7 @@ from commands.options import FIELD, PATH, SEPARATOR
 
 @click.group()
 def tokenizer() -> None:
-    """Train and compare tokenizers."""
+    """Train, prune and compare tokenizers."""
 
 
 @tokenizer.command("train")
@@ -116,3 +116,36 @@ def tokenizer_compare(
             f"{lost} ({row.loss.by_script()})" if row.loss.removed else lost,
         )
     click.echo(as_text(table))
+
+
+@tokenizer.command("prune")
+@click.argument("folder", type=PATH, metavar="DIR")
+@click.argument("text", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--size", type=click.IntRange(min=1), required=True, help="Entries that remain at most."
+)
+@click.option("--out", type=PATH, required=True, help="The folder to write.")
+@SEPARATOR
+@FIELD
+def tokenizer_prune(
+    folder: str, text: tuple[str, ...], size: int, out: str, separator: str | None, text_field: str
+) -> None:
+    """Prune the vocabulary in DIR to what TEXT needs.
+
+    The most frequent entries of the model or tokenizer remain, and the model's weights for them.
+    TEXT is read as `data build` reads it.
+    """
+    from data_pipeline.text.formats import ReadOptions
+    from data_pipeline.tokenization.pruning import prune
+    from data_pipeline.tokenization.tokenizer import save
+    from model import describe, prune_folder, require_free, written_whole
+
+    require_free(out)
+    pruned = prune(Path(folder), text, size, ReadOptions(separator, text_field))
+    with written_whole(Path(out)):
+        save(pruned.tokenizer, pruned.roles, Path(out))
+        model = prune_folder(folder, out, pruned.kept.tolist())
+    entries = f"{len(pruned.kept):,} of {pruned.entries_before:,} entries remain"
+    click.echo("\n".join([entries, *pruned.coverage.lines()]))
+    sizes = "" if model is None else f", with {describe(model.config).parameters:,} parameters"
+    click.echo(f"The {'tokenizer' if model is None else 'model'} is in {out}{sizes}")

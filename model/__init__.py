@@ -18,6 +18,7 @@ from model.hugging_face import (
     first_weights,
     from_pretrained,
     import_folder,
+    prune_folder,
     read_config,
     read_encoder_config,
     require_free,
@@ -29,7 +30,7 @@ from model.hugging_face import (
     written_whole,
 )
 from model.initialisation import build
-from model.layer_selection import cannot_tile, double_layers, select_layers, tile
+from model.layer_selection import cannot_tile, double_layers, select_layers, select_tokens, tile
 from model.masked_language_model import MaskedLanguageModel
 from model.model_card import Training, model_card
 from model.model_config import HEAD_NAMES, Ability, ModelConfig, ModelShape, may_name_a_head
@@ -95,11 +96,13 @@ __all__ = [
     "may_name_a_head",
     "model_card",
     "module_of",
+    "prune_folder",
     "read_config",
     "read_encoder_config",
     "require_free",
     "save_pretrained",
     "select_layers",
+    "select_tokens",
     "tile",
     "with_fitting_heads",
     "with_head_alone",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model.config import EncoderConfig
 from model.errors import ModelError
-from model.initialisation import build
+from model.initialisation import build, skeleton
 from model.model_config import ModelConfig
 
 _LAYER = re.compile(r"encoder\.(\w+)\.(\d+)\.(.+)")
@@ -46,6 +46,30 @@ def select_layers(
             if plan[old] == unit:
                 selected[f"encoder.{part}.{new}.{rest}"] = value
     return selected
+
+
+def select_tokens(
+    state: Mapping[str, Tensor], config: ModelConfig, tokens: Sequence[int]
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Configuration and state with these `tokens` of the vocabulary alone, in this order.
+
+    Its predictions are those of the whole model, restricted to the tokens and renormalised. Raises
+    ModelError where the padding token is none of them, or would move the positions.
+    """
+    if config.pad_token_id >= 0 and config.pad_token_id not in tokens:
+        raise ModelError(f"pad_token_id: {config.pad_token_id} is no token of the tokenizer")
+    selected = config.with_tokens(tokens)
+    encoders = [model for model in (config, selected) if isinstance(model, EncoderConfig)]
+    if len({encoder.first_position for encoder in encoders}) > 1:
+        raise ModelError("positions: count from the padding token, whose number would change")
+    expected, rows = skeleton(selected).state_dict(), torch.tensor(tokens)
+
+    def cut(tensor: Tensor, shape: torch.Size) -> Tensor:
+        for dimension, (before, now) in enumerate(zip(tensor.shape, shape, strict=True)):
+            tensor = tensor if before == now else tensor.index_select(dimension, rows)
+        return tensor
+
+    return selected, {name: cut(state[name], like.shape) for name, like in expected.items()}
 
 
 def double_layers(

@@ -330,6 +330,13 @@ class ModelConfig(Section, ABC):
         """This config with a base of rotary positions in its global layers; None: its own."""
         return self
 
+    def with_tokens(self, tokens: Sequence[int]) -> Self:
+        """This config with these tokens of its vocabulary alone, in this order."""
+        keys: dict[str, Any] = {"vocab_size": len(tokens)}
+        if self.pad_token_id >= 0:
+            keys["pad_token_id"] = tokens.index(self.pad_token_id)
+        return dataclasses.replace(self, **keys)
+
     @property
     def free_keys(self) -> tuple[str, ...]:
         """The keys that decide what is computed, but no shape: training may go on with others."""

@@ -35,7 +35,7 @@ ROOMS = {
     "data_pipeline/shards": ("blocks manifest cached_counts index sources ranges writing locking"),
     "data_pipeline/tokenization": (
         "folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer rules comparison training unigram word_table word_rules word_encoding"
+        "tokenizer rules comparison pruning training unigram word_table word_rules word_encoding"
     ),
     "data_pipeline/packing": "sequences pieces pairs kinds",
     "data_pipeline/packing/kinds": " ".join(

@@ -53,20 +53,20 @@ def compare(
     comparisons = []
     for folder, (tokenizer, vocabulary), loss in zip(folders, loaded, losses, strict=True):
         tokens = unknown = 0
-        encoded = _encode(tokenizer, words)
-        for count, (size, is_unknown) in zip(words.values(), encoded, strict=True):
-            tokens += count * size
-            unknown += count * is_unknown
+        unknown_token = unknown_id(tokenizer)
+        for count, ids in zip(words.values(), encoded_words(tokenizer, words), strict=True):
+            tokens += count * len(ids)
+            unknown += count * (unknown_token in ids)
         total = words.total()
         shares = (tokens / total, characters / max(1, tokens), unknown / total)
         comparisons.append(Comparison(folder, vocabulary.vocab_size, *shares, loss))
     return comparisons
 
 
-def _encode(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> Iterator[tuple[int, bool]]:
-    """The number of tokens of each word in running text, and whether one of them is unknown."""
-    prefix, unknown = word_prefix(tokenizer), unknown_id(tokenizer)
+def encoded_words(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> Iterator[list[int]]:
+    """The ids of each word in running text."""
+    prefix = word_prefix(tokenizer)
     rest = iter(words)
     while batch := [prefix + word for word in islice(rest, BATCH)]:
         for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
-            yield len(encoding.ids), unknown in encoding.ids
+            yield encoding.ids

@@ -113,7 +113,7 @@ def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
     are added after the last id. Raises DataError if the tokenizer is missing, unreadable or lacks
     one of these tokens.
     """
-    tokenizer, roles = _read(path)
+    tokenizer, roles = read(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, _describe(tokenizer, roles, path)
@@ -146,7 +146,7 @@ def install(path: Path, out: Path) -> list[str]:
         for name in names:
             shutil.copyfile(path / name, out / name)
         return names
-    return save(*_read(path), out)
+    return save(*read(path), out)
 
 
 def digest(tokenizer: tokenizers.Tokenizer) -> str:
@@ -198,8 +198,8 @@ def word_prefix(tokenizer: tokenizers.Tokenizer) -> str:
     return "" if after_space == alone + alone else " "
 
 
-def _read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
-    """The one reader of every form; `path` is a folder or a SentencePiece model."""
+def read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
+    """The tokenizer at `path` as it is, in any form, and the token of each role."""
     if path.suffix == ".model" and path.is_file():
         return vocabularies.from_sentencepiece(path, {})
     settings = read_settings(path)
@@ -227,7 +227,7 @@ def _config_changes_nothing(path: Path) -> bool:
     """Whether a ``tokenizer.json`` exists at `path` whose config overrides nothing in it."""
     if not path.is_file():
         return False
-    return _read(path.parent)[0].to_str() == _read_json(path).to_str()
+    return read(path.parent)[0].to_str() == _read_json(path).to_str()
 
 
 def _describe(tokenizer: tokenizers.Tokenizer, roles: Roles, path: Path) -> Vocabulary:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from model.hugging_face.conversion import (
 from model.hugging_face.family import Inexpressible
 from model.hugging_face.weights import (
     checked_state,
+    has_weights,
     read_weights,
     refuse_extra_weights,
     refuse_implausible_depth,
@@ -35,6 +36,7 @@ from model.hugging_face.weights import (
     write_tensors,
 )
 from model.initialisation import empty
+from model.layer_selection import select_tokens
 from model.model_card import model_card
 from model.model_config import Ability, ModelConfig
 from model.protocol import Model
@@ -362,6 +364,27 @@ def import_folder(source: str | Path, out: str | Path) -> Model:
         save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
         write_config(model.config, out, source.resolve().name)
     return model
+
+
+def prune_folder(source: str | Path, out: str | Path, tokens: Sequence[int]) -> Model | None:
+    """Write the model in `source`, with these tokens of its vocabulary alone, to `out`.
+
+    Their tokenizer is in `out` already. The folder is as one of `import_folder`. Returns the
+    model; None where `source` has no weights. Raises ModelError, one line.
+    """
+    source, out = Path(source), Path(out)
+    if not has_weights(source):
+        return None
+    model = from_pretrained(source)
+    try:
+        config, state = select_tokens(model.state_dict(), model.config, tokens)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+    new = {old: number for number, old in enumerate(tokens)}
+    ids = {key: new[old] for key, old in special_ids_in(source).items() if old in new}
+    save_pretrained((config, state), out, out, special_ids=ids)
+    write_config(config, out, source.resolve().name)
+    return from_pretrained(out)
 
 
 def write_config(config: ModelConfig, folder: Path, source: str) -> None:

@@ -21,6 +21,12 @@ from model.model_config import ModelConfig
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds the tensors of a model."""
+    names = (*_SINGLE, *(f"{name}.index.json" for name in _SINGLE))
+    return any((folder / name).is_file() for name in names)
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint folder, single-file or sharded; .safetensors is preferred.
 

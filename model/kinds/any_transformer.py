@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,6 +85,14 @@ class TransformersConfig(ModelConfig):
     def with_dropout(self, rate: float) -> Self:
         """This configuration unchanged: the model is never trained, and has no dropout."""
         return self
+
+    def with_tokens(self, tokens: Sequence[int]) -> Self:
+        """This configuration with these tokens alone, also in the folder's config.json."""
+        selected = super().with_tokens(tokens)
+        keys = {"vocab_size": len(tokens)}
+        if selected.pad_token_id >= 0:
+            keys["pad_token_id"] = selected.pad_token_id
+        return replace(selected, config={**self.config, **keys})
 
     def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
         """This configuration with this head; the library decides what the head reads."""
