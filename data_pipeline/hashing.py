@@ -49,10 +49,11 @@ class ExampleDraw(IntEnum):
 
 @unique
 class MaskChoice(IntEnum):
-    """Which tokens are masked: seed, tag, epoch, and the number of the sequence or example."""
+    """Which tokens are masked, or replaced: seed, tag, epoch, number of the sequence or example."""
 
     TEXT = 11  # tokens, words or n-grams of a packed sequence; `MaskDraw` mixes in this key
     VIEW = 14  # tokens of an example's second text
+    REPLACED = 15  # the tokens that a generator samples for the masked positions of a sequence
 
 
 @unique

@@ -232,7 +232,8 @@ def use_section(config: ModelConfig, texts: int, in_transformers: bool, predicts
 def _with_tandem(config: ModelConfig, texts: int) -> str:
     """The command for the first task head of a model in Tandem's own format, or for its vectors."""
     name, head = next(iter(config.task_heads.items()), ("", None))
-    if head is None and Ability.GENERATE not in config.abilities:
+    is_encoder = head is None or head.kind in (DETECTION, OTHER)
+    if is_encoder and Ability.GENERATE not in config.abilities:
         return "tandem embed . 'A sentence of your own.'\n"
     chosen = f" --head {name}" if len(config.task_heads) > 1 else ""
     if head is not None and head.kind in _CLASSES:

@@ -64,6 +64,7 @@ ROOMS = {
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
         "checkpoint optimizers watch batches denominators vocabulary_projection teacher_outputs "
+        "replaced_tokens "
         "scoring objectives tasks schedules admission_config stored_config learner_config "
         "batch_config job_tree folder_models named_tasks task_facts teacher_heads roles config "
         "run_folder control stored_logits job_data report learners teacher_passes step footprint "

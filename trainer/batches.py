@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, StoredLogits, Target
@@ -53,6 +54,8 @@ class MicroBatch:
     sequences: int = 1  # sequences per example, which are consecutive among the B
     stored: Mapping[str, MicroLogits] = field(default_factory=dict)  # by the teacher's name
     numbers: Tensor | None = None
+    sample_ids: NDArray[np.int64] | None = None  # [examples]; on the host, as are `epochs`
+    epochs: NDArray[np.int64] | None = None
 
     @property
     def lengths(self) -> Tensor | None:
@@ -125,6 +128,8 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         sequences=1 if batch.input_ids.ndim == 2 else batch.input_ids.shape[1],
         stored={name: _to_stored(target, device) for name, target in batch.stored.items()},
         numbers=None if batch.numbers is None else _move(batch.numbers, device, torch.float64),
+        sample_ids=batch.sample_ids,
+        epochs=batch.epochs,
     )
 
 

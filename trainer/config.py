@@ -387,6 +387,9 @@ class JobConfig(Section):
             yield "stop.patience", "is for a teacher of one size; remove it, or teacher.stacking"
         if self.stop.patience and self.teacher.average is not None:
             yield "stop.patience", "leaves a teacher its weights alone; remove it, or its average"
+        generators = {learner.generator for learner in self.learners.values()}
+        if self.stop.patience and not generators.isdisjoint(self.students):
+            yield "stop.patience", "may end a generator before its discriminator; remove it"
         yield from self._conflicts_of_length()
         grown = {growth.step for growth in self.batch.growth}
         for number, phase in enumerate(self.data.phases):

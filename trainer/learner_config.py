@@ -21,6 +21,7 @@ from configs.section import Refusal, Section, within
 from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, ModelShape, default_model
 from trainer.admission_config import BudgetConfig, StartConfig
+from trainer.learner_names import learner_key
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.stages import (
     IntermediateConfig,
@@ -180,6 +181,15 @@ class LearnerConfig(Section):
             "for models without a decoder. default: the whole example."
         ),
     ] = DEFAULT_VIEW
+    generator: Annotated[
+        str | None,
+        NOT_EMPTY,
+        Doc(
+            "The learner whose samples replace the masked tokens of what this one reads, so that "
+            "`rtd` can detect them (ELECTRA): `teacher`, or the name of a student. null: it reads "
+            "the masked text."
+        ),
+    ] = None
     masked_only: Annotated[
         bool,
         Doc(
@@ -281,12 +291,18 @@ class LearnerConfig(Section):
         for key, ability in _ABILITIES.items():
             if getattr(self, key) and (why := self.model.cannot(ability)):
                 yield key, self._naming_folder(why)
+        yield from self._conflicts_with_generator()
         yield from self._conflicts_with_transfer()
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and (self.init.weights or self.init.tile):
             yield "stacking", "begins with random weights; remove it, or init.pretrained and tile"
         for key, why in self.objective.unequippable(self.model):
             yield f"objective.{key}", self._naming_folder(why)
+
+    @property
+    def generator_name(self) -> str | None:
+        """The full name of its `generator`."""
+        return None if self.generator is None else learner_key(self.generator)
 
     def waits_for(self, teacher: LearnerConfig) -> bool:
         """Whether a student's terms count only once its teacher is ahead (``min_lead``)."""
@@ -387,6 +403,16 @@ class LearnerConfig(Section):
             yield "zero_stage", "must be 2 or less for a model that translates: ranks search alone"
         if self.zero_stage < OFFLOADS[self.offload]:
             yield "offload", f"{self.offload} needs zero_stage {OFFLOADS[self.offload]} or higher"
+
+    def _conflicts_with_generator(self) -> Iterator[Refusal]:
+        """A discriminator reads samples, and only it can tell them from the text."""
+        if self.generator is None:
+            if self.objective.rtd is not None:
+                why = "detects the samples of a generator; name it in the learner's generator"
+                yield "objective.rtd", why
+            return
+        for key in self.changed("view", "stored"):
+            yield key, "is for a learner that reads no samples; remove it, or generator"
 
     def _conflicts_with_transfer(self) -> Iterator[Refusal]:
         """A transfer is by terms of its own, which others follow."""

@@ -17,6 +17,11 @@ def teacher_key(name: str) -> str:
     return name if name in (TEACHER, MEAN) else f"teachers/{name}"
 
 
+def learner_key(name: str) -> str:
+    """The full name of the job's own teacher, or of the student with this key in YAML."""
+    return name if name == TEACHER else student_key(name)
+
+
 def is_teacher(name: str) -> bool:
     """Whether the learner of this name teaches: the job's teacher, or one of its further ones."""
     return name == TEACHER or name.startswith("teachers/")

@@ -11,7 +11,7 @@ from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
 from model import Ability, ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import LearnerConfig
-from trainer.learner_names import MEAN, TEACHER, is_teacher, section_of
+from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.terms.predictions import unshared_vocabulary
 from trainer.schedules.stacking import layers_of_the_moment
@@ -54,6 +54,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     if data.has_examples:
         yield from _compiled(everyone)
     yield from _conflicts_of_views(everyone)
+    yield from _conflicts_of_generators(everyone, data)
     yield from _conflicts_of_single_texts(everyone)
     for learner, config in everyone.items():
         objective, key = config.objective, f"{section_of(learner)}.objective"
@@ -158,18 +159,52 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             if reason := task.unreadable(config.view, config.model):
                 yield f"{section_of(learner)}.view", reason
         for name, term in config.objective.terms().items():
-            views = {
-                other.view
+            read = [
+                other
                 for source, other in learners.items()
                 if term.source == source or (term.source == MEAN and is_teacher(source))
-            }
+            ]
+            views = {other.view for other in read}
+            generators = {other.generator_name for other in read}
             key = f"{section_of(learner)}.objective.{name}"
             if term.reads_states and views - {config.view}:
                 yield key, "compares states, so that its teacher must have the same view"
+            if term.reads_states and generators - {config.generator_name}:
+                yield key, "compares states, so that its teacher must have the same generator"
             for view in sorted(views):
                 if not all(task.aligns(config.view, view) for task in tasks):
                     why = f"view {view} of its teacher has other labels than view {config.view}"
                     yield key, f"{why}; give one of them another view"
+
+
+def _conflicts_of_generators(learners: Named, data: DataConfig) -> Iterator[Refusal]:
+    """Generators that are missing, do not fit, or do not run before those who read them."""
+    for learner, config in learners.items():
+        if config.generator is not None:
+            key = f"{section_of(learner)}.generator"
+            yield from within(key, _misfits_of_generator(config, learners))
+            if data.has_examples:
+                yield key, f"is for text, but the job reads the examples in {_examples_in(data)}"
+
+
+def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Refusal]:
+    name = config.generator_name
+    if name is None or name not in learners:
+        names = [other.removeprefix("students/") for other in learners if "teachers/" not in other]
+        yield "", f"no learner {config.generator!r}; there are: {', '.join(names)}"
+        return
+    generator, section = learners[name], section_of(name)
+    if generator.generator is not None:
+        yield "", f"must be a learner that reads the masked text, and {section} has a generator"
+    elif not generator.architecture.mlm_head:
+        yield "", f"samples tokens, and {section} predicts none; give its objective mlm"
+    elif generator.model.vocab_size != config.model.vocab_size:
+        yield "", unshared_vocabulary(config.model.vocab_size, generator.model.vocab_size)
+    if is_student(name):  # it runs before the teacher, in every step
+        for key in generator.changed("start", "budget"):
+            yield "", f"is read in all steps; remove {section}.{key}"
+        if generator.objective.needs_teacher():
+            yield "", f"runs before the teacher; remove the terms of {section} about a teacher"
 
 
 def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:

@@ -112,9 +112,10 @@ def _accumulate(
     micro_batches = to_micro_batches(rows, size, main.device, masker)
     for number, micro_batch in enumerate(micro_batches):
         micro_step = MicroStep(step, number, is_last=number == count - 1)
-        sources = passes.sources(micro_batch, sums, micro_step)
+        micro_batch, sources = passes.sources(micro_batch, sums, micro_step)
         for student in students:
-            student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
+            if student.name not in passes.generators:
+                student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
         del sources  # what was captured, before the teacher's next pass
 
 

@@ -1,16 +1,21 @@
-"""The teachers' side of a step: one forward of each, whatever its students read of it."""
+"""The teachers' side of a step: one forward of each, whatever its students read of it.
+
+Generators run before the learners that read their samples (`trainer.replaced_tokens`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from data_pipeline import MASKED
 from trainer.batches import MicroBatch
 from trainer.denominators import StepSums
 from trainer.learner_names import MEAN
 from trainer.learners.learner import Learner
 from trainer.learners.step_shape import MicroStep
 from trainer.objectives.objective import Demand
+from trainer.replaced_tokens import with_view
 from trainer.teacher_outputs import (
     OutputProjection,
     TeacherOutputs,
@@ -39,7 +44,8 @@ class TeacherPass:
         """
         consumers = [(student.objective, student.own_step(step)) for student in students]
         heads = teacher.config.architecture.task_heads
-        demand = Demand.of(teacher.name, heads, consumers, targets)
+        discriminators = sum(student.generator == teacher.name for student in students)
+        demand = Demand.of(teacher.name, heads, consumers, targets, discriminators)
         runs = teacher.config.stored is None
         projection = teacher.output_projection() if runs and demand.reads_logits else None
         read = teacher.objective.sources
@@ -81,6 +87,10 @@ class TeacherPasses:
     passes: Sequence[TeacherPass]
     is_mean_read: bool
     mean_logits: int  # students whose terms need the mean's logits
+    # Students whose samples others read, by name, and their output projections.
+    generators: Mapping[str, tuple[Learner, OutputProjection]]
+    sampled: frozenset[str | None]  # the names of all learners whose samples others read
+    seed: int
 
     @classmethod
     def of(
@@ -96,16 +106,35 @@ class TeacherPasses:
             student.objective.reads(student.own_step(step), MEAN, targets) for student in students
         )
         needed = [teacher_pass for teacher_pass in passes if teacher_pass.is_needed]
-        return cls(needed, is_mean_read, passes[0].demand.mean_logits)
+        sampled = frozenset(learner.generator for learner in (*teachers, *students))
+        generators = {
+            student.name: (student, student.output_projection())
+            for student in students
+            if student.name in sampled
+        }
+        mean_logits, seed = passes[0].demand.mean_logits, teachers[0].step_shape.seed
+        return cls(needed, is_mean_read, mean_logits, generators, sampled, seed)
 
     def sources(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
-    ) -> dict[str, TeacherOutputs]:
-        """The outputs of teachers for one micro-batch, by name, and their mean."""
-        outputs = {
-            teacher_pass.teacher.name: teacher_pass.teach(micro_batch, sums, micro_step)
-            for teacher_pass in self.passes
-        }
+    ) -> tuple[MicroBatch, dict[str, TeacherOutputs]]:
+        """Run the generators and the teachers on a micro-batch.
+
+        Returns the micro-batch with a view for each generator, under its name, and the outputs of
+        teachers, by name, and their mean.
+        """
+        for name, (generator, projection) in self.generators.items():
+            features = generator.accumulate(micro_batch, sums.totals[generator.view], micro_step)
+            with generator.autocast():
+                told = detach(features, projection)
+            micro_batch = with_view(micro_batch, name, told.distributions[MASKED], self.seed)
+        outputs: dict[str, TeacherOutputs] = {}
+        for teacher_pass in self.passes:
+            name = teacher_pass.teacher.name
+            outputs[name] = teacher_pass.teach(micro_batch, sums, micro_step)
+            if name in self.sampled:
+                samples = outputs[name].distributions[MASKED]
+                micro_batch = with_view(micro_batch, name, samples, self.seed)
         if self.is_mean_read:
             outputs[MEAN] = mean_of(list(outputs.values()), self.mean_logits)
-        return outputs
+        return micro_batch, outputs

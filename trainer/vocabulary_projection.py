@@ -133,6 +133,11 @@ class Distribution:
         self._scratch: Tensor | None = None
         self._largest: dict[int, Distribution] = {}
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """P and V."""
+        return self.teachers[0].shape
+
     def largest(self, k: int) -> Distribution:
         """The distribution over each teacher's k largest logits alone; its readers share it."""
         if k not in self._largest:

@@ -66,8 +66,8 @@ class TorchMasker:
         self, input_ids: Tensor, positions: Tensor, used: Tensor, keys: Tensor
     ) -> TorchMasked:
         original = input_ids.gather(1, positions)
-        action = _random_uint32(_array_keys(MaskDraw.ACTION, keys), positions)
-        draw = _random_uint32(_array_keys(MaskDraw.REPLACEMENT, keys), positions)
+        action = random_uint32(_array_keys(MaskDraw.ACTION, keys), positions)
+        draw = random_uint32(_array_keys(MaskDraw.REPLACEMENT, keys), positions)
         random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
         to_mask, to_random = self._config.thresholds
         shown = torch.where(action < to_random, random_ids, original)
@@ -81,7 +81,7 @@ def _smallest(keys: Tensor, maskable: Tensor, budget: Tensor, slots: int) -> tup
     length = maskable.shape[1]
     columns = torch.arange(length, device=keys.device)
     column_bits = (1 << (length - 1).bit_length()) - 1
-    word = (_random_uint32(keys, columns[None]) & ~column_bits) | columns
+    word = (random_uint32(keys, columns[None]) & ~column_bits) | columns
     word = word.masked_fill(~maskable, int(UNMASKABLE)).sort(1).values
     used = torch.arange(slots, device=keys.device) < budget[:, None]
     positions = torch.where(used, word[:, :slots] & column_bits, length).sort(1).values
@@ -98,7 +98,11 @@ def _array_keys(key: int, *parts: Tensor) -> Tensor:
     return state
 
 
-def _random_uint32(keys: Tensor, positions: Tensor) -> Tensor:
+def random_uint32(keys: Tensor, positions: Tensor) -> Tensor:
+    """32 random bits for each (key, position), as `data_pipeline.hashing.random_uint32`.
+
+    `keys` int64 [R] and `positions` [P] or [R, P] give [R, P].
+    """
     low, high = (keys & MASK32)[:, None], _logical_shift(keys, 32)[:, None]
     word = (positions * GOLDEN32 + low) & MASK32
     return _mix32(_mix32(word) ^ high)

@@ -94,6 +94,8 @@ def read_task_heads(
     if form.chooses_pooling:
         pooling = _POOLINGS[theirs.get("classifier_pooling", "cls")]
     head = TaskHeadConfig(kind, ordered, pooling, transform=form.transform)
+    if kind == DETECTION:  # whose class has no dropout
+        head = dataclasses.replace(head, dropout=0.0)
     return {_head_name(theirs, kind): head}
 
 

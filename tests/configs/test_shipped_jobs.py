@@ -92,7 +92,8 @@ def test_a_shipped_job_trains(runs, name):
     for learner, config in trained.items():
         for term in config.objective.terms():
             assert any(f"{learner}/{term}" in row for row in last), (learner, term)
-        is_scored = any(f"val/data/{learner}/loss" in row for row in last)
+        loss = "loss" if config.architecture.mlm_head else "rtd_loss"
+        is_scored = any(f"val/data/{learner}/{loss}" in row for row in last)
         assert is_scored == (learner not in UNTRAINED.get(name, ()))
         assert (folder / name / "exports" / learner.removeprefix("students/")).is_dir()
     pairs = job.teacher.architecture.pair_head

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +216,17 @@ def score_examples(
     model: Model,
     examples: ValidationSet,
     metrics: Metrics,
-    view: str,
+    read: Callable[[MicroBatch], MicroBatch],
     micro_batch: int,
     breakdown: Breakdown | None = None,
 ) -> Scores:
-    """The scores of a model that reads the examples in this view, and its `breakdown` if asked."""
+    """The scores of a model, and its `breakdown` if asked; `read` is what it reads of a batch."""
 
     def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
-        readings = score(model, batch.view(view), metrics)
+        view = read(batch)
+        readings = score(model, view, metrics)
         if breakdown is not None:
-            breakdown.add(batch.view(view), readings)
+            breakdown.add(view, readings)
         return readings
 
     device = next(model.parameters()).device

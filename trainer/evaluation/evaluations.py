@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from data_pipeline import MASKED
+from trainer.batches import MicroBatch
 from trainer.config import JobConfig
-from trainer.evaluation.held_out import Scores, ValidationSet, trained_heads
+from trainer.evaluation.held_out import SEED, Scorer, Scores, ValidationSet, trained_heads
 from trainer.evaluation.setbacks import Setback, setbacks
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
+from trainer.replaced_tokens import with_view
 
 
 class Evaluations:
@@ -41,14 +45,16 @@ class Evaluations:
             teacher = self._config.teacher.in_steps(self._config.steps)
             config = teacher if name == TEACHER else learner.config
             trained = trained_heads(config, learner.counters, state.step)
-            by_learner[name] = self._of_weights(learner, trained)
+            scorer = _scorer(learner, learners.by_name)
+            by_learner[name] = self._of_weights(learner, scorer, trained)
             if (loss := by_learner[name].overall.get("loss")) is not None:
                 self.newest[name] = (state.step, loss)
                 own_steps = learner.counters.steps_made(state.step)
                 state.held_out.setdefault(name, []).append([own_steps, loss])
             if learner.has_average:
                 with learner.averaged():
-                    by_learner[name] = by_learner[name].beside(self._of_weights(learner, trained))
+                    averages = self._of_weights(learner, scorer, trained)
+                    by_learner[name] = by_learner[name].beside(averages)
         known = {
             name: score for name, score in by_learner[TEACHER].overall.items() if score is not None
         }
@@ -56,11 +62,11 @@ class Evaluations:
         self._rank(learners, by_learner, state.step)
         return by_learner
 
-    def _of_weights(self, learner: Learner, trained: Collection[str]) -> Scores:
+    def _of_weights(self, learner: Learner, scorer: Scorer, trained: Collection[str]) -> Scores:
         """The scores of a learner with the weights that it has now."""
         where = (self._device, dist.get_rank(), dist.get_world_size())
         scores = self._validation.evaluate(
-            learner.evaluate, learner.metrics, self._config.batch.micro_batch, *where
+            scorer, learner.metrics, self._config.batch.micro_batch, *where
         )
         return scores.of_trained_heads(learner.metrics, trained, self._config.data.tasks)
 
@@ -87,3 +93,17 @@ class Evaluations:
     def scores_at(self, step: int) -> dict[str, float]:
         """The learners' primary scores, which rank checkpoints, if they were just measured."""
         return self._scores[1] if self._scores[0] == step else {}
+
+
+def _scorer(learner: Learner, learners: Mapping[str, Learner]) -> Scorer:
+    """How a learner scores a batch; that of a discriminator gets its generator's samples."""
+    if learner.generator is None:
+        return learner.evaluate
+    name, generator = learner.generator, learners[learner.generator]
+    projection = generator.output_projection()
+
+    def score(batch: MicroBatch) -> Sequence[Tensor]:
+        told = generator.predictions(batch, projection)
+        return learner.evaluate(with_view(batch, name, told.distributions[MASKED], SEED))
+
+    return score

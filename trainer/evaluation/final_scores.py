@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,17 @@ from trainer.device import own_device
 from trainer.evaluation.agreement import agreement
 from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.finished import SavedLearners
-from trainer.evaluation.held_out import Scores, ValidationSet
+from trainer.evaluation.held_out import SEED, Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
+from trainer.learners.programs import NOTHING, features_of, own_projection
 from trainer.measure.process import describe_machine
+from trainer.replaced_tokens import replaced
 from trainer.scoring.column import OF_AVERAGE, ON_TEST, Column
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import Metrics, columns_of, mean_column
 from trainer.scoring.task_metrics import BranchMetric
+from trainer.teacher_outputs import detach
 from trainer.watch.ranks import SendHeartbeat
 
 SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
@@ -195,8 +199,22 @@ class _Measurement:
         breakdown: Breakdown | None = None,
     ) -> Scores:
         self.told.begin(f"scoring {name.removeprefix('students/')}")
-        micro_batch, view = self.saved.job.batch.micro_batch, self.saved.config(name).view
-        return score_examples(model, examples, metrics, view, micro_batch, breakdown)
+        micro_batch, read = self.saved.job.batch.micro_batch, self._reader(name)
+        return score_examples(model, examples, metrics, read, micro_batch, breakdown)
+
+    def _reader(self, name: str) -> Callable[[MicroBatch], MicroBatch]:
+        """What the learner reads of a batch: a view, or its generator's samples."""
+        config = self.saved.config(name)
+        if config.generator_name is None:
+            return methodcaller("view", config.view)
+        generator = self.saved.load(config.generator_name).to(self.device)
+
+        def read(batch: MicroBatch) -> MicroBatch:
+            features = features_of(generator, batch, NOTHING)
+            told = detach(features, own_projection(generator, features))
+            return replaced(batch, told.distributions[MASKED], SEED)
+
+        return read
 
     def _scores_on_test(self, name: str, model: Model, on_validation: Scores) -> dict[str, Any]:
         """The scores on a task's test file, by column; empty where the job has no such file."""

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -95,7 +96,8 @@ class LabelledExamples:
     ) -> dict[str, float]:
         """The model's scores by column, without undefined ones."""
         view, size = self.job.teacher.view, self.job.batch.micro_batch
-        scores = score_examples(model, self._validation, metrics, view, size, breakdown)
+        read = methodcaller("view", view)
+        scores = score_examples(model, self._validation, metrics, read, size, breakdown)
         return {name: value for name, value in scores.overall.items() if value is not None}
 
 

@@ -29,6 +29,7 @@ from trainer.learners.module import LearnerModule, always_captured, assemble
 from trainer.learners.programs import Predict, Train
 from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses
+from trainer.replaced_tokens import REPLACED
 from trainer.teacher_outputs import (
     OutputProjection,
     TeacherOutputs,
@@ -74,8 +75,12 @@ def fake_step(
     teachers = [name for name in modules if is_teacher(name)]
     students = [name for name in modules if not is_teacher(name)]
     readers = [(modules[name].objective, 0) for name in students]
+    generators = [learners[name].generator_name for name in students]
     demands = {
-        name: Demand.of(name, learners[name].architecture.task_heads, readers, batch.targets)
+        name: Demand.of(
+            *(name, learners[name].architecture.task_heads, readers, batch.targets),
+            generators.count(name),
+        )
         for name in teachers
     }
     sources: dict[str, TeacherOutputs] = {}
@@ -92,7 +97,7 @@ def fake_step(
         sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
     for name in students:
         run = meter(modules[name])
-        run(_train(modules[name], sources, [], batch), batch.view(learners[name].view))
+        run(_train(modules[name], sources, [], batch), _read(batch, learners[name]))
         yield name, run, 0
 
 
@@ -125,7 +130,7 @@ def _teach(
     with run.mode:  # what the teacher reads of students is for its own sake
         peers = _peers(module, modules, learners, batch)
     captures = [demand.capture, always_captured(name, config)]
-    features = run(_train(module, peers, captures, batch), batch.view(config.view))
+    features = run(_train(module, peers, captures, batch), _read(batch, config))
     with run.mode, module.autocast(batch.input_ids.device):
         outputs = detach(features, projection, demand.own_logits)
     return outputs, 0 if projection is None else projection.weight.numel()
@@ -147,6 +152,14 @@ def _peers(
             outputs[name] = detach(features, _projection(peer))
         peer.train()
     return outputs
+
+
+def _read(batch: MicroBatch, config: LearnerConfig) -> MicroBatch:
+    """What a learner reads of the batch; a generator's samples are as many tokens."""
+    if config.generator is None:
+        return batch.view(config.view)
+    labels = MicroTarget(batch.input_ids.flatten())
+    return dataclasses.replace(batch, targets={**batch.targets, REPLACED: labels})
 
 
 def _projection(module: LearnerModule) -> OutputProjection:

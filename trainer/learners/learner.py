@@ -86,6 +86,8 @@ class Learner:
         """
         config = config.in_steps(step_shape.steps)
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.view
+        self.generator = config.generator_name
+        self.reads = self.generator or self.view  # the view that it reads; it counts `view`
         self.counters = LearnerState(started_at)
         with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
@@ -206,7 +208,7 @@ class Learner:
 
     def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
         """Run a program inside the engine's forward pass, on this learner's view of the batch."""
-        result: Result = self.engine(program, batch.view(self.view))
+        result: Result = self.engine(program, batch.view(self.reads))
         return result
 
     @property
@@ -356,13 +358,13 @@ class Learner:
 
     @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
-        """Predictions at masked positions, without dropout, for the teacher to learn from.
+        """Predictions at masked positions, without dropout, for others to learn from.
 
         `projection` is this learner's own vocabulary projection.
         """
         self.engine.eval()
         features = self._run(Predict(), batch)
-        self.engine.train()
+        self.engine.train(self.config.in_training_mode)
         with self.autocast():
             return detach(features, projection)
 

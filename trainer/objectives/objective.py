@@ -278,11 +278,13 @@ class Demand:
         heads: Collection[str],
         students: Iterable[tuple[Objective, int]],
         targets: Targets = None,
+        discriminators: int = 0,
     ) -> Demand:
         """The students' demand on this teacher, by the objective and own step of each student.
 
         `heads` are the teacher's task heads: it has no part in the mean of others. `targets` are
-        those of the batch; None: whatever they are.
+        those of the batch; None: whatever they are. `discriminators` is the number of students that
+        read samples of its predictions.
         """
         students = list(students)
         direct, mean = (
@@ -293,9 +295,10 @@ class Demand:
         mean_logits = sum(objective.reads_logits(step, MEAN) for objective, step in students)
         is_read = any(objective.reads(step, teacher, targets) for objective, step in students)
         return cls(
-            is_read=is_read or mean_logits > 0 or bool(mean.heads),
+            is_read=is_read or mean_logits > 0 or bool(mean.heads) or discriminators > 0,
             capture=union([direct, mean]),
-            own_logits=sum(objective.reads_logits(step, teacher) for objective, step in students),
+            own_logits=discriminators
+            + sum(objective.reads_logits(step, teacher) for objective, step in students),
             mean_logits=mean_logits,
         )
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import CLASSIFICATION, Capture, Features, Model, ModelConfig
+from model import CLASSIFICATION, DETECTION, Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
-from trainer.scoring.column import ACCURACY, LOSS, PAIR_ACCURACY, Column
+from trainer.scoring.column import ACCURACY, LOSS, NUMBER, PAIR_ACCURACY, Column
 from trainer.scoring.metric import Metric, SummedMetric
 from trainer.teacher_outputs import OutputProjection
 
@@ -96,6 +96,49 @@ class HeadAccuracy(SummedMetric[ScoreInputs]):
         return {self.columns[0].name: right / examples} if examples else {}
 
 
+class ReplacedTokens(SummedMetric[ScoreInputs]):
+    """The detection of replaced tokens: F1, precision and recall of the replaced, and their loss.
+
+    A generator that gets better makes them harder to detect.
+    """
+
+    size = 6
+
+    def __init__(self, head: str) -> None:
+        self.head = head
+        names = ("F1", "accuracy", "precision", "recall")
+        self.columns = (
+            *(Column(f"{head}_{name.lower()}", f"{head} {name}") for name in names),
+            Column(f"{head}_loss", f"{head} loss", NUMBER, higher_is_better=False),
+        )
+
+    @torch.no_grad()
+    def of_batch(self, outputs: ScoreInputs) -> Tensor:
+        """Summed loss, tokens, right ones, replaced, detected, rightly detected: float64 [6]."""
+        labels = outputs.batch.targets[self.head].labels
+        is_token, is_replaced = labels != NO_LABEL, labels == 1
+        logits = outputs.features.heads[self.head].flatten().double()
+        is_detected = is_token & (logits > 0)
+        loss = F.binary_cross_entropy_with_logits(
+            logits, is_replaced.double(), is_token.double(), reduction="sum"
+        )
+        right = is_token & (is_detected == is_replaced)
+        both = is_detected & is_replaced
+        counts = [part.sum() for part in (is_token, right, is_replaced, is_detected, both)]
+        return torch.stack([loss, *counts])
+
+    def finish(self, total: Tensor) -> dict[str, float]:
+        loss, tokens, right, replaced, detected, both = total.tolist()
+        parts = {
+            "f1": (2 * both, replaced + detected),
+            "accuracy": (right, tokens),
+            "precision": (both, detected),
+            "recall": (both, replaced),
+            "loss": (loss, tokens),
+        }
+        return {f"{self.head}_{name}": part / of for name, (part, of) in parts.items() if of}
+
+
 Metrics = tuple[Metric[ScoreInputs], ...]
 _OF_TEXT = (MaskedTokens(), HeadAccuracy(PAIRS, PAIR_ACCURACY))
 
@@ -108,12 +151,13 @@ def metrics_of(
     A classifier that is no task's has its accuracy, in the column ``HEAD_accuracy``.
     """
     heads = [*([MASKED] if model.mlm_head else []), *([PAIRS] if model.pair_head else [])]
-    by_accuracy = {
-        name: (HeadAccuracy(name, Column(f"{name}_accuracy", name)),)
-        for name, head in model.task_heads.items()
-        if head.kind == CLASSIFICATION
-    }
-    known = {**by_accuracy, **{metric.head: (metric,) for metric in _OF_TEXT}, **of_tasks}
+    of_heads: dict[str, Metrics] = {}
+    for name, head in model.task_heads.items():
+        if head.kind == CLASSIFICATION:
+            of_heads[name] = (HeadAccuracy(name, Column(f"{name}_accuracy", name)),)
+        elif head.kind == DETECTION:
+            of_heads[name] = (ReplacedTokens(name),)
+    known = {**of_heads, **{metric.head: (metric,) for metric in _OF_TEXT}, **of_tasks}
     return tuple(metric for head in [*heads, *model.task_heads] for metric in known.get(head, ()))
 
 

@@ -1,0 +1,254 @@
+"""Replaced-token detection: samples, their labels, and the step, against `transformers`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+import configs
+from data_pipeline import MASKED
+from model import save_pretrained
+from tests.distributed import run_distributed
+from tests.trainer import jobs, tiny
+from trainer.batches import to_device
+from trainer.learner_config import LearnerConfig
+from trainer.learner_names import TEACHER
+from trainer.learners.learner import Learner
+from trainer.learners.module import build_module
+from trainer.learners.step_shape import StepShape
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.terms import HiddenMSE
+from trainer.replaced_tokens import REPLACED, replaced
+from trainer.run_folder.folder import RunFolder
+from trainer.step import train_step
+from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.replaced_token_detection import ReplacedTokenDetection
+from trainer.vocabulary_projection import Distribution, TopLogits
+
+CPU = torch.device("cpu")
+NARROW = {"embedding_size": 8, "embedding_projection": "sum", "pooler": "none"}
+GENERATOR, FOLLOWER = "students/generator", "students/follower"
+
+
+def predicted(logits: torch.Tensor) -> Distribution:
+    """The predictions with these logits [P, V]."""
+    return Distribution(TopLogits(logits, None, logits.shape[1]))
+
+
+def micro_batch(rows: slice = slice(0, 8)):
+    return to_device(tiny.random_batch(3).take(rows), CPU)
+
+
+def test_samples_are_those_of_the_softmax():
+    """Over the rows, with the same logits everywhere: within four standard errors."""
+    rows = 4000
+    batch = to_device(tiny.random_batch(0, rows), CPU)
+    scores = torch.arange(tiny.VOCABULARY).remainder(7).float()
+    view = replaced(batch, predicted(scores.expand(len(batch.masked_positions), -1)), seed=1)
+    asked = batch.targets[MASKED].labels >= 0
+    sampled = view.input_ids.flatten()[batch.masked_positions[asked]]
+    shares = sampled.bincount(minlength=tiny.VOCABULARY) / len(sampled)
+    expected = scores.softmax(0)
+    error = (expected * (1 - expected) / len(sampled)).sqrt()
+    assert ((shares - expected).abs() <= 4 * error).all()
+
+
+def test_a_sample_depends_on_its_row_alone():
+    torch.manual_seed(0)
+    batch = micro_batch()
+    logits = torch.randn(len(batch.masked_positions), tiny.VOCABULARY)
+    together = replaced(batch, predicted(logits), seed=1).input_ids
+    cut = replaced(micro_batch(slice(4, 8)), predicted(logits[4 * tiny.CAPACITY :]), seed=1)
+    assert torch.equal(together[4:], cut.input_ids)
+    assert not torch.equal(together, replaced(batch, predicted(logits), seed=2).input_ids)
+
+
+def test_labels_say_where_a_token_is_not_the_original():
+    batch = micro_batch()
+    masked = batch.targets[MASKED]
+    right = torch.nn.functional.one_hot(masked.labels.clamp(min=0), tiny.VOCABULARY).float()
+    view = replaced(batch, predicted(100 * right), seed=1)  # a generator that is always right
+    assert view.targets[REPLACED].labels[batch.attention_mask.flatten()].eq(0).all()
+    wrong = torch.zeros_like(right)
+    wrong[:, 4] = 100.0  # no label is less than 5
+    view = replaced(batch, predicted(wrong), seed=1)
+    labels = view.targets[REPLACED].labels
+    asked = masked.positions[masked.labels >= 0].unique()
+    assert torch.equal(labels.eq(1).nonzero()[:, 0], asked)
+    assert torch.equal(labels.eq(-100).view_as(batch.attention_mask), ~batch.attention_mask)
+    others = labels != 1
+    assert torch.equal(view.input_ids.flatten()[others], batch.input_ids.flatten()[others])
+    assert view.input_ids.flatten()[asked].eq(4).all()
+
+
+def learner_configs(stages):
+    """A discriminator, its generator, and a student of its states that reads the same text."""
+    rtd = ReplacedTokenDetection(50.0)
+    discriminator = tiny.encoder(**NARROW)
+    reads = {"generator": "generator"}
+    return {
+        TEACHER: LearnerConfig(
+            model=discriminator, objective=ObjectiveConfig(rtd=rtd), zero_stage=stages[0], **reads
+        ),
+        GENERATOR: LearnerConfig(
+            model=tiny.encoder(hidden_size=16, **NARROW),
+            objective=ObjectiveConfig(mlm=MaskedLanguageModelling()),
+            zero_stage=stages[1],
+        ),
+        FOLLOWER: LearnerConfig(
+            model=tiny.encoder(layers=2, **NARROW),
+            objective=ObjectiveConfig(rtd=rtd, hidden_mse=HiddenMSE()),
+            zero_stage=stages[2],
+            **reads,
+        ),
+    }
+
+
+def trained(everyone, steps=3):
+    """The terms of each step, of the first learner and the others."""
+    rows = 8 // dist.get_world_size()
+    step_shape = StepShape(tiny.STEPS, tiny.SEED, rows // 2, 2)
+    teacher, *students = (
+        Learner(name, config, everyone[TEACHER].model, step_shape)
+        for name, config in everyone.items()
+    )
+    return [
+        train_step(teacher, students, tiny.my_rows(tiny.random_batch(step)), step).terms
+        for step in range(steps)
+    ]
+
+
+def reversed_roles():
+    """The generator teaches, and its student detects its samples."""
+    everyone = learner_configs((0, 0, 0))
+    detector = dataclasses.replace(everyone[TEACHER], generator="teacher")
+    return {TEACHER: everyone[GENERATOR], GENERATOR: detector}
+
+
+def runs():
+    by_stage = [trained(learner_configs(stages)) for stages in [(0, 0, 0), (1, 2, 3), (3, 3, 0)]]
+    return by_stage, trained(reversed_roles(), steps=1)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return run_distributed(runs, 2)[0], run_distributed(runs, 1)[0]
+
+
+def test_the_step_is_the_same_at_every_stage_and_number_of_ranks(results):
+    (two, _), (one, _) = results
+    for by_step in (*two, *one):
+        for ours, expected in zip(by_step, one[0], strict=True):
+            for learner, terms in expected.items():
+                assert ours[learner] == pytest.approx(terms, rel=1e-5), learner
+
+
+def modules(everyone):
+    return {
+        name: build_module(name, config, everyone[TEACHER].model, tiny.SEED).eval()
+        for name, config in everyone.items()
+    }
+
+
+@torch.no_grad()
+def detection_loss(folder: Path, discriminator, generator):
+    """The loss of the first batch by the classes of `transformers`, from our exports."""
+    for name, module in (("discriminator", discriminator), ("generator", generator)):
+        assert save_pretrained(module.model, folder / name) == ""
+    batch = to_device(tiny.random_batch(0), CPU)
+    mask = batch.attention_mask.long()
+    theirs = ElectraForMaskedLM.from_pretrained(folder / "generator").eval()
+    logits = theirs(batch.input_ids, mask, batch.segment_ids).logits.flatten(0, 1)
+    view = replaced(batch, predicted(logits[batch.masked_positions]), tiny.SEED)
+    labels = view.targets[REPLACED].labels.view_as(mask)
+    theirs = ElectraForPreTraining.from_pretrained(folder / "discriminator").eval()
+    return theirs(view.input_ids, mask, batch.segment_ids, labels=labels).loss.item()
+
+
+def test_the_loss_is_that_of_transformers_whoever_teaches(results, tmp_path):
+    _, (by_stage, other_way) = results
+    built = modules(learner_configs((0, 0, 0)))
+    expected = detection_loss(tmp_path / "one", built[TEACHER], built[GENERATOR])
+    assert by_stage[0][0][TEACHER]["rtd"] == pytest.approx(expected, rel=1e-5)
+    built = modules(reversed_roles())
+    expected = detection_loss(tmp_path / "other", built[GENERATOR], built[TEACHER])
+    assert other_way[0][GENERATOR]["rtd"] == pytest.approx(expected, rel=1e-5)
+
+
+def job(corpus, runs, *overrides):
+    """The shipped job at a size that a test can afford."""
+    sizes = "hidden_size: 16, layers: 2, heads: 2, ffn_size: 32, embedding_size: 8"
+    small = f"{{{sizes}, vocab_size: 600, max_positions: 32}}"
+    changes = [
+        *(f"{who}.{key}" for who in ("teacher", "students.generator") for key in (
+            f"model={small}", "precision=fp32", "schedule.warmup_steps=2")),
+        "batch={size: 8, micro_batch: 4}", "data.sequence_length=32", "steps=8",
+        "evaluation={every: 2, sequences: 8}", "checkpoint={every: 2}",
+        "log={every: 1, wandb: disabled}",
+    ]  # fmt: skip
+    places = [f"data.path={corpus}", f"output_dir={runs}"]
+    return configs.load("electra_small", jobs.JobConfig, "job", [*places, *changes, *overrides])
+
+
+def stopped_and_whole(corpus, runs):
+    """An uninterrupted run, and the same run stopped and resumed. Collective."""
+    stages = ["teacher.zero_stage=3", "students.generator.zero_stage=2"]
+    whole = jobs.run(job(corpus, runs, "name=whole", *stages))
+    jobs.run(job(corpus, runs, "name=resumed", *stages), stop_after=5)
+    resumed = jobs.run(job(corpus, runs, "name=resumed", *stages))
+    jobs.finish(resumed)
+    return [str(folder.path) for folder in (whole, resumed)]
+
+
+@pytest.mark.slow
+def test_a_resumed_job_has_the_same_bits_and_exports_both_models(corpus, tmp_path):
+    paths = run_distributed(stopped_and_whole, 2, corpus, tmp_path)[0]
+    whole, resumed = (RunFolder(Path(path)) for path in paths)
+    for learner in ("teacher", GENERATOR):
+        curve = jobs.curve(whole, learner)
+        assert any(
+            key.endswith("rtd_f1" if learner == "teacher" else "/loss") for _, key, _ in curve
+        )
+        assert jobs.curve(resumed, learner) == curve
+    exports = Path(paths[1]) / "exports"
+    assert ElectraForPreTraining.from_pretrained(exports / "teacher").config.hidden_size == 16
+    assert ElectraForMaskedLM.from_pretrained(exports / "generator").config.hidden_size == 16
+
+
+BESIDE = "students.other={model: {base: electra_small}, objective: %s, generator: %s}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["teacher.generator=null"], "teacher.objective.rtd: detects the samples of a generator"),
+        (["teacher.generator=nobody"], "teacher.generator: no learner 'nobody'; there are: teacher"),
+        (["teacher.generator=teacher"], "teacher.generator: must be a learner that reads the mask"),
+        (
+            [BESIDE % ("{rtd: {}}", "generator"), "teacher.generator=other"],
+            "teacher.generator: must be a learner that reads the masked text",
+        ),
+        (["students.generator.model.vocab_size=601"], "students.generator|vocab_size is 600"),
+        (["students.generator.budget.steps=3"], "remove students.generator.budget"),
+        (["students.generator.start.step=3"], "remove students.generator.start"),
+        (
+            ["students.generator.objective.soft_kl={}"],
+            "teacher.generator: runs before the teacher; remove the terms",
+        ),
+        (
+            [BESIDE % ("{hidden_mse: {}}", "null"), "students.other.model.vocab_size=600"],
+            "students.other.objective.hidden_mse: compares states, .* the same generator",
+        ),
+        (["data.masking.rate=0"], "objective"),
+        (["stop.patience=3"], "stop.patience: may end a generator"),
+        (["teacher.view=other"], "teacher.view: is for a learner that reads no samples"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(corpus, tmp_path, overrides, message):
+    with pytest.raises(configs.ConfigError, match=message):
+        job(corpus, tmp_path, *overrides)

@@ -1,0 +1,56 @@
+"""Replaced-token detection: which tokens are a generator's samples (ELECTRA, arXiv 2003.10555)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from data_pipeline import NO_LABEL
+from model import DETECTION, Ability, Capture, ModelConfig, ModelShape, TaskHeadConfig
+from model.hugging_face import with_task_head
+from trainer.denominators import ATTENDED
+from trainer.objectives.labels import binary_cross_entropy
+from trainer.objectives.term import LossInputs, Term, TermConfig, register
+from trainer.replaced_tokens import REPLACED
+
+
+@register("rtd", order=35)
+@dataclass
+class ReplacedTokenDetection(TermConfig):
+    """Binary cross-entropy at every token: is it a sample of the learner's `generator`?
+
+    ELECTRA, arXiv 2003.10555, whose weight is 50. The mean over all tokens, masked or not.
+    """
+
+    needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
+    head: ClassVar[str] = REPLACED
+    reads_all_positions: ClassVar[bool] = True
+
+    def refusals(self, packings: Collection[str], masked: bool) -> Iterator[str]:
+        if not masked:
+            yield "needs masked tokens to replace, but data.masking.rate is 0"
+
+    def equip(self, model: ModelConfig) -> ModelConfig:
+        head = TaskHeadConfig(DETECTION, transform="gelu", dropout=0.0)
+        return with_task_head(model, REPLACED, head)
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return ReplacedTokenDetectionTerm(self)
+
+
+class ReplacedTokenDetectionTerm(Term):
+    denominator = ATTENDED
+
+    def student_capture(self, step: int) -> Capture:
+        return Capture(heads=(REPLACED,))
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        batch = inputs.batch
+        labels = batch.targets[REPLACED].labels.clamp(min=0)  # a row without masks is original
+        labels = torch.where(batch.attention_mask.flatten(), labels, NO_LABEL)
+        logits = inputs.features.heads[REPLACED].flatten()
+        return binary_cross_entropy(logits[:, None], labels[:, None])
