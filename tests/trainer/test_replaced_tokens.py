@@ -211,9 +211,8 @@ def test_a_resumed_job_has_the_same_bits_and_exports_both_models(corpus, tmp_pat
     whole, resumed = (RunFolder(Path(path)) for path in paths)
     for learner in ("teacher", GENERATOR):
         curve = jobs.curve(whole, learner)
-        assert any(
-            key.endswith("rtd_f1" if learner == "teacher" else "/loss") for _, key, _ in curve
-        )
+        scored = "rtd_f1" if learner == "teacher" else "/loss"
+        assert any(key.endswith(scored) for _, key, _ in curve)
         assert jobs.curve(resumed, learner) == curve
     exports = Path(paths[1]) / "exports"
     assert ElectraForPreTraining.from_pretrained(exports / "teacher").config.hidden_size == 16
@@ -227,7 +226,7 @@ BESIDE = "students.other={model: {base: electra_small}, objective: %s, generator
     ("overrides", "message"),
     [
         (["teacher.generator=null"], "teacher.objective.rtd: detects the samples of a generator"),
-        (["teacher.generator=nobody"], "teacher.generator: no learner 'nobody'; there are: teacher"),
+        (["teacher.generator=nobody"], "teacher.generator: no learner 'nobody'; there are: "),
         (["teacher.generator=teacher"], "teacher.generator: must be a learner that reads the mask"),
         (
             [BESIDE % ("{rtd: {}}", "generator"), "teacher.generator=other"],

@@ -203,7 +203,7 @@ class _Measurement:
         return score_examples(model, examples, metrics, read, micro_batch, breakdown)
 
     def _reader(self, name: str) -> Callable[[MicroBatch], MicroBatch]:
-        """What the learner reads of a batch: a view, or its generator's samples."""
+        """A function that gives the learner its view of a batch, or its generator's samples."""
         config = self.saved.config(name)
         if config.generator_name is None:
             return methodcaller("view", config.view)

@@ -155,7 +155,7 @@ def _peers(
 
 
 def _read(batch: MicroBatch, config: LearnerConfig) -> MicroBatch:
-    """What a learner reads of the batch; a generator's samples are as many tokens."""
+    """The view of a learner; a generator's samples are as many tokens."""
     if config.generator is None:
         return batch.view(config.view)
     labels = MicroTarget(batch.input_ids.flatten())
