@@ -142,7 +142,7 @@ def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:
     from trainer.job_data.examples import views_of
 
     views = {
-        name.removeprefix("students/"): learner_config.view
+        name.removeprefix("students/"): learner_config.form
         for name, learner_config in job.learners.items()
     }
     if learner is None and len({*views.values()}) > 1:

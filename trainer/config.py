@@ -24,7 +24,7 @@ from configs.rules import (
 )
 from configs.section import Refusal, Section
 from configs.typed import convert
-from data_pipeline import TASK_NAME, DataConfig
+from data_pipeline import TASK_NAME, Corpus, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig, GrowthConfig
 from trainer.checkpoint import Ranking
@@ -336,6 +336,18 @@ class JobConfig(Section):
         """Everyone, by name (`trainer.learner_names`): the teachers, then the students."""
         students = {student_key(name): student for name, student in self.students.items()}
         return {TEACHER: self.teacher, **self.other_teachers, **students}
+
+    @property
+    def tokenizers(self) -> list[str]:
+        """The tokenizers that learners have beside the job's, once each."""
+        named = (learner.tokenizer for learner in self.learners.values())
+        return list(dict.fromkeys(folder for folder in named if folder is not None))
+
+    def read_by(self, learner: LearnerConfig, corpus: Corpus) -> Corpus:
+        """A corpus of the job as a learner's tokenizer reads it."""
+        if learner.tokenizer is None:
+            return corpus
+        return corpus.read_by(self.tokenizers.index(learner.tokenizer))
 
     def metrics_of(self, learner: LearnerConfig) -> Metrics:
         """The metrics of a learner of this job."""

@@ -190,6 +190,15 @@ class LearnerConfig(Section):
             "the masked text."
         ),
     ] = None
+    tokenizer: Annotated[
+        str | None,
+        PATH,
+        NOT_EMPTY,
+        Doc(
+            "The folder of the learner's own tokenizer, by which it reads a task's examples. null: "
+            "the job's."
+        ),
+    ] = None
     masked_only: Annotated[
         bool,
         Doc(
@@ -303,6 +312,11 @@ class LearnerConfig(Section):
     def generator_name(self) -> str | None:
         """The full name of its `generator`."""
         return None if self.generator is None else learner_key(self.generator)
+
+    @property
+    def form(self) -> str:
+        """The name, among a batch's views, of the form in which it reads an example."""
+        return self.view if self.tokenizer is None else f"{self.view} by {self.tokenizer}"
 
     def waits_for(self, teacher: LearnerConfig) -> bool:
         """Whether a student's terms count only once its teacher is ahead (``min_lead``)."""

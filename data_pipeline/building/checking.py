@@ -100,10 +100,11 @@ def _check_block(split: CorpusSplit, number: int, data: bytes, path: Path) -> It
     except BadShard as error:
         yield str(error)
         return
+    vocab_size = len(split.index.token_counts)
     if (
         not block.adds_up
-        or block.tokens.dtype != token_dtype(split.vocabulary.vocab_size)
-        or block.tokens.max(initial=0) >= split.vocabulary.vocab_size
+        or block.tokens.dtype != token_dtype(vocab_size)
+        or block.tokens.max(initial=0) >= vocab_size
     ):
         yield f"{path}: block {number} does not match the index"
     names = _members(data)

@@ -53,7 +53,8 @@ def dump_examples(
     }
     stream = open_stream(splits, seed, sizes, wanted.rank, wanted.world_size)
     batches = [as_read(stream.batch(step)) for step in wanted.steps]
-    vocabulary = next(iter(corpora.values())).vocabulary
+    readers = [view.corpus for view in views.values() if view.corpus is not None]
+    vocabulary = [*readers, *corpora.values()][0].vocabulary
     arrays = sequence_columns(batches, wanted.steps, vocabulary.pad)
     if isinstance(stream, JointStream):
         names = np.array([stream.schedule.at(step).task for step in wanted.steps])

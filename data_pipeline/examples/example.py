@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.hashing import MaskChoice, random_uint32, scalar_key
 from data_pipeline.reading.batches import MASKED, Batch, Target
+from data_pipeline.reading.corpus import Corpus
 
 # What a target has a value for: the example, or each token; or as many values as there are.
 WHOLE, TOKENS, SEVERAL = "whole", "tokens", "several"
@@ -43,6 +44,11 @@ class EncodedExample:
         """The segments of all sequences, in order."""
         return [segment for sequence in self.sequences for segment in sequence]
 
+    @classmethod
+    def joined(cls, forms: Sequence[EncodedExample]) -> EncodedExample:
+        """One example as several tokenizers read it, which has labels of the whole alone."""
+        return replace(forms[0], sequences=[part for form in forms for part in form.sequences])
+
 
 _KINDS: Mapping[type, str] = {np.ndarray: TOKENS, tuple: SEVERAL}
 
@@ -54,7 +60,8 @@ class Layout:
     segments: how many each of an example's sequences has. targets: each target's name, with what
     it has a value for (`WHOLE`, `TOKENS` or `SEVERAL`). numbers: the targets that are real numbers;
     the others are classes or positions. predicted: as in `EncodedExample`. columns: the names of
-    its `columns`, in order.
+    its `columns`, in order. tokenizers: by how many they are read; the sequences of each follow
+    those of the one before.
     """
 
     segments: tuple[int, ...]
@@ -62,14 +69,22 @@ class Layout:
     numbers: tuple[str, ...] = ()
     predicted: int | None = None
     columns: tuple[str, ...] = ()
+    tokenizers: int = 1
+
+    @property
+    def first(self) -> Layout:
+        """The form of the examples as the first of their tokenizers reads them."""
+        sequences = len(self.segments) // self.tokenizers
+        return replace(self, segments=self.segments[:sequences], tokenizers=1)
 
     @classmethod
-    def of(cls, example: EncodedExample) -> Layout:
+    def of(cls, example: EncodedExample, tokenizers: int = 1) -> Layout:
         """The layout of one example, which the others must share."""
         targets = {name: _KINDS.get(type(value), WHOLE) for name, value in example.targets.items()}
         numbers = tuple(name for name, value in example.targets.items() if isinstance(value, float))
         segments = tuple(len(sequence) for sequence in example.sequences)
-        return cls(segments, targets, numbers, example.predicted, tuple(example.columns))
+        columns = tuple(example.columns)
+        return cls(segments, targets, numbers, example.predicted, columns, tokenizers)
 
     def dtype(self, target: str) -> np.dtype:
         """How a target is stored."""
@@ -85,7 +100,8 @@ class Layout:
         """The reverse of `to_json`."""
         segments, numbers = tuple(tree["segments"]), tuple(tree["numbers"])
         columns = tuple(tree.get("columns", ()))
-        return cls(segments, tree["targets"], numbers, tree.get("predicted"), columns)
+        several = tree.get("tokenizers", 1)
+        return cls(segments, tree["targets"], numbers, tree.get("predicted"), columns, several)
 
 
 class Masks(Protocol):
@@ -133,11 +149,13 @@ class View:
     """One form of an example.
 
     sequences: the numbers of the segments that each of its sequences has. masks: what is masked of
-    their second segments, which are then all the same; None: nothing.
+    their second segments, which are then all the same; None: nothing. corpus: the examples as the
+    view's tokenizer reads them; None: by the first.
     """
 
     sequences: Sequence[Sequence[int]]
     masks: Masks | None = None
+    corpus: Corpus | None = None
 
 
 def with_masks(batch: Batch, masks: Masks, mask: int) -> Batch:

@@ -28,11 +28,12 @@ class ExampleTable:
     Examples are numbered in the order in which they were written.
     """
 
-    def __init__(self, index: Index, segments_per_example: int) -> None:
+    def __init__(self, index: Index, segments_per_example: int, measured: int) -> None:
+        """The first `measured` segments of an example say how long it is."""
         blocks = index.blocks
         self.first_example = _starts(blocks["documents"])  # [blocks + 1]
         self.first_token = _starts(blocks["tokens"])  # [blocks + 1]
-        self._segments = segments_per_example
+        self._segments, self._measured = segments_per_example, measured
         self._sizes = index.sentence_sizes
 
     @property
@@ -47,7 +48,7 @@ class ExampleTable:
 
     def lengths(self, first: int, last: int) -> NDArray[np.int64]:
         """The tokens of these examples [last - first]."""
-        return self.segment_sizes(first, last).sum(axis=1)
+        return self.segment_sizes(first, last)[:, : self._measured].sum(axis=1)
 
 
 class ExampleOrder:

@@ -51,9 +51,11 @@ class ExampleSplit:
         besides what they mask.
         """
         self._split: CorpusSplit = corpus.split(split)
-        self.layout = layout_of(corpus, split)
+        by_all = layout_of(corpus, split)
+        self.layout = by_all.first
         self.vocabulary = corpus.vocabulary
-        self.table = ExampleTable(self._split.index, sum(self.layout.segments))
+        segments = sum(by_all.segments), sum(self.layout.segments)
+        self.table = ExampleTable(self._split.index, *segments)
         self._targets = {
             name: map_array(corpus.folder / target_file(split, name))
             for name in self.layout.targets
@@ -89,7 +91,7 @@ class ExampleSplit:
         Their arrays are [R, L], or [R, C, L] where an example has C > 1 sequences.
         """
         rows = [self._row(int(number)) for number in numbers]
-        batch = self._batch(rows, self.layout, numbers, epochs)
+        batch = self._batch(rows, self.layout, self.vocabulary, numbers, epochs)
         views = {
             name: self._view(view, rows, numbers, epochs) for name, view in self._views.items()
         }
@@ -111,20 +113,23 @@ class ExampleSplit:
         numbers: NDArray[np.int64],
         epochs: NDArray[np.int64],
     ) -> Batch:
-        batch = self._batch(*_arranged(rows, self.layout, view.sequences), numbers, epochs)
+        vocabulary = self.vocabulary if view.corpus is None else view.corpus.vocabulary
+        arranged = _arranged(rows, self.layout, view.sequences)
+        batch = self._batch(*arranged, vocabulary, numbers, epochs)
         if view.masks is None:
             return batch
-        return with_masks(batch, view.masks, self.vocabulary.mask)
+        return with_masks(batch, view.masks, vocabulary.mask)
 
     def _batch(
         self,
         rows: list[_Row],
         layout: Layout,
+        vocabulary: Vocabulary,
         numbers: NDArray[np.int64],
         epochs: NDArray[np.int64],
     ) -> Batch:
-        sheet = _Sheet.of(rows, layout, self.vocabulary)
-        input_ids, segment_ids, mask = sheet.filled(self.vocabulary.pad)
+        sheet = _Sheet.of(rows, layout, vocabulary)
+        input_ids, segment_ids, mask = sheet.filled(vocabulary.pad)
         targets = {name: self._target(name, rows, sheet) for name in layout.targets}
         if layout.predicted is not None:
             unreadable = np.array([not row.readable for row in rows])

@@ -37,10 +37,10 @@ def show_examples(
     for name, corpus in open_corpora(config).items():
         if config.tasks:
             yield Text(name, style="bold")
-        shown = {name: views[name]} if views else None
-        yield from _show_task(
-            ExampleSplit(corpus, "train", views=shown), corpus, seed, sizes, count, labels
-        )
+        shown = {name: views[name]} if views else {}
+        split = ExampleSplit(corpus, "train", views=shown)
+        readers = [view.corpus for view in shown.values() if view.corpus is not None]
+        yield from _show_task(split, [*readers, corpus][0], seed, sizes, count, labels)
 
 
 def _show_task(

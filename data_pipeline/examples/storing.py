@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from data_pipeline.building.finishing import finish_folder
 from data_pipeline.errors import DataError
 from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout
 from data_pipeline.examples.text_encoder import TextEncoder
-from data_pipeline.reading.corpus import SPLITS
+from data_pipeline.reading.corpus import SPLITS, other_tokenizer
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.shards.locking import unfinished
 from data_pipeline.shards.writing import SplitWriter, disk_errors
+from data_pipeline.tokenization.tokenizer import install
 
 
 def target_file(split: str, target: str) -> str:
@@ -68,17 +69,19 @@ def store_examples(
     identity: Mapping[str, Any],
     examples: Mapping[str, Iterable[EncodedExample]],
     references: Callable[[], Any] = lambda: None,
+    others: Sequence[TextEncoder] = (),
 ) -> None:
     """Write the `examples` of the splits "train" and "val" to `folder`, which must not exist.
 
     `identity` says what they were made of; the manifest holds it. `references` gives what the
-    predictions for "val" are compared with, as JSON, or None. Raises DataError for examples of
+    predictions for "val" are compared with, as JSON, or None. Examples that `others` read too have
+    their sequences behind those of the `encoder`. Raises DataError for examples of
     different layouts in a split, a split without examples, and a disk that is full.
     """
     with unfinished(folder) as part:
         names, layouts = [], {}
         for split in SPLITS:
-            writer = _SplitOfExamples(part, split, encoder)
+            writer = _SplitOfExamples(part, split, [encoder, *others])
             names += writer.write(examples.get(split, ()))
             if writer.layout is not None:
                 layouts[split] = writer.layout.to_json()
@@ -86,13 +89,19 @@ def store_examples(
             with disk_errors(part):
                 (part / REFERENCES).write_text(json.dumps(compared), encoding="utf-8")
             names.append(REFERENCES)
+        for number, other in enumerate(others):
+            place = other_tokenizer(number)
+            names += [f"{place}/{name}" for name in install(other.tokenizer_dir, part / place)]
+        tally: dict[str, Any] = {"examples": layouts, "cut": len(encoder.cut)}
+        if others:
+            tally["tokenizers"] = [other.vocabulary.to_json() for other in others]
         finish_folder(
             part,
             lambda *paths: None,
             str(tokenizer_dir),
             dict(identity),
             (encoder.tokenizer, encoder.vocabulary),
-            {"examples": layouts, "cut": len(encoder.cut)},
+            tally,
             names,
         )
         _publish(part, folder)
@@ -110,9 +119,9 @@ def _publish(part: Path, folder: Path) -> None:
 class _SplitOfExamples:
     """The writer of one split, and the targets and numbers collected for it."""
 
-    def __init__(self, folder: Path, split: str, encoder: TextEncoder) -> None:
-        vocab_size = encoder.vocabulary.vocab_size
-        self.folder, self.split = folder, split
+    def __init__(self, folder: Path, split: str, encoders: Sequence[TextEncoder]) -> None:
+        vocab_size = max(encoder.vocabulary.vocab_size for encoder in encoders)
+        self.folder, self.split, self._tokenizers = folder, split, len(encoders)
         self.layout: Layout | None = None
         self._dtype = token_dtype(vocab_size)
         self._writer = SplitWriter(folder / split, lambda *paths: None, vocab_size)
@@ -142,7 +151,7 @@ class _SplitOfExamples:
         return name
 
     def _add(self, example: EncodedExample) -> None:
-        layout = Layout.of(example)
+        layout = Layout.of(example, self._tokenizers)
         if self.layout is None:
             self.layout = layout
         if layout != self.layout:

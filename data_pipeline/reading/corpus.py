@@ -37,6 +37,11 @@ WORD_STARTS = "word_starts.npy"
 TOKENIZER = "tokenizer"  # its folder
 
 
+def other_tokenizer(number: int) -> str:
+    """The folder of another tokenizer by which examples are read, from 0."""
+    return f"{TOKENIZER}-{number + 1}"
+
+
 @dataclass(frozen=True)
 class CorpusSplit:
     """The training or the held-out part of a corpus. `name` is its folder or URL."""
@@ -143,6 +148,8 @@ class Corpus:
     vocabulary: Vocabulary
     files: Mapping[str, FileRecord]  # all except the shards
     cache_bytes: int = 0
+    others: tuple[Vocabulary, ...] = ()  # of tokenizers that also read its examples
+    tokenizer: str = TOKENIZER  # its folder
 
     @classmethod
     def open(cls, path: str, cache_dir: str | None = None, cache_gb: float = 50.0) -> Corpus:
@@ -163,7 +170,13 @@ class Corpus:
     def of(cls, name: str, folder: Path, tree: dict, cache_bytes: int = 0) -> Corpus:
         """The corpus in `folder` with the manifest `tree`; its files are not verified."""
         vocabulary = Vocabulary.from_json(tree["vocabulary"])
-        return cls(name, folder, vocabulary, manifest.files_of(tree), cache_bytes)
+        others = tuple(map(Vocabulary.from_json, tree["tally"].get("tokenizers", ())))
+        return cls(name, folder, vocabulary, manifest.files_of(tree), cache_bytes, others)
+
+    def read_by(self, number: int) -> Corpus:
+        """The corpus as another of its tokenizers reads it, from 0."""
+        vocabulary, folder = self.others[number], other_tokenizer(number)
+        return dataclasses.replace(self, vocabulary=vocabulary, tokenizer=folder)
 
     def split(self, name: str) -> CorpusSplit:
         """The split "train" or "val". Raises DataError if it has no documents."""
@@ -212,7 +225,7 @@ class Corpus:
     @property
     def tokenizer_dir(self) -> Path:
         """The tokenizer that the corpus was built with, in Hugging Face format."""
-        return self.folder / TOKENIZER
+        return self.folder / self.tokenizer
 
     def require_vocabulary(self, vocab_size: int, tokenizer: Path | None = None) -> None:
         """Raise DataError unless a model with this vocabulary can be trained on this corpus.

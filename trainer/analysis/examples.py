@@ -136,7 +136,7 @@ class TaskExamples(Examples):
             numbers = self._looked_at[first : first + self._job.batch.micro_batch]
             batch = self._split.batch(numbers, np.zeros_like(numbers))
             for micro in to_micro_batches(batch, len(numbers), self._device):
-                yield micro.view(self._job.teacher.view)
+                yield micro.view(self._job.teacher.form)
 
     def score(self, model: Model) -> dict[str, float]:
         return self._scored.score(model, self._scored.metrics)

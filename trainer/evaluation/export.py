@@ -68,7 +68,7 @@ def export_learner(
     results = results or read_evaluation(saved.folder.evaluation)
     training = None if saved.config(name).frozen else _training(saved, name, results)
     card = partial(model_card, title, config, training)
-    corpus = next(iter(saved.corpora.values()))
+    corpus = saved.job.read_by(saved.config(name), next(iter(saved.corpora.values())))
     ids = _special_ids(corpus.vocabulary)
     with written_whole(out):
         note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)

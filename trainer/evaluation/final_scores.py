@@ -178,7 +178,8 @@ class _Measurement:
         branches = [BranchMetric(name) for name, head in heads if head.branches]
         metrics, corpus = self._metrics(name), next(iter(self.saved.corpora.values()))
         metrics = (*metrics, *branches)
-        breakdown = Breakdown(metrics, model.config, corpus.tokenizer_dir)
+        read = self.saved.job.read_by(self.saved.config(name), corpus)
+        breakdown = Breakdown(metrics, model.config, read.tokenizer_dir)
         scores = self._scores(name, model, self.validation, metrics, breakdown)
         trained = self.saved.trained_heads(name)
         by_head = breakdown.finish()
@@ -206,7 +207,7 @@ class _Measurement:
         """A function that gives the learner its view of a batch, or its generator's samples."""
         config = self.saved.config(name)
         if config.generator_name is None:
-            return methodcaller("view", config.view)
+            return methodcaller("view", config.form)
         generator = self.saved.load(config.generator_name).to(self.device)
 
         def read(batch: MicroBatch) -> MicroBatch:
@@ -251,7 +252,7 @@ class _Measurement:
         return None if comparison is None else dataclasses.asdict(comparison)
 
     def _speed(self, name: str, model: Model) -> dict[str, float]:
-        sample = self.validation.sample().view(self.saved.config(name).view)
+        sample = self.validation.sample().view(self.saved.config(name).form)
         self.told.begin(f"measuring the speed of {name.removeprefix('students/')}")
         many, single = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
         seconds = _encoding_seconds(model, many, self.told)

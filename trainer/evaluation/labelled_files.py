@@ -95,7 +95,7 @@ class LabelledExamples:
         self, model: Model, metrics: Metrics, breakdown: Breakdown | None = None
     ) -> dict[str, float]:
         """The model's scores by column, without undefined ones."""
-        view, size = self.job.teacher.view, self.job.batch.micro_batch
+        view, size = self.job.teacher.form, self.job.batch.micro_batch
         read = methodcaller("view", view)
         scores = score_examples(model, self._validation, metrics, read, size, breakdown)
         return {name: value for name, value in scores.overall.items() if value is not None}

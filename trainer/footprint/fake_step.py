@@ -147,7 +147,7 @@ def _peers(
     outputs = {}
     for name in module.objective.sources & modules.keys():
         peer = modules[name].eval()
-        features = peer(Predict(), batch.view(learners[name].view))
+        features = peer(Predict(), batch.view(learners[name].form))
         with peer.autocast(batch.input_ids.device):
             outputs[name] = detach(features, _projection(peer))
         peer.train()
@@ -157,7 +157,7 @@ def _peers(
 def _read(batch: MicroBatch, config: LearnerConfig) -> MicroBatch:
     """The view of a learner; a generator's samples are as many tokens."""
     if config.generator is None:
-        return batch.view(config.view)
+        return batch.view(config.form)
     labels = MicroTarget(batch.input_ids.flatten())
     return dataclasses.replace(batch, targets={**batch.targets, REPLACED: labels})
 
@@ -228,7 +228,7 @@ def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, StoredLogits]:
 
 def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     """Examples without padding, of the task whose examples have the most sequences."""
-    layouts = [layout_of(Corpus.open(path), "train") for path in job.data.paths()]
+    layouts = [layout_of(Corpus.open(path), "train").first for path in job.data.paths()]
     layout = max(layouts, key=lambda layout: len(layout.segments))
     choices = len(layout.segments)
     ids = _sequences(rows, choices, length)

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,14 @@ from typing import Any
 from configs.durations import counted
 from configs.progress import tracked
 from configs.typed import nearest_of_all
-from data_pipeline import Corpus, DataConfig, DataError, TaskDataConfig, TextEncoder
+from data_pipeline import (
+    Corpus,
+    DataConfig,
+    DataError,
+    EncodedExample,
+    TaskDataConfig,
+    TextEncoder,
+)
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
@@ -83,16 +90,17 @@ def encoded(
     key among `renewable` that holds other examples gives way to that. Raises DataError.
     """
     assert job_task.data.sequence_length is not None
-    encoder = TextEncoder(tokenizer, job_task.data.sequence_length)
+    folders = [tokenizer, *map(Path, job.tokenizers)]
+    encoders = [TextEncoder(folder, job_task.data.sequence_length) for folder in folders]
     require_unchanged = watch(files_of(job_task, files))  # hashed in the next line, read below
-    identity = _identity(job_task, files, encoder)
+    identity = _identity(job_task, files, encoders)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     named_by_content = Path(f"{job.output_dir}/{FOLDER}/{digest}/{job_task.name}")
     folder = Path(job_task.data.path or named_by_content)
     if job_task.path_key in renewable and not _holds(folder, identity):
         folder = named_by_content
     if not folder.exists():
-        _encode(job_task, folder, encoder, identity, files, require_unchanged)
+        _encode(job_task, folder, encoders, identity, files, require_unchanged)
     elif not _holds(folder, identity):
         raise DataError(
             f"{job_task.path_key}: {folder} holds other examples; name another, or leave it empty"
@@ -105,7 +113,7 @@ def encoded(
 def _encode(
     job_task: TaskOfJob,
     folder: Path,
-    encoder: TextEncoder,
+    encoders: Sequence[TextEncoder],
     identity: Mapping[str, Any],
     files: Mapping[str, Path],
     require_unchanged: Callable[[], None],
@@ -115,7 +123,7 @@ def _encode(
     parts = _parts(job_task, files)
     examples = {
         split: tracked(
-            job_task.task.encode_part(file, encoder, part), f"encoding {file.path}", "examples"
+            _by_all(job_task.task, file, encoders, part), f"encoding {file.path}", "examples"
         )
         for split, (file, part) in parts.items()
     }
@@ -125,14 +133,29 @@ def _encode(
         require_unchanged()
         return compared
 
-    store_examples(folder, encoder, encoder.tokenizer_dir, identity, examples, references)
-    if encoder.cut:
-        _log.warning(
-            "%s.sequence_length: %s cuts %s: the part that is cut is neither read nor scored",
-            job_task.key,
-            job_task.data.sequence_length,
-            counted(len(encoder.cut), "text"),
-        )
+    first, *others = encoders
+    store_examples(folder, first, first.tokenizer_dir, identity, examples, references, others)
+    for encoder in encoders:
+        if encoder.cut:
+            _log.warning(
+                "%s.sequence_length: %s cuts %s%s: the part that is cut is neither read nor scored",
+                job_task.key,
+                job_task.data.sequence_length,
+                counted(len(encoder.cut), "text"),
+                f" as {encoder.tokenizer_dir} reads them" if others else "",
+            )
+
+
+def _by_all(
+    task: TaskConfig, file: TaskFile, encoders: Sequence[TextEncoder], part: Part
+) -> Iterator[EncodedExample]:
+    """The examples of a part of a file, each as all `encoders` read it.
+
+    A text that has no tokens for one of them is an error, as for one encoder alone, so that no
+    example moves.
+    """
+    forms = (task.encode_part(file, encoder, part) for encoder in encoders)
+    return map(EncodedExample.joined, zip(*forms, strict=True))
 
 
 def _holds(folder: Path, identity: Mapping[str, Any]) -> bool:
@@ -141,7 +164,7 @@ def _holds(folder: Path, identity: Mapping[str, Any]) -> bool:
 
 
 def _identity(
-    job_task: TaskOfJob, files: Mapping[str, Path], encoder: TextEncoder
+    job_task: TaskOfJob, files: Mapping[str, Path], encoders: Sequence[TextEncoder]
 ) -> dict[str, Any]:
     """All that decides what the encoded examples are.
 
@@ -150,10 +173,12 @@ def _identity(
     data, task, settings = job_task.data, job_task.task, dataclasses.asdict(job_task.task)
     changed = {key: getattr(data, key) for key in data.changed("max_trained", "encoding")}
     is_shipped = type(task).__module__.startswith(SHIPPED)
+    digests = [tokenizer_digest(encoder.tokenizer) for encoder in encoders]
     code = {} if is_shipped else {"code": digest_of(Path(inspect.getfile(type(task))))}
     return {
         "format": FORMAT,
-        "tokenizer": tokenizer_digest(encoder.tokenizer),
+        "tokenizer": digests[0],
+        **({"tokenizers": digests[1:]} if digests[1:] else {}),
         **changed,
         **code,
         "settings": {key: settings[key] for key in settings if key not in task.not_encoded},

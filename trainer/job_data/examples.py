@@ -153,10 +153,24 @@ def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:
     Of several tasks, each has its own `corpus`, which has the task's name. Random choices depend on
     the `seed`.
     """
-    names = {learner.view for learner in job.learners.values()} - {DEFAULT_VIEW}
+    learners = {learner.form: learner for learner in job.learners.values()}
     tasks = {job_task.name: job_task.task for job_task in tasks_of(job)}
     task = tasks[corpus] if job.data.tasks else next(iter(tasks.values()))
-    return {name: task.view(name, seed) for name in sorted(names)}
+    return {
+        form: _view_of(job, learners[form], task, seed)
+        for form in sorted(learners.keys() - {DEFAULT_VIEW})
+    }
+
+
+def _view_of(job: JobConfig, learner: LearnerConfig, task: TaskConfig, seed: int) -> View:
+    """The view of a learner that does not read whole examples by the job's tokenizer."""
+    view = task.view(learner.view, seed)
+    if learner.tokenizer is None:
+        return view
+    first = len(task.texts) * (1 + job.tokenizers.index(learner.tokenizer))
+    shifted = [[first + number for number in sequence] for sequence in view.sequences]
+    corpus = job.read_by(learner, Corpus.open(job.data.path))
+    return dataclasses.replace(view, sequences=shifted, corpus=corpus)
 
 
 def predicts_by_example(job: JobConfig) -> bool:
@@ -164,7 +178,7 @@ def predicts_by_example(job: JobConfig) -> bool:
     if not job.data.has_examples:
         return False
     read = (views_of(job, corpus, job.seed) for corpus in job.data.tasks or [""])
-    masks = [views[job.teacher.view].masks for views in read if job.teacher.view in views]
+    masks = [views[job.teacher.form].masks for views in read if job.teacher.form in views]
     return not any(mask.is_redrawn for mask in masks if mask is not None)
 
 
@@ -221,7 +235,8 @@ def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
 
 def _tokenizer_of(job: JobConfig) -> Path:
     """The folder of the tokenizer that the job's models share."""
-    folders = [job.data.tokenizer, *(learner.init.pretrained for learner in job.learners.values())]
+    learners = [learner for learner in job.learners.values() if learner.tokenizer is None]
+    folders = [job.data.tokenizer, *(learner.init.pretrained for learner in learners)]
     folder = next((folder for folder in folders if folder is not None), None)
     if folder is None:
         raise TrainingError("data.tokenizer: must be set where teacher.init.pretrained is not")

@@ -32,7 +32,7 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
     longest = max(length for length, _ in config.data.lengths_and_packings())
     for key, learner in config.learners.items():
         for corpus in corpora.values():
-            corpus.require_vocabulary(learner.model.vocab_size)
+            config.read_by(learner, corpus).require_vocabulary(learner.model.vocab_size)
         most = learner.model.longest_sequence
         if most is not None and most < longest:
             raise TrainingError(
@@ -53,14 +53,16 @@ def require_pretrained(
         if key not in restored:
             _require_vectors(section_of(key), learner)
         if learner.init.tile is not None and key not in restored:
-            _require_smaller(section_of(key), learner.init.tile, learner.architecture, corpora)
+            forms = [config.read_by(learner, corpus) for corpus in corpora.values()]
+            _require_smaller(section_of(key), learner.init.tile, learner.architecture, forms)
         folder = learner.init.pretrained
         if folder and key not in restored:
             section = section_of(key)
             if not Path(folder).is_dir():
                 raise TrainingError(f"{section}.init.pretrained: {folder}: no such folder")
             for corpus in corpora.values():
-                corpus.require_vocabulary(learner.model.vocab_size, Path(folder))
+                read = config.read_by(learner, corpus)
+                read.require_vocabulary(learner.model.vocab_size, Path(folder))
             if not learner.init.random:
                 _require_same_architecture(section, learner.init, learner.architecture)
 
@@ -76,7 +78,7 @@ def _require_vectors(section: str, learner: LearnerConfig) -> None:
 
 
 def _require_smaller(
-    section: str, folder: str, config: ModelConfig, corpora: Mapping[str, Corpus]
+    section: str, folder: str, config: ModelConfig, corpora: Sequence[Corpus]
 ) -> None:
     """Raise unless the model in the folder is a smaller one that can fill one of `config`."""
     try:
@@ -85,7 +87,7 @@ def _require_smaller(
         raise TrainingError(f"{section}.init.tile: {error}") from error
     if why := cannot_tile(config, theirs):
         raise TrainingError(f"{section}.init.tile: {folder}: {why}")
-    for corpus in corpora.values():
+    for corpus in corpora:
         corpus.require_vocabulary(config.vocab_size, Path(folder))
 
 

@@ -85,7 +85,7 @@ class Learner:
         `others`, by name. Raises TrainingError when the `weights` do not fit.
         """
         config = config.in_steps(step_shape.steps)
-        self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.view
+        self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.form
         self.generator = config.generator_name
         self.reads = self.generator or self.view  # the view that it reads; it counts `view`
         self.counters = LearnerState(started_at)

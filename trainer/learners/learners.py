@@ -258,7 +258,8 @@ class Learners:
             return from_embeddings(self.teacher, config.architecture)
         if config.init.word_vectors is not None:
             drawn = build(config.architecture, weights_seed(name, config, self.step_shape.seed))
-            return from_word_vectors(config.init.word_vectors, self._tokenizer_dir, drawn)
+            tokenizer = Path(config.tokenizer or self._tokenizer_dir)
+            return from_word_vectors(config.init.word_vectors, tokenizer, drawn)
         return None
 
     def _layers_at(self, step: int) -> int:

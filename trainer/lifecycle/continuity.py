@@ -144,6 +144,7 @@ def _keys_of_examples(job: JobConfig) -> Iterator[str]:
     for name, learner in job.learners.items():
         if job.data.tokenizer is None:  # the model's folder has it
             yield f"{section_of(name)}.init.pretrained."
+        yield f"{section_of(name)}.tokenizer."
         for term, task in learner.objective.task_terms().items():
             keys = (option.name for option in dataclasses.fields(task))
             encoded = (key for key in keys if key not in task.not_encoded)

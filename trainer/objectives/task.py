@@ -222,6 +222,7 @@ class TaskConfig(TermConfig):
         *STATISTICS,
     )
     joins: ClassVar[bool] = True
+    any_tokenizer: ClassVar[bool] = False
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -135,6 +135,7 @@ class SentenceTask(TaskConfig):
     ] = field(default_factory=list)
 
     class_scores: ClassVar[tuple[str, ...]] = (*CLASS_SCORES, *MARGIN_SCORES)
+    any_tokenizer: ClassVar[bool] = True
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
