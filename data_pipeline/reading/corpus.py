@@ -34,6 +34,7 @@ from data_pipeline.tokenization.tokenizer import Vocabulary, load
 SPLITS = ("train", "val")
 LONG_DOCUMENT = 20_000  # tokens on average: the text may have no blank lines
 WORD_STARTS = "word_starts.npy"
+BUILD_AGAIN = "build it with the model's tokenizer"
 TOKENIZER = "tokenizer"  # its folder
 
 
@@ -227,19 +228,21 @@ class Corpus:
         """The tokenizer that the corpus was built with, in Hugging Face format."""
         return self.folder / self.tokenizer
 
-    def require_vocabulary(self, vocab_size: int, tokenizer: Path | None = None) -> None:
+    def require_vocabulary(
+        self, vocab_size: int, tokenizer: Path | None = None, remedy: str = BUILD_AGAIN
+    ) -> None:
         """Raise DataError unless a model with this vocabulary can be trained on this corpus.
 
         `tokenizer` is the folder of the model's, which must make the same ids of every text.
+        `remedy` says what to do where it does not.
         """
         if vocab_size < self.vocab_size:
             raise DataError(
                 f"{self.name}: was built with a vocabulary of {self.vocab_size} tokens, "
-                f"but the model has vocab_size {vocab_size}"
+                f"but the model has vocab_size {vocab_size}; {remedy}"
             )
         if tokenizer is None:
             return
-        remedy = "build it with the model's tokenizer"
         fingerprint = load(tokenizer)[1].fingerprint
         if fingerprint != self.fingerprint:
             raise DataError(

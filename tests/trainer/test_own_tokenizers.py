@@ -18,13 +18,21 @@ from transformers import (
 
 import configs
 from configs import ConfigError
-from data_pipeline import BatchSizes, Corpus, ExampleSplit, ExampleStream
+from data_pipeline import (
+    BatchSizes,
+    Corpus,
+    DataError,
+    ExampleSplit,
+    ExampleStream,
+    open_corpora,
+)
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_views import rows, write
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of, with_examples
+from trainer.job_data.fit import require_fit, require_pretrained
 from trainer.run_folder.folder import RunFolder
 
 JOB = """
@@ -34,11 +42,13 @@ output_dir: {folder}/runs
 data: {{root: {folder}, train: train.tsv, validation: held_out.tsv, sequence_length: 48}}
 batch: {{size: 8, micro_batch: 2}}
 teacher: {{frozen: true, init: {{pretrained: {folder}/wordpiece}}}}
+teachers:
+  second: {{frozen: true, tokenizer: {folder}/bpe, init: {{pretrained: {folder}/bpe}}}}
 students:
   same:
     model:
       {{hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 48}}
-    objective: {{sentence_pair: {{}}, soft_labels: {{}}}}
+    objective: {{sentence_pair: {{}}, soft_labels: {{teacher: mean}}}}
   other:
     tokenizer: {folder}/bpe
     init: {{pretrained: {folder}/bpe}}
@@ -189,6 +199,10 @@ OTHER = "students.other"
             " tokenizer",
         ),
         (
+            "students.same.objective.hidden_mse.teacher=second",
+            "students.same.objective.hidden_mse: compares states, so that its teacher must have",
+        ),
+        (
             "students.same.tokenizer=any students.same.init.teacher_layers=[0]",
             "students.same.init.teacher_layers: copies the teacher's embeddings, which are of",
         ),
@@ -202,6 +216,17 @@ def test_what_cannot_be_compared_is_refused(folder, override, message) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         load(folder, *override.split())
     assert "\n" not in str(refused.value)
+
+
+def test_a_folder_with_another_tokenizer_is_refused_by_naming_the_key(folder) -> None:
+    job = with_examples(load(folder, "students.other.tokenizer=null"))
+    corpora = open_corpora(job.data)
+    with pytest.raises(DataError, match=r"or name the model's tokenizer in students.other.token"):
+        require_fit(job, corpora)
+    padded = with_examples(load(folder, "teachers.second.tokenizer=null"))
+    padded.teachers["second"].model.vocab_size = 600
+    with pytest.raises(DataError, match=r"; name the model's in teachers.second.tokenizer, or in"):
+        require_pretrained(padded, corpora, set())
 
 
 def test_text_and_labels_of_tokens_are_refused(corpus, tmp_path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data_pipeline import Corpus, open_corpora
 from data_pipeline.augmentation.word_vectors import vector_size
+from data_pipeline.reading.corpus import BUILD_AGAIN
 from model import Ability, ModelConfig, ModelError, cannot_tile, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -32,7 +33,11 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
     longest = max(length for length, _ in config.data.lengths_and_packings())
     for key, learner in config.learners.items():
         for corpus in corpora.values():
-            config.read_by(learner, corpus).require_vocabulary(learner.model.vocab_size)
+            section, read = section_of(key), config.read_by(learner, corpus)
+            remedy = f"set {section}.model.vocab_size to as many"
+            if config.data.has_examples:
+                remedy += f", or name the model's tokenizer in {section}.tokenizer"
+            read.require_vocabulary(learner.model.vocab_size, remedy=remedy)
         most = learner.model.longest_sequence
         if most is not None and most < longest:
             raise TrainingError(
@@ -62,7 +67,9 @@ def require_pretrained(
                 raise TrainingError(f"{section}.init.pretrained: {folder}: no such folder")
             for corpus in corpora.values():
                 read = config.read_by(learner, corpus)
-                read.require_vocabulary(learner.model.vocab_size, Path(folder))
+                named = f"name the model's in {section}.tokenizer, or in data.tokenizer"
+                remedy = named if config.data.has_examples else BUILD_AGAIN
+                read.require_vocabulary(learner.model.vocab_size, Path(folder), remedy)
             if not learner.init.random:
                 _require_same_architecture(section, learner.init, learner.architecture)
 
