@@ -49,6 +49,7 @@ RUNNING = "running teacher"
 STORED = {
     "8 logits, fp16": StoredConfig("-"),
     "64 logits, fp16": StoredConfig("-", top_k=64),
+    "16 drawn tokens": StoredConfig("-", samples=16, temperature=2.0),
     "all logits, fp32": StoredConfig("-", top_k=None, precision="fp32"),
 }
 
@@ -82,10 +83,10 @@ def stored_reader(
 ) -> StoredReader:
     """A reader of a folder with the teacher's predictions for this batch."""
     folder.mkdir()
-    step = TeacherLogits(teacher, stored).of_batch(batch, None)
-    shard = write_shard(folder, range(1), len(step.values), encode([step]))
+    step = TeacherLogits(teacher, stored, 0).of_batch(batch, None)
+    shard = write_shard(folder, range(1), int(step.counts.sum()), encode([step]))
     Manifest("", {}, "", (shard,)).save(folder)
-    return StoredReader(folder, 0, 1)
+    return StoredReader(folder, 0, 1, stored.temperature)
 
 
 def _read_and_step(teacher: Learner, student: Learner, batch: Batch, reader: StoredReader) -> None:

@@ -49,12 +49,11 @@ class StoredFacts:
     """A frozen teacher's stored predictions, which a job reads instead of running the teacher.
 
     Attributes:
-        top_k: logits of a masked position, each in this `precision`.
+        kept: what is stored of a masked position, in words.
         position_bytes: bytes of a masked position; bytes: of all that the job reads.
     """
 
-    top_k: int
-    precision: str
+    kept: str
     position_bytes: int
     bytes: float
 

@@ -69,6 +69,13 @@ class MaskDraw(IntEnum):
 
 
 @unique
+class TeacherDraw(IntEnum):
+    """Draws from a teacher's predictions: seed, tag, epoch, sequence or example; position."""
+
+    TOKENS = 15  # the tokens that are stored in place of all probabilities
+
+
+@unique
 class PackingDraw(IntEnum):
     """How a block is packed: tag, and the sizes of the block."""
 

@@ -58,24 +58,25 @@ ROOMS = {
         "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads family bert albert distilbert mobilebert modernbert eurobert electra weights "
-        "conversion folder"
+        "task_heads library sentence_modules family bert albert distilbert mobilebert modernbert "
+        "eurobert electra weights conversion folder"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
         "checkpoint optimizers watch batches denominators vocabulary_projection teacher_outputs "
         "replaced_tokens "
-        "scoring objectives tasks schedules admission_config stored_config learner_config "
+        "scoring stored_config objectives tasks schedules admission_config learner_config "
         "batch_config job_tree folder_models named_tasks task_facts teacher_heads roles config "
-        "run_folder control stored_logits job_data report learners teacher_passes step footprint "
-        "evaluation record lifecycle job loop run storing prediction augmentation suites analysis"
+        "run_folder control stored_logits job_data report learners teacher_passes look_ahead step "
+        "footprint evaluation record lifecycle job loop run storing prediction augmentation suites "
+        "analysis"
     ),
     "trainer/checkpoint": (
         "folder layout attempts snapshot manifest reader carried publication writer"
     ),
     "trainer/objectives": (
-        "stages term layers row_losses vocabulary labels task label_names terms objective_config "
-        "objective"
+        "stages term layers row_losses vocabulary labels task whole_batch label_names terms "
+        "objective_config objective"
     ),
     "trainer/objectives/terms": "states attention predictions z_loss early_exits",
     "trainer/learners": (
@@ -113,7 +114,8 @@ ROOMS = {
     ),
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
-        "column metric scores task_scores task_metrics span_metric ranking_metric translating"
+        "column metric scores task_scores task_metrics vector_metric span_metric ranking_metric "
+        "translating"
     ),
     "trainer/footprint": "fake_step footprint demands",
     "trainer/evaluation": (
@@ -129,7 +131,7 @@ ROOMS = {
     "trainer/suites": "results comparison",
     "trainer/analysis": "patterns maps linguistic examples analysis words table page",
     "trainer/record": "gauges display recorder syncing",
-    "trainer/stored_logits": "format reading",
+    "trainer/stored_logits": "format sampling reading",
     "trainer/lifecycle": "continuity stored_teacher start in_progress forking finalize",
     "cluster": (
         "errors signals sbatch_options ranks scheduler run_files config limits script slurm "

@@ -66,7 +66,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
                 as_read = {name, MEAN}, learner == name
                 yield from within(key, objective.conflicts_with_masked_only(name, *as_read))
             if teacher.stored is not None:
-                yield from within(key, objective.conflicts_with_stored(name, teacher.stored.top_k))
+                yield from within(key, objective.conflicts_with_stored(name, teacher.stored))
         each_layer = config.progressive is not None
         yield from within(key, objective.misfits(config.model, models, each_layer))
         if Ability.GENERATE in config.model.abilities and not data.has_examples:

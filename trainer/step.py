@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -18,6 +19,7 @@ from trainer.denominators import StepSums
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.step_shape import MicroStep
+from trainer.look_ahead import look_ahead
 from trainer.teacher_passes import TeacherPasses
 
 
@@ -106,8 +108,8 @@ def _accumulate(
     for student in students:
         student.compare_with(main)
     if count > 1:
-        for learner in (*teachers, *students):
-            learner.look_ahead(to_micro_batches(rows, size, main.device, masker), step)
+        cut = partial(to_micro_batches, rows, size, main.device, masker)
+        look_ahead(teachers, students, cut, step, rows.targets)
     passes = TeacherPasses.of(teachers, students, step, rows.targets)
     micro_batches = to_micro_batches(rows, size, main.device, masker)
     for number, micro_batch in enumerate(micro_batches):

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import configs
 from configs.durations import counted
@@ -58,6 +60,7 @@ from trainer.stored_logits.format import (
     encode,
     write_shard,
 )
+from trainer.stored_logits.sampling import draw, uniforms
 from trainer.teacher_outputs import OutputProjection
 from trainer.vocabulary_projection import Projection, chunks
 from trainer.watch.ranks import explained, on_rank_0
@@ -135,13 +138,15 @@ def _store_missing(
     batches = batches_to_store(config, corpora)
     missing = on_rank_0(lambda: list(manifest.missing(folder, batches)))
     writer = _ShardWriter(folder, manifest, say)
-    teacher_logits = TeacherLogits(learner, config.teacher.stored)
+    teacher_logits = TeacherLogits(learner, config.teacher.stored, config.seed)
     for numbers in missing:
         with Feed(running, corpora, 0) as feed:
             if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
                 on_rank_0(lambda: say(_what_is_kept(writer.manifest, batches, folder)))
                 return Outcome.STOPPED
-    on_rank_0(lambda: say(_summary(writer.manifest, teacher_logits.k, folder)))
+    kept = "drawn tokens" if config.teacher.stored.samples else "largest logits"
+    kept = f"The {teacher_logits.k:,} {kept}"
+    on_rank_0(lambda: say(_summary(writer.manifest, kept, folder)))
     return Outcome.FINISHED
 
 
@@ -234,7 +239,7 @@ class _ShardWriter:
         return any(part.stop for part in parts)
 
     def _write(self, end: int) -> None:
-        positions = sum(len(step.values) for step in self._steps)
+        positions = sum(int(step.counts.sum()) for step in self._steps)
         numbers = range(end - len(self._steps), end)
         record = write_shard(self.folder, numbers, positions, encode(self._steps))
         self.manifest = self.manifest.with_shard(record)
@@ -249,9 +254,9 @@ class TeacherLogits:
     They are computed as in a step: by the same projection, for the same rows at a time.
     """
 
-    def __init__(self, teacher: Learner, stored: StoredConfig) -> None:
-        """Collective: ZeRO 3 gathers the output projection."""
-        self.teacher = teacher
+    def __init__(self, teacher: Learner, stored: StoredConfig, seed: int) -> None:
+        """Draws depend on the `seed`. Collective: ZeRO 3 gathers the output projection."""
+        self.teacher, self.stored, self.seed = teacher, stored, seed
         self.vocabulary = teacher.config.model.vocab_size
         self.k = stored.size(self.vocabulary)
         self.value_dtype = VALUE_DTYPES[stored.precision]
@@ -272,33 +277,60 @@ class TeacherLogits:
         micro_batches = to_micro_batches(rows, size, device, masker)
         last = math.ceil(len(rows.input_ids) / size) - 1
         parts = [
-            self._of_micro_batch(micro_batch, MicroStep(0, number, number == last))
+            self._of_micro_batch(
+                micro_batch,
+                MicroStep(0, number, number == last),
+                rows.rows(number * size, (number + 1) * size),
+            )
             for number, micro_batch in enumerate(micro_batches)
         ]
         return StepLogits.joined(parts)
 
-    def _of_micro_batch(self, batch: MicroBatch, micro_step: MicroStep) -> StepLogits:
+    def _of_micro_batch(self, batch: MicroBatch, micro_step: MicroStep, rows: Batch) -> StepLogits:
+        """The logits of a micro-batch, which holds these `rows`."""
         features = self.teacher.accumulate(batch, {}, micro_step)
         assert features.vocabulary_input is not None
         is_masked = batch.targets[MASKED].labels >= 0  # [P]
         with self.teacher.autocast():
             weight, bias = self.projection.weight, self.projection.bias
             projection = Projection(features.vocabulary_input, weight, bias)
+        numbers = self._numbers(batch, rows) if self.stored.samples else None
         values, ids = [], []
         for some in chunks(*projection.shape):
             logits = projection.logits(some, projection.buffer(some))[is_masked[some]]
+            if numbers is not None:
+                _require_finite(logits)
+                drawn = draw(logits, numbers[some][is_masked[some]], self.stored.temperature)
+                ids.append(drawn.to(self.id_dtype).cpu())
+                continue
             if self.k < self.vocabulary:
                 logits, tokens = logits.topk(self.k)
                 ids.append(tokens.to(self.id_dtype).cpu())
             values.append(logits.to(self.value_dtype).cpu())
-            if not values[-1].isfinite().all():
-                raise TrainingError(
-                    "teacher.stored.precision: a logit does not fit, or the teacher predicts NaN; "
-                    "set bf16 or fp32"
-                )
-        rows = len(batch.input_ids) // batch.sequences
-        counts = is_masked.view(rows, -1).sum(1, dtype=torch.int32).cpu()
-        return StepLogits(counts, torch.cat(values), torch.cat(ids) if ids else None)
+            _require_finite(values[-1])
+        counts = is_masked.view(len(rows.input_ids), -1).sum(1, dtype=torch.int32).cpu()
+        return StepLogits(
+            counts, torch.cat(values) if values else None, torch.cat(ids) if ids else None
+        )
+
+    def _numbers(self, batch: MicroBatch, rows: Batch) -> Tensor:
+        """The random numbers of the draws at each of the batch's P slots, float64 [P, samples]."""
+        positions = batch.targets[MASKED].positions
+        assert positions is not None
+        examples = len(rows.input_ids)
+        length, slots = batch.input_ids.numel() // examples, len(positions) // examples
+        epochs, samples = (np.repeat(of, slots) for of in (rows.epochs, rows.sample_ids))
+        columns = positions.cpu().numpy() % length
+        numbers = uniforms(self.seed, epochs, samples, columns, self.k)
+        return torch.from_numpy(numbers).to(positions.device)
+
+
+def _require_finite(logits: Tensor) -> None:
+    if not logits.isfinite().all():
+        raise TrainingError(
+            "teacher.stored.precision: a logit does not fit, or the teacher predicts NaN; "
+            "set bf16 or fp32"
+        )
 
 
 def _what_is_kept(manifest: Manifest, batches: int, folder: Path) -> str:
@@ -306,10 +338,10 @@ def _what_is_kept(manifest: Manifest, batches: int, folder: Path) -> str:
     return f"Stopped: {kept:,} of {batches:,} batches are in {folder}; the same command resumes"
 
 
-def _summary(manifest: Manifest, k: int, folder: Path) -> str:
+def _summary(manifest: Manifest, kept: str, folder: Path) -> str:
     size = sum(shard.bytes for shard in manifest.shards)
     once = ", of each example once," if manifest.by_example else ""
     return (
-        f"The {k:,} largest logits of {counted(manifest.steps, 'batch', 'batches')}{once} are in "
+        f"{kept} of {counted(manifest.steps, 'batch', 'batches')}{once} are in "
         f"{folder}: {counted(len(manifest.shards), 'shard')}, {size / 1e9:,.3g} GB"
     )

@@ -152,8 +152,8 @@ def _stored(plan: Plan) -> str:
     if stored is None or plan.storing_gpu_hours is None:
         return ""
     return (
-        f"The teacher does not run: a masked position has {stored.top_k:,} of its logits in "
-        f"{stored.precision}, {stored.position_bytes:,} bytes with their tokens, and the job "
+        f"The teacher does not run: a masked position has {stored.kept}, "
+        f"{stored.position_bytes:,} bytes, and the job "
         f"{_size(stored.bytes)}.\n"
         f"`tandem store` writes them once, in {plan.storing_gpu_hours:,.3g} "
         f"{plan.machine.device.unit}-hours of the teacher's forward pass, which each job that "

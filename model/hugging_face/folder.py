@@ -26,6 +26,8 @@ from model.hugging_face.conversion import (
     to_transformers,
 )
 from model.hugging_face.family import Inexpressible
+from model.hugging_face.sentence_modules import read_vector
+from model.hugging_face.task_heads import VECTOR_KEY
 from model.hugging_face.weights import (
     checked_state,
     has_weights,
@@ -278,6 +280,8 @@ def read_folder(folder: Path, kind: str = "") -> tuple[ModelConfig, dict[str, Te
     theirs = _read_json(path)
     config: ModelConfig
     try:
+        if VECTOR_KEY not in theirs and (vector := read_vector(folder, _read_value)):
+            theirs = {**theirs, VECTOR_KEY: vector}
         if reader := _reader_of(theirs, kind):
             config, state = reader.read_folder(folder, theirs)
             return config, checked_state(config, state)
@@ -319,17 +323,21 @@ def special_ids_in(folder: Path) -> dict[str, int]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    theirs = _read_value(path)
+    if not isinstance(theirs, dict):
+        raise ModelError(f"{path}: expected a mapping")
+    return theirs
+
+
+def _read_value(path: Path) -> Any:
     try:
-        theirs = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path}: not found; a model folder has a config.json") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not readable as JSON") from error
-    if not isinstance(theirs, dict):
-        raise ModelError(f"{path}: expected a mapping")
-    return theirs
 
 
 def _read_own(theirs: Mapping[str, Any]) -> ModelConfig:

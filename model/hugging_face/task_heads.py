@@ -36,7 +36,9 @@ ENDINGS = {
 }
 _POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
 _DEFAULT_LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # of which config.json says nothing
-_VECTOR = "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
+VECTOR_KEY = (
+    "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
+)
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ def read_task_heads(
     `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``. A vector
     head has no weights, and is written under a key of its own.
     """
-    if _VECTOR in theirs:
+    if VECTOR_KEY in theirs:
         name = _head_name(theirs, VECTOR)
-        return {name: TaskHeadConfig(VECTOR, transform="none", **theirs[_VECTOR])}
+        return {name: TaskHeadConfig(VECTOR, transform="none", **theirs[VECTOR_KEY])}
     kind = _kind(theirs)
     form = forms.get(kind)
     if form is None or form.weight not in names:
@@ -123,7 +125,7 @@ def write_vector_head(name: str, head: TaskHeadConfig) -> dict[str, Any] | None:
     if head.kind != VECTOR or head.size or head.layers or head.transform != "none":
         return None
     vector = {"pooling": head.pooling, "normalise": head.normalise}
-    return {"finetuning_task": name, _VECTOR: vector}
+    return {"finetuning_task": name, VECTOR_KEY: vector}
 
 
 def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str, Any]:

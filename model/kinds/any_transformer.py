@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -15,17 +14,23 @@ from torch.nn import functional as F
 from configs.rules import Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.errors import ModelError
-from model.heads import OutputOrder, ProjectionParts
-from model.hugging_face.task_heads import ENDINGS, linear, read_task_heads
+from model.heads import OutputOrder, ProjectionParts, TaskHead, mean_over_tokens
+from model.hugging_face.library import (
+    architecture,
+    auto_class,
+    config_class,
+    is_masked_lm,
+    library_errors,
+    task_heads_in,
+)
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded, Features
 from model.protocol import Model, register
-from model.task_head_config import CLASSIFICATION, TAGGING, WIDEST, TaskHeadConfig
+from model.task_head_config import VECTOR, WIDEST, TaskHeadConfig
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
-_CLASSES = {ENDINGS[CLASSIFICATION]: "first", ENDINGS[TAGGING]: ""}  # and what the head reads
 _SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "layers"}
 _PROBE = 7  # tokens
 _TOLERANCE = 1e-4
@@ -80,7 +85,7 @@ class TransformersConfig(ModelConfig):
 
     @property
     def description(self) -> str:
-        return f"{_architecture(self.config)} of {self.layers} layers of width {self.hidden_size}"
+        return f"{architecture(self.config)} of {self.layers} layers of width {self.hidden_size}"
 
     def with_dropout(self, rate: float) -> Self:
         """This configuration unchanged: the model is never trained, and has no dropout."""
@@ -95,7 +100,9 @@ class TransformersConfig(ModelConfig):
         return replace(selected, config={**self.config, **keys})
 
     def with_task_head(self, name: str, head: TaskHeadConfig) -> Self:
-        """This configuration with this head; the library decides what the head reads."""
+        """This configuration with this head; the library decides what it reads, but of a vector."""
+        if head.kind == VECTOR:
+            return super().with_task_head(name, head)
         pooling = "" if head.per_token else "first"
         fitted = replace(head, pooling=pooling, transform="none")
         return replace(self, task_heads={**self.task_heads, name: fitted})
@@ -112,12 +119,12 @@ class TransformersConfig(ModelConfig):
     @classmethod
     def read_folder(cls, folder: Path, theirs: Mapping[str, Any]) -> tuple[Self, dict[str, Tensor]]:
         """The configuration and the state, float32, of a folder with this config.json."""
-        with _library_errors(theirs):
-            known = _config_class(theirs)()
+        with library_errors(theirs):
+            known = config_class(theirs)()
         if known.is_encoder_decoder or not all(hasattr(known, size) for size in _SIZES):
             raise ModelError(f"model_type: {theirs['model_type']} is no encoder of text")
-        with _library_errors(theirs):
-            original, loading = _auto_class(theirs).from_pretrained(
+        with library_errors(theirs):
+            original, loading = auto_class(theirs).from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
         if missing := sorted(loading["missing_keys"]):
@@ -146,8 +153,8 @@ class TransformersConfig(ModelConfig):
             max_positions=_positions(original),
             segment_types=getattr(known, "type_vocab_size", None) or 0,
             pad_token_id=-1 if padding is None or padding >= known.vocab_size else padding,
-            mlm_head=_is_masked_lm(theirs),
-            task_heads=_task_heads(theirs),
+            mlm_head=is_masked_lm(theirs),
+            task_heads=task_heads_in(theirs),
         )
 
 
@@ -167,9 +174,11 @@ class TransformersModel(Model):
         super().__init__()
         self.config = config
         theirs = config.config
-        with _library_errors(theirs):
-            known = _config_class(theirs).from_dict(dict(theirs))
-            library = _auto_class(theirs).from_config(known, dtype=torch.float32)
+        with library_errors(theirs):
+            known = config_class(theirs).from_dict(dict(theirs))
+            library = auto_class(theirs).from_config(known, dtype=torch.float32)
+        if is_masked_lm(theirs) and not config.mlm_head:  # a teacher of vectors
+            library = library.base_model
         object.__setattr__(self, "library", library)
         names, above = _name_once(library), dict(library.named_children())
         self.encoder = library.base_model
@@ -181,7 +190,10 @@ class TransformersModel(Model):
             self._projection = names[projection.weight], names.get(projection.bias)
             self.head = nn.ModuleDict(above)
         self.task_heads = nn.ModuleDict(
-            {name: _LibraryHead(head, above) for name, head in config.task_heads.items()}
+            {
+                name: TaskHead(config, head) if head.kind == VECTOR else _LibraryHead(head, above)
+                for name, head in config.task_heads.items()
+            }
         )
         self._states: Any = None
         self.encoder.register_forward_hook(self._keep)
@@ -223,9 +235,22 @@ class TransformersModel(Model):
             attention={},
             last_hidden_state=encoded.last_hidden_state,
             pooled=None,
-            heads={name: self.task_heads[name](output.logits) for name in capture.heads},
+            heads={
+                name: self._head(name, output, encoded.last_hidden_state, attention_mask)
+                for name in capture.heads
+            },
             all_positions=everywhere if capture.all_positions else None,
         )
+
+    def _head(
+        self, name: str, output: Any, states: Tensor, attention_mask: Tensor | None
+    ) -> Tensor:
+        """The output of a task head: of the library's own, or the vector of each text."""
+        head, module = self.config.task_heads[name], self.task_heads[name]
+        if head.kind != VECTOR:
+            return module(output.logits)
+        first = head.pooling == "first"
+        return module(states[:, 0] if first else mean_over_tokens(states, attention_mask))
 
     def word_vectors(self, input_ids: Tensor) -> Tensor:
         return F.embedding(input_ids, self.library.get_input_embeddings().weight)
@@ -304,74 +329,6 @@ class _LibraryHead(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         return self.linear(logits)
-
-
-def _architecture(theirs: Mapping[str, Any]) -> str:
-    return str((theirs.get("architectures") or ["AutoModel"])[0])
-
-
-def _is_masked_lm(theirs: Mapping[str, Any]) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as names
-
-    return bool(names.get(theirs.get("model_type")) == _architecture(theirs))
-
-
-def _task_heads(theirs: Mapping[str, Any]) -> dict[str, TaskHeadConfig]:
-    """The head of a model that labels texts or tokens."""
-    name = _architecture(theirs)
-    pooling = next((read for ending, read in _CLASSES.items() if name.endswith(ending)), None)
-    if pooling is None:
-        return {}
-    form = linear("logits", pooling)
-    heads = read_task_heads(theirs, [form.weight], dict.fromkeys(ENDINGS, form))
-    return {name: replace(head, pooling=pooling) for name, head in heads.items()}
-
-
-def _auto_class(theirs: Mapping[str, Any]) -> Any:
-    import transformers
-
-    ending = next((name for name in _CLASSES if _architecture(theirs).endswith(name)), "")
-    if _is_masked_lm(theirs):
-        ending = "ForMaskedLM"
-    return getattr(transformers, f"AutoModel{ending}")
-
-
-def _config_class(theirs: Mapping[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[theirs["model_type"]]
-
-
-@contextmanager
-def _library_errors(theirs: Mapping[str, Any]) -> Iterator[None]:
-    """Raise ModelError, one line, for what the library cannot read or does not have."""
-    try:
-        with _quiet():
-            yield
-    except ImportError as error:
-        raise ModelError(
-            f"model_type: {theirs.get('model_type')!r} needs {error.name or 'transformers'}: "
-            "pip install 'tandem-distill[hf]'"
-        ) from error
-    except Exception as error:  # its checks of a config raise exceptions of many kinds
-        why = " ".join(str(error).split())[:300]
-        raise ModelError(f"transformers cannot read it: {why}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's progress bars and warnings."""
-    from transformers.utils import logging
-
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bars:
-            logging.enable_progress_bar()
 
 
 def _positions(original: nn.Module) -> int | None:

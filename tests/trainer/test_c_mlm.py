@@ -424,7 +424,9 @@ def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs, corpus) -> N
     mean = sum(len(ids) - begin for ids, begin in sequences(runs, corpus)) / PAIRS
     size = TOP_K * (4 + 2)
     assert facts.stored == StoredFacts(
-        TOP_K, "fp32", size, bytes=pytest.approx(size * mean * 8 * STEPS)
+        f"{TOP_K} of its logits in fp32 with their tokens",
+        size,
+        bytes=pytest.approx(size * mean * 8 * STEPS),
     )
 
 

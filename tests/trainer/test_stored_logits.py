@@ -336,7 +336,9 @@ def test_the_plan_states_the_size_and_the_saving(corpus, tmp_path):
     facts = demands(reads)
     masked = round(0.15 * 30)
     size = 8 * (2 + 2)
-    assert facts.stored == StoredFacts(8, "fp16", size, bytes=size * masked * 8 * STEPS)
+    assert facts.stored == StoredFacts(
+        "8 of its logits in fp16 with their tokens", size, bytes=size * masked * 8 * STEPS
+    )
     running = demands(dataclasses.replace(
         reads, teacher=dataclasses.replace(reads.teacher, stored=None)))  # fmt: skip
     assert running.stored is None

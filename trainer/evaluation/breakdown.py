@@ -18,7 +18,16 @@ from torch import Tensor
 
 from data_pipeline import NO_LABEL
 from data_pipeline.tokenization.tokenizer import load
-from model import CHOICE, CLASSIFICATION, MULTI_LABEL, TAGGING, Model, ModelConfig, TaskHeadConfig
+from model import (
+    CHOICE,
+    CLASSIFICATION,
+    MULTI_LABEL,
+    TAGGING,
+    Capture,
+    Model,
+    ModelConfig,
+    TaskHeadConfig,
+)
 from trainer.batches import MicroBatch
 from trainer.evaluation.held_out import Scores, ValidationSet
 from trainer.evaluation.mistakes import (
@@ -34,10 +43,10 @@ from trainer.evaluation.mistakes import (
     Texts,
     shortened,
 )
-from trainer.learners.programs import score
+from trainer.learners.programs import compared_heads, features_of, score
 from trainer.scoring.metric import GatheredMetric, Metric
 from trainer.scoring.ranking_metric import PairRanking, RankingMetric, VectorRanking
-from trainer.scoring.scores import Metrics
+from trainer.scoring.scores import Metrics, TeacherHeads
 from trainer.scoring.span_metric import SpanMetric
 from trainer.scoring.task_metrics import (
     BranchMetric,
@@ -219,12 +228,22 @@ def score_examples(
     read: Callable[[MicroBatch], MicroBatch],
     micro_batch: int,
     breakdown: Breakdown | None = None,
+    teacher_of: Callable[[str], Model] | None = None,
 ) -> Scores:
-    """The scores of a model, and its `breakdown` if asked; `read` is what it reads of a batch."""
+    """The scores of a model, and its `breakdown` if asked; `read` is what it reads of a batch.
+
+    `teacher_of` gives the model of a learner with which metrics compare, in the default view.
+    """
 
     def of_batch(batch: MicroBatch) -> Sequence[Tensor]:
+        teachers: TeacherHeads = {}
+        if teacher_of is not None:
+            teachers = {
+                name: features_of(teacher_of(name), batch, Capture(heads=heads)).heads
+                for name, heads in compared_heads(metrics, batch).items()
+            }
         view = read(batch)
-        readings = score(model, view, metrics)
+        readings = score(model, view, metrics, teachers)
         if breakdown is not None:
             breakdown.add(view, readings)
         return readings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from trainer.evaluation.setbacks import Setback, setbacks
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
+from trainer.learners.programs import compared_heads
 from trainer.learners.state import JobState
 from trainer.replaced_tokens import with_view
 
@@ -96,9 +98,12 @@ class Evaluations:
 
 
 def _scorer(learner: Learner, learners: Mapping[str, Learner]) -> Scorer:
-    """How a learner scores a batch; that of a discriminator gets its generator's samples."""
+    """How a learner scores a batch, beside the heads with which its metrics compare.
+
+    That of a discriminator gets its generator's samples.
+    """
     if learner.generator is None:
-        return learner.evaluate
+        return partial(_beside_teachers, learner, learners)
     name, generator = learner.generator, learners[learner.generator]
     projection = generator.output_projection()
 
@@ -107,3 +112,11 @@ def _scorer(learner: Learner, learners: Mapping[str, Learner]) -> Scorer:
         return learner.evaluate(with_view(batch, name, told.distributions[MASKED], SEED))
 
     return score
+
+
+def _beside_teachers(
+    learner: Learner, learners: Mapping[str, Learner], batch: MicroBatch
+) -> Sequence[Tensor]:
+    compared = compared_heads(learner.metrics, batch).items()
+    teachers = {name: learners[name].heads(batch, heads) for name, heads in compared}
+    return learner.evaluate(batch, teachers)

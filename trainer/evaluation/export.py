@@ -120,10 +120,11 @@ def _write_modules(saved: SavedLearners, config: ModelConfig, out: Path) -> None
         "pooling_mode_cls_token": head.pooling == "first",
         "pooling_mode_mean_tokens": head.pooling == "mean",
     }
-    prompts = {name: task.get(f"{name}_prefix", "") for name in ("query", "document")}
+    prefix = task.get("prefix", "")
+    prompts = {name: task.get(f"{name}_prefix", prefix) for name in ("query", "document")}
     settings = {
         "prompts": prompts,
-        "default_prompt_name": None,
+        "default_prompt_name": "document" if prefix else None,
         "similarity_fn_name": "cosine" if head.normalise else "dot",
     }
     length = {"max_seq_length": tasks[0].data.sequence_length, "do_lower_case": False}

@@ -111,6 +111,7 @@ class _Measurement:
         self.test = _TestFile.open(saved.job, heartbeat)
         self.device = own_device()
         self.teacher = saved.load(TEACHER).to(self.device)
+        self._teachers = {TEACHER: self.teacher}
         self.breakdowns: dict[str, dict[str, Any]] = {}  # by learner
         self.teacher_scores = self._score(TEACHER, self.teacher)
         scored = [metric for name in saved.names for metric in self._metrics(name)]
@@ -201,7 +202,15 @@ class _Measurement:
     ) -> Scores:
         self.told.begin(f"scoring {name.removeprefix('students/')}")
         micro_batch, read = self.saved.job.batch.micro_batch, self._reader(name)
-        return score_examples(model, examples, metrics, read, micro_batch, breakdown)
+        return score_examples(
+            model, examples, metrics, read, micro_batch, breakdown, self._teacher_of
+        )
+
+    def _teacher_of(self, name: str) -> Model:
+        """The model of a teacher, with which metrics compare."""
+        if name not in self._teachers:
+            self._teachers[name] = self.saved.load(name).to(self.device)
+        return self._teachers[name]
 
     def _reader(self, name: str) -> Callable[[MicroBatch], MicroBatch]:
         """A function that gives the learner its view of a batch, or its generator's samples."""

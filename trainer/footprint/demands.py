@@ -152,9 +152,10 @@ def _stored(job: JobConfig) -> StoredFacts | None:
     if stored is None:
         return None
     each = stored.position_bytes(vocabulary)
+    count = f"{stored.size(vocabulary):,}"
+    logits = f"{count} of its logits in {stored.precision} with their tokens"
     return StoredFacts(
-        top_k=stored.size(vocabulary),
-        precision=stored.precision,
+        kept=logits if stored.samples is None else f"{count} tokens drawn from its predictions",
         position_bytes=each,
         bytes=each * _predicted(job) * _stored_rows(job),
     )

@@ -28,7 +28,7 @@ from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.learners.module import LearnerModule, always_captured, assemble
 from trainer.learners.programs import Predict, Train
 from trainer.objectives.objective import Demand
-from trainer.objectives.term import ExampleLosses
+from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import REPLACED
 from trainer.teacher_outputs import (
     OutputProjection,
@@ -176,7 +176,8 @@ def _train(
     """The program of a step on `batch`, which captures what the module's own terms read too."""
     objective, unit = module.objective, torch.ones((), device=batch.input_ids.device)
     totals = dict.fromkeys(objective.denominators, unit)
-    known = dict.fromkeys(objective.over_whole_batch(0), ExampleLosses(unit, unit))
+    unknown = ExampleLosses(unit, unit)
+    known: dict[Term, ExampleLosses] = dict.fromkeys(objective.over_whole_batch(0), unknown)
     capture = union([*captures, objective.student_capture(0, batch.targets)])
     return Train(totals, sources, capture, whole_batch=known)
 

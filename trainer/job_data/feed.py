@@ -52,7 +52,7 @@ class Feed:
         self._stored: StoredReader | None = None
         if stored := config.teacher.stored:
             share = dist.get_rank(), dist.get_world_size()
-            self._stored = StoredReader(Path(stored.path), *share)
+            self._stored = StoredReader(Path(stored.path), *share, stored.temperature)
         self._open = ExitStack()
 
     def _open_text(self, attempt: int) -> None:

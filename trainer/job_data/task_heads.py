@@ -95,5 +95,5 @@ def _readers_of(job: JobConfig, head: str) -> set[str | None]:
         term.source
         for student in job.students.values()
         for term in student.objective.terms().values()
-        if isinstance(term, HeadTermConfig) and term.head == head
+        if isinstance(term, HeadTermConfig | TaskConfig) and term.head == head
     }

@@ -39,12 +39,15 @@ LABELS_SHOWN = 5
 _log = logging.getLogger(__name__)
 
 
-def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[str, Tensor]:
+def from_folder(
+    section: str, init: InitConfig, config: ModelConfig, is_frozen: bool = False
+) -> Mapping[str, Tensor]:
     """The weights in the folder of `init` with which a model of `config` begins.
 
-    A task's head that another program has trained is kept where it fits a task of `config`. A line
-    says where it does not, where the labels of the task's own head have changed, and where labels
-    without names are taken for those of the examples.
+    A task's head that another program has trained is kept where it fits a task of `config`, and
+    that of a frozen learner under whatever name `config` has for it. A line says where it does not,
+    where the labels of the task's own head have changed, and where labels without names are taken
+    for those of the examples.
     """
     assert init.weights is not None
     model = from_pretrained(Path(init.weights), config.kind)
@@ -56,7 +59,7 @@ def from_folder(section: str, init: InitConfig, config: ModelConfig) -> Mapping[
         state = {name: tensor for name, tensor in state.items() if not name.startswith(_TASKS)}
         return first_weights(config, source, state)
     is_ours = (Path(init.weights) / FILE).exists()
-    source, state = with_fitting_heads(config, source, state, renames=not is_ours)
+    source, state = with_fitting_heads(config, source, state, renames=is_frozen or not is_ours)
     if dist.get_rank() == 0:
         _say_unnamed(section, init.weights, given, source)
         for name, head in source.task_heads.items():
@@ -167,6 +170,11 @@ def heads_in(weights: Mapping[str, Tensor], expected: Iterable[str] = ()) -> lis
     tasks = sorted(part.removeprefix(_TASKS) for part in parts if part.startswith(_TASKS))
     mlm, pairs = [MASKED] * ("head" in parts), [PAIRS] * ("pair_head" in parts)
     return [*mlm, *pairs, *tasks]
+
+
+def heads_without_weights(model: Model) -> list[str]:
+    """The task heads that pool states and do nothing else, which nobody has to train."""
+    return [name for name, head in model.task_heads.items() if not head.state_dict()]
 
 
 def _head_of(name: str) -> str:

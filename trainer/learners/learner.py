@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -44,11 +44,11 @@ from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.learners.zero import whole_copies
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
-from trainer.objectives.term import ExampleLosses
+from trainer.objectives.term import ExampleLosses, Term
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
-from trainer.scoring.scores import Metrics
+from trainer.scoring.scores import NO_TEACHERS, Metrics, TeacherHeads
 from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
@@ -102,7 +102,7 @@ class Learner:
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
-        self._whole_batch: list[dict[str, ExampleLosses]] = []  # of each micro-batch of a step
+        self.whole_batch: list[Mapping[Term, ExampleLosses]] = []  # see `trainer.look_ahead`
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         self._optimizer: GatedOptimizer | None = None
@@ -124,33 +124,20 @@ class Learner:
         return bool(self.objective.terms)
 
     @torch.no_grad()
-    def look_ahead(self, batches: Iterable[MicroBatch], step: int) -> None:
-        """Before a step of several micro-batches: what the terms over all of them say of each.
+    def heads_ahead(
+        self, batch: MicroBatch, micro_step: MicroStep, heads: Collection[str] = ()
+    ) -> Mapping[str, Tensor]:
+        """The outputs of heads for a micro-batch, as its pass in the step will compute them.
 
-        A forward pass of each without gradient, where there is such a term.
+        They are those that its own terms read, and these `heads`.
         """
-        own_step = self.own_step(step)
-        terms = self.objective.over_whole_batch(own_step)
-        if not terms:
-            return
-        seen, outputs = [], []
+        step, own_step = micro_step.step, self.own_step(micro_step.step)
+        read = self.objective.student_capture(own_step, batch.targets)
+        capture = union([self._always, read, Capture(heads=tuple(heads))])
         self._turn_positions(step)
-        for number, batch in enumerate(batches):
-            terms = {head: term for head, term in terms.items() if head in batch.targets}
-            if not terms:
-                return  # a step of another task
-            told = self.objective.student_capture(own_step, batch.targets)
-            capture = union([self._always, told])
-            self._seed_dropout(step, number)
-            with self._part(FORWARD):
-                heads = self._run(Predict(capture), batch).heads
-            seen.append(batch.view(self.view))
-            outputs.append(heads)
-        self._whole_batch = [{} for _ in seen]
-        for head, term in terms.items():
-            by_batch = term.over_batch([heads[head] for heads in outputs], seen)
-            for known, losses in zip(self._whole_batch, by_batch, strict=True):
-                known[head] = losses
+        self._seed_dropout(step, micro_step.micro_batch)
+        with self._part(FORWARD):
+            return self._run(Predict(capture), batch).heads
 
     def accumulate(
         self,
@@ -173,7 +160,7 @@ class Learner:
             [capture, self._always, self.objective.student_capture(own_step, batch.targets)]
         )
         with self._part(FORWARD):
-            whole_batch = self._whole_batch.pop(0) if self._whole_batch else {}
+            whole_batch = self.whole_batch.pop(0) if self.whole_batch else {}
             program = Train(totals, sources, capture, own_step, whole_batch)
             loss, shares, features = self._run(program, batch)
         if self.is_trained:
@@ -368,14 +355,26 @@ class Learner:
         with self.autocast():
             return detach(features, projection)
 
+    def evaluate(
+        self, batch: MicroBatch, teachers: TeacherHeads = NO_TEACHERS
+    ) -> tuple[Tensor, ...]:
+        """The readings of the learner's metrics from this rank's `batch`.
+
+        `teachers` are as in `ScoreInputs`.
+        """
+        return self._evaluated(Score(self.metrics, teachers), batch)
+
+    def heads(self, batch: MicroBatch, names: Collection[str]) -> Mapping[str, Tensor]:
+        """The outputs of these heads for this rank's `batch`, without dropout."""
+        return self._evaluated(Predict(Capture(heads=tuple(names))), batch).heads
+
     @torch.no_grad()
-    def evaluate(self, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """The readings of the learner's metrics from this rank's `batch`."""
+    def _evaluated(self, program: Program[Result], batch: MicroBatch) -> Result:
         self.engine.eval()
         with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
-            readings = self._run(Score(self.metrics), batch)
+            result = self._run(program, batch)
         self.engine.train(self.config.in_training_mode)
-        return readings
+        return result
 
     @property
     def has_average(self) -> bool:

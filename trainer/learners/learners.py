@@ -23,6 +23,7 @@ from trainer.learners.first_weights import (
     from_smaller,
     from_word_vectors,
     heads_in,
+    heads_without_weights,
     model_state,
 )
 from trainer.learners.learner import Learner
@@ -246,7 +247,7 @@ class Learners:
         """The initial weights; None for random ones."""
         section = section_of(name)
         if config.init.weights is not None:
-            return from_folder(section, config.init, config.architecture)
+            return from_folder(section, config.init, config.architecture, config.frozen)
         if config.init.tile is not None:
             seed = weights_seed(name, config, self.step_shape.seed)
             return from_smaller(section, config.init.tile, config.architecture, seed)
@@ -306,7 +307,9 @@ class Learners:
             others=self.config.other_models,
         )
         if weights is not None and not config.init.embeddings_only:
-            learner.counters.given_heads = heads_in(weights, learner.model.state_dict())
+            given = heads_in(weights, learner.model.state_dict())
+            given += heads_without_weights(learner.model) if config.frozen else []
+            learner.counters.given_heads = given
         if not is_teacher(key):
             learner.set_teacher_layers(self.teacher.config.model.layers)
         return learner

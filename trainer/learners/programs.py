@@ -6,7 +6,7 @@ weights runs as a program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -17,9 +17,9 @@ from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.learner_names import OWN
 from trainer.objectives import LossInputs, Objective
-from trainer.objectives.term import ExampleLosses
+from trainer.objectives.term import ExampleLosses, Term
 from trainer.scoring.metric import Metric
-from trainer.scoring.scores import ScoreInputs, capture_for
+from trainer.scoring.scores import NO_TEACHERS, ScoreInputs, TeacherHeads, capture_for
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
 
 NOTHING = Capture()
@@ -46,7 +46,7 @@ class Train:
     sources: Mapping[str, TeacherOutputs]
     capture: Capture = NOTHING
     step: int = 0
-    whole_batch: Mapping[str, ExampleLosses] = field(default_factory=dict)
+    whole_batch: Mapping[Term, ExampleLosses] = field(default_factory=dict)
 
     def __call__(
         self, model: Model, objective: Objective, batch: MicroBatch
@@ -63,12 +63,16 @@ class Train:
 
 @dataclass(frozen=True)
 class Score:
-    """Returns what each of `metrics` reads from the batch (`trainer.scoring`)."""
+    """Returns what each of `metrics` reads from the batch (`trainer.scoring`).
+
+    teachers: as in `ScoreInputs`.
+    """
 
     metrics: Sequence[Metric[ScoreInputs]]
+    teachers: TeacherHeads = field(default_factory=dict)
 
     def __call__(self, model: Model, objective: Objective, batch: MicroBatch) -> tuple[Tensor, ...]:
-        return score(model, batch, self.metrics)
+        return score(model, batch, self.metrics, self.teachers)
 
 
 @dataclass(frozen=True)
@@ -82,20 +86,35 @@ class Predict:
 
 
 def score(
-    model: Model, batch: MicroBatch, metrics: Sequence[Metric[ScoreInputs]]
+    model: Model,
+    batch: MicroBatch,
+    metrics: Sequence[Metric[ScoreInputs]],
+    teachers: TeacherHeads = NO_TEACHERS,
 ) -> tuple[Tensor, ...]:
     """Run `model` on a micro-batch; returns what each metric reads from the result.
 
-    Only the heads run that the batch has labels for.
+    Only the heads run that the batch has labels for. `teachers` are as in `ScoreInputs`.
     """
     heads = {metric.head for metric in metrics if _has_labels(batch, metric.head)}
     capture = capture_for(metric for metric in metrics if metric.head in heads)
     features = features_of(model, batch, capture)
-    inputs = ScoreInputs(features, own_projection(model, features), batch, model)
+    inputs = ScoreInputs(features, own_projection(model, features), batch, model, teachers)
     return tuple(
         metric.of_batch(inputs) if metric.head in heads else metric.empty(batch.input_ids.device)
         for metric in metrics
     )
+
+
+def compared_heads(
+    metrics: Iterable[Metric[ScoreInputs]], batch: MicroBatch
+) -> dict[str, tuple[str, ...]]:
+    """The heads of other learners with which metrics compare, by the learner, for this batch."""
+    compared = [metric for metric in metrics if metric.compares and metric.head in batch.targets]
+    sources = dict.fromkeys(metric.compares or "" for metric in compared)
+    return {
+        source: tuple(metric.head for metric in compared if metric.compares == source)
+        for source in sources
+    }
 
 
 def _has_labels(batch: MicroBatch, head: str) -> bool:

@@ -23,6 +23,7 @@ from trainer.watch.rollback import batches_covered
 _STORED_KEYS = (
     *("teacher.precision", "teacher.view"),
     *("teacher.stored.top_k", "teacher.stored.precision"),
+    *("teacher.stored.samples", "teacher.stored.temperature"),
 )
 
 

@@ -15,8 +15,9 @@ from trainer.denominators import Totals
 from trainer.learner_names import MEAN, TEACHER
 from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
 from trainer.objectives.stages import Stages
-from trainer.objectives.task import TaskTerm, WholeBatchTerm
+from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import LossInputs, Term
+from trainer.objectives.whole_batch import WholeBatchTerm
 from trainer.teacher_outputs import union
 
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
@@ -68,7 +69,8 @@ class Objective(nn.Module):
 
     def task_among(self, targets: Collection[str]) -> str:
         """Which of several tasks a batch with these targets is of; empty where there is one."""
-        tasks = [term.head for term in self.by_name.values() if isinstance(term, TaskTerm)]
+        terms = (term for term in self.by_name.values() if isinstance(term, TaskTerm))
+        tasks = dict.fromkeys(term.head for term in terms)
         return next((head for head in tasks if head in targets), "") if len(tasks) > 1 else ""
 
     def about(self, targets: Targets) -> dict[str, Term]:
@@ -155,10 +157,10 @@ class Objective(nn.Module):
         """The outputs that the forward of `source` returns for the terms; as above."""
         return union(term.source_capture(step) for term in self._reading(source, step, targets))
 
-    def over_whole_batch(self, step: int) -> dict[str, WholeBatchTerm]:
-        """The terms over the whole global batch that are on at the learner's `step`, by head."""
-        on = self._on(step).values()
-        return {term.head: term for term in on if isinstance(term, WholeBatchTerm)}
+    def over_whole_batch(self, step: int, targets: Targets = None) -> list[WholeBatchTerm]:
+        """The terms over the whole global batch that are on at the learner's `step`."""
+        on = self._on(step, targets).values()
+        return [term for term in on if isinstance(term, WholeBatchTerm)]
 
     def reads_logits(self, step: int, source: str = TEACHER) -> bool:
         """Whether any term reads the logits of `source` at the learner's `step`."""

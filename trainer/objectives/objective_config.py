@@ -18,6 +18,7 @@ from trainer.objectives import terms
 from trainer.objectives.layers import LayerTermConfig
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.term import TeacherTermConfig, TermConfig, registered_terms
+from trainer.stored_config import StoredConfig
 
 TEACHER_SOURCES = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
 TASKS = "tasks"
@@ -150,15 +151,12 @@ class ObjectiveConfig(Section):
                     f"{section_of(teacher)}.masked_only must be false",
                 )
 
-    def conflicts_with_stored(self, teacher: str, top_k: int | None) -> Iterator[Refusal]:
-        """The terms that read more of `teacher` than its `top_k` logits at masked positions.
-
-        None: all of them.
-        """
+    def conflicts_with_stored(self, teacher: str, stored: StoredConfig) -> Iterator[Refusal]:
+        """The terms that read more of `teacher` than what is `stored` at masked positions."""
         key = f"{section_of(teacher)}.stored"
         for name, section in self.terms().items():
             if section.source == teacher:
-                yield from within(name, section.misfits_with_stored(key, top_k))
+                yield from within(name, section.misfits_with_stored(key, stored))
             elif section.source == MEAN:
                 yield name, f"the mean is of teachers that run; name one teacher, or remove {key}"
 

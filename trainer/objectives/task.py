@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-import torch.distributed as dist
 from torch import Tensor
 
 from configs.rules import PROBABILITY, Doc, Range
 from configs.section import Refusal
 from data_pipeline import (
     MASKED,
-    NO_LABEL,
     TASK_NAME,
     DataError,
     EncodedExample,
@@ -46,7 +44,7 @@ from model import (
     with_task_head,
 )
 from trainer.batches import MicroBatch
-from trainer.objectives.term import ExampleLosses, LossInputs, Term, TermConfig
+from trainer.objectives.term import Term, TermConfig
 from trainer.scoring.metric import Metric
 
 
@@ -241,6 +239,11 @@ class TaskConfig(TermConfig):
         if why := model.lacks_states(self.layers):
             yield f"layers: {why}"
 
+    @property
+    def teacher_head(self) -> TaskHeadConfig | None:
+        """The head of a frozen teacher that has none for the task; None: it must have learnt it."""
+        return None
+
     def with_head(self, model: ModelConfig, head: TaskHeadConfig) -> ModelConfig:
         """The model with the task's head, which reads the task's `layers`."""
         if self.module is not None:  # it reads every token
@@ -389,41 +392,6 @@ class ScoredByReferences(TaskConfig):
 class TaskTerm(HeadTerm):
     """The loss of a task's head over the labels of its target, which has the head's name."""
 
-    def __init__(self, config: TaskConfig) -> None:
+    def __init__(self, config: TermConfig) -> None:
         super().__init__(config)
         self.denominator = self.head
-
-
-class WholeBatchTerm(TaskTerm):
-    """A task's loss of which one example's depends on the whole global batch.
-
-    It reads the outputs of the task's head, and nothing else of the model.
-    """
-
-    @abstractmethod
-    def over_batch(
-        self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch]
-    ) -> list[ExampleLosses]:
-        """The losses of each micro-batch of this rank, by the head's outputs, detached. Collective.
-
-        The gradients are those of the sum over all examples of all ranks, in the outputs' shape.
-        """
-
-    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        outputs = inputs.features.heads[self.head]
-        example_losses = inputs.whole_batch.get(self.head)
-        if example_losses is None:  # this rank has one micro-batch
-            (example_losses,) = self.over_batch([outputs.detach()], [inputs.batch])
-        through = (outputs.float() * example_losses.gradients).sum()
-        total = example_losses.losses.sum() + (
-            through - through.detach()
-        )  # this value, that gradient
-        return total, (inputs.batch.row_labels(self.denominator) != NO_LABEL).sum()
-
-
-def over_ranks(rows: Tensor) -> Tensor:
-    """The rows of all ranks, [ranks * rows, ...], in their order; all have equally many."""
-    rows = rows.contiguous()
-    gathered = rows.new_empty((dist.get_world_size() * len(rows), *rows.shape[1:]))
-    dist.all_gather_into_tensor(gathered, rows)
-    return gathered

@@ -19,6 +19,7 @@ from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import MEAN, TEACHER, teacher_key
 from trainer.objectives.stages import PREDICTIONS, Stages
+from trainer.stored_config import StoredConfig
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 # In YAML: a number, or values by step.
@@ -105,7 +106,7 @@ class LossInputs:
     """Everything a term may read from one micro-batch.
 
     sources: the outputs of other learners, or the learner's own, under the names that terms use;
-    step: the learner's own step, from 0 at its start. whole_batch: by head, the losses over the
+    step: the learner's own step, from 0 at its start. whole_batch: by term, the losses over the
     whole batch of this micro-batch's examples, where the rank has several micro-batches.
     """
 
@@ -114,7 +115,7 @@ class LossInputs:
     projection: OutputProjection | None  # None without a masked-LM head
     sources: Mapping[str, TeacherOutputs]
     step: int = 0
-    whole_batch: Mapping[str, ExampleLosses] = field(default_factory=dict)
+    whole_batch: Mapping[Term, ExampleLosses] = field(default_factory=dict)
 
 
 Weight = Annotated[
@@ -146,8 +147,8 @@ class TermConfig(Section, ABC):
         """Why the term does not fit this pair of models; an empty key means the whole section."""
         yield from ()
 
-    def misfits_with_stored(self, key: str, top_k: int | None) -> Iterator[Refusal]:
-        """Why it cannot read the section `key`, which stores `top_k` logits a token; None: all."""
+    def misfits_with_stored(self, key: str, stored: StoredConfig) -> Iterator[Refusal]:
+        """Why it cannot read what the section `key` stores of a teacher's predictions."""
         if self.reads_states or not self.reads_masked:
             yield "", f"needs more than predictions at masked positions; remove it, or {key}"
 
@@ -228,6 +229,10 @@ class TeacherTermConfig(TermConfig):
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
+        yield from self.conflicts_with_mean()
+
+    def conflicts_with_mean(self) -> Iterator[Refusal]:
+        """A refusal of the mean of all teachers where the term compares states."""
         if self.teacher == MEAN and self.compares != PREDICTIONS:
             yield "teacher", "only terms that compare predictions take the mean; name one teacher"
 

@@ -28,10 +28,16 @@ from trainer.prediction.passes import sorted_together
 from trainer.prediction.predictor import Predictor, Query, tell_incomplete
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
-from trainer.prediction.texts import SimilarityPredictor, TextPredictor, with_places
+from trainer.prediction.texts import (
+    SimilarityPredictor,
+    TextPredictor,
+    TextVectorPredictor,
+    with_places,
+)
 from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
 from trainer.tasks.bi_encoder import BiEncoder
+from trainer.tasks.retrieval import Retrieval
 
 PREDICTORS: dict[str, type[Predictor]] = {
     CLASSIFICATION: TextPredictor,
@@ -40,7 +46,10 @@ PREDICTORS: dict[str, type[Predictor]] = {
     CHOICE: ChoicePredictor,
     TAGGING: TagPredictor,
     SPAN: SpanPredictor,
-    VECTOR: VectorPredictor,
+}
+VECTOR_PREDICTORS: dict[str, type[Predictor]] = {  # by the task that a head of vectors is for
+    BiEncoder.name: SimilarityPredictor,
+    Retrieval.name: VectorPredictor,
 }
 
 
@@ -81,8 +90,8 @@ def predictions(
 
 def _predictor_of(tuned: FineTuned) -> type[Predictor]:
     kind = tuned.head.kind
-    if kind == VECTOR and tuned.facts.settings.get("task") == BiEncoder.name:
-        return SimilarityPredictor
+    if kind == VECTOR:
+        return VECTOR_PREDICTORS.get(tuned.facts.settings.get("task", ""), TextVectorPredictor)
     if kind not in PREDICTORS:
         why = f"is of kind {kind}, whose output only its task can read"
         raise ModelError(f"{tuned.folder}: its head {tuned.name} {why}; call the model from Python")

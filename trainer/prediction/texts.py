@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from trainer.prediction.predictor import Predictor, Query
 from trainer.scoring.task_metrics import CosineMetric
 from trainer.task_facts import TaskFacts
 from trainer.tasks.bi_encoder import BiEncoder
+from trainer.tasks.vectors import Vectors
 
 PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
 
@@ -104,6 +106,22 @@ class TextPredictor(Predictor):
 
     def _by_label(self, chances: Tensor) -> dict[str, float]:
         return dict(zip(self.head.labels, chances.tolist(), strict=True))
+
+
+class TextVectorPredictor(TextPredictor):
+    """Predicts ``{"vector": [...]}`` for each text; null for a blank one."""
+
+    def _sequences(self, texts: Sequence[str], where: str) -> list[Segments]:
+        return super()._sequences(
+            [self._prefix + text if text.strip() else text for text in texts], where
+        )
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        return {"vector": outputs[0].tolist() if outputs else None}
+
+    @cached_property
+    def _prefix(self) -> str:
+        return self.facts.section(Vectors).prefix if self.facts.settings else ""
 
 
 class SimilarityPredictor(TextPredictor):

@@ -28,6 +28,7 @@ class Metric(ABC, Generic[Outputs]):
     head: str  # the head that is scored; until it is trained, its scores are meaningless
     columns: tuple[Column, ...]
     reads_branches: ClassVar[bool] = False  # of the head, besides its last one
+    compares: str | None = None  # the learner with whose head of this name it compares
 
     @property
     def primary(self) -> Column:

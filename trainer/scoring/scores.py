@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -30,17 +30,23 @@ UNIGRAM = LOSS.name, ACCURACY.name  # the scores of the unigram baseline
 OVER_UNIGRAM = "_over_unigram"  # suffix of a column: the score minus the baseline's
 
 
+TeacherHeads = Mapping[str, Mapping[str, Tensor]]  # learner -> head -> its output
+NO_TEACHERS: TeacherHeads = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class ScoreInputs:
     """The input of a metric from one micro-batch, and the `model` that has read it.
 
-    `projection` is the model's own, if it has one.
+    projection: the model's own, if it has one; teachers: the outputs for the same micro-batch of
+    those heads that a metric `compares` with.
     """
 
     features: Features
     projection: OutputProjection | None
     batch: MicroBatch
     model: Model
+    teachers: TeacherHeads = field(default_factory=dict)
 
 
 class MaskedTokens(SummedMetric[ScoreInputs]):

@@ -141,26 +141,28 @@ def write_shard(folder: Path, numbers: range, positions: int, data: bytes) -> Sh
 
 @dataclass(frozen=True)
 class StepLogits:
-    """Stored logits of R consecutive rows of one batch, with N masked positions in all.
+    """Stored predictions of R consecutive rows of one batch, with N masked positions in all.
 
     counts: int32 [R], the positions of each row; values: [N, k]; ids: [N, k] the tokens, largest
-    logit first; None where values has the whole vocabulary, in its order. examples: int64 [R], the
-    numbers of the rows' examples; None where rows are found by their batch.
+    logit first; None where values has the whole vocabulary, in its order. Of drawn tokens, ids are
+    these, ascending, and values None. examples: int64 [R], the numbers of the rows' examples; None
+    where rows are found by their batch.
     """
 
     counts: Tensor
-    values: Tensor
+    values: Tensor | None
     ids: Tensor | None
     examples: Tensor | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[StepLogits]) -> StepLogits:
         """The rows of all parts, in this order."""
+        values = [part.values for part in parts if part.values is not None]
         ids = [part.ids for part in parts if part.ids is not None]
         examples = [part.examples for part in parts if part.examples is not None]
         return cls(
             torch.cat([part.counts for part in parts]),
-            torch.cat([part.values for part in parts]),
+            torch.cat(values) if values else None,
             torch.cat(ids) if ids else None,
             torch.cat(examples) if examples else None,
         )
@@ -168,8 +170,9 @@ class StepLogits:
     def of_examples(self, numbers: Tensor, kept: Tensor) -> StepLogits:
         """The rows where `kept` [R] is true, of the examples with these numbers [R]."""
         positions = kept.repeat_interleave(self.counts)
+        values = None if self.values is None else self.values[positions]
         ids = None if self.ids is None else self.ids[positions]
-        return StepLogits(self.counts[kept], self.values[positions], ids, numbers[kept])
+        return StepLogits(self.counts[kept], values, ids, numbers[kept])
 
     @property
     def size(self) -> int:
@@ -184,7 +187,9 @@ def encode(steps: Sequence[StepLogits]) -> bytes:
     """The content of a shard of these batches."""
     rows = torch.tensor([len(step.counts) for step in steps], dtype=torch.int32)
     everything = StepLogits.joined(steps)
-    tensors = {ROWS: rows, COUNTS: everything.counts, VALUES: everything.values}
+    tensors = {ROWS: rows, COUNTS: everything.counts}
+    if everything.values is not None:
+        tensors[VALUES] = everything.values
     if everything.ids is not None:
         tensors[IDS] = everything.ids
     if everything.examples is not None:
@@ -195,8 +200,7 @@ def encode(steps: Sequence[StepLogits]) -> bytes:
 def decode(content: bytes) -> StepLogits:
     """All rows of a shard's content, as if of one batch."""
     tensors = safetensors.torch.load(content)
-    ids, examples = tensors.get(IDS), tensors.get(EXAMPLES)
-    return StepLogits(tensors[COUNTS], tensors[VALUES], ids, examples)
+    return StepLogits(tensors[COUNTS], tensors.get(VALUES), tensors.get(IDS), tensors.get(EXAMPLES))
 
 
 class Shard:
@@ -225,8 +229,8 @@ class Shard:
 
     def _rows_in(self, rows: slice) -> StepLogits:
         at = slice(self._positions[rows.start], self._positions[rows.stop])
-        return StepLogits(
-            self._counts[rows],
-            self._file.get_slice(VALUES)[at],
-            self._file.get_slice(IDS)[at] if IDS in self._names else None,
+        values, ids = (
+            self._file.get_slice(name)[at] if name in self._names else None
+            for name in (VALUES, IDS)
         )
+        return StepLogits(self._counts[rows], values, ids)

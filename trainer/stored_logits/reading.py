@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ from data_pipeline import MASKED, Batch, StoredLogits
 from data_pipeline.shards.manifest import sha256
 from trainer.errors import TrainingError
 from trainer.stored_logits.format import KEY, Manifest, Shard, ShardRecord, StepLogits
+from trainer.stored_logits.sampling import as_logits
 
 
 class StoredReader:
     """One rank's rows of the batches in a folder, whose manifest fits the job."""
 
-    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        """Raises TrainingError where the folder has no usable manifest."""
-        self._folder, self._share = folder, (rank, world_size)
+    def __init__(self, folder: Path, rank: int, world_size: int, temperature: float = 1.0) -> None:
+        """`temperature` is that at which tokens were drawn, if they were.
+
+        Raises TrainingError where the folder has no usable manifest.
+        """
+        self._folder, self._share, self._temperature = folder, (rank, world_size), temperature
         self._manifest = Manifest.load(folder)
         self._open: tuple[ShardRecord, Shard] | None = None
 
@@ -38,6 +43,10 @@ class StoredReader:
         else:
             record, shard = self._shard(number)
             stored = shard.step(number - record.first, *self._share)
+        if stored.values is None:
+            assert stored.ids is not None
+            drawn = stored.ids.to(torch.int64)
+            stored = replace(stored, values=as_logits(drawn, self._temperature), ids=drawn)
         return _in_slots(stored, _labelled(batch), batch.readable, self._place(number))
 
     def _of_examples(self, examples: Iterable[int], place: str) -> StepLogits:
@@ -106,4 +115,5 @@ def _in_slots(
         return dense.numpy()
 
     ids = None if stored.ids is None else placed(stored.ids.to(torch.int64))
+    assert stored.values is not None
     return StoredLogits(placed(stored.values.float()), ids)

@@ -21,8 +21,9 @@ from data_pipeline.task_files.retrieval import RetrievalText
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.objectives.labels import label_cross_entropy
-from trainer.objectives.task import TaskTerm, WholeBatchTerm, over_ranks
+from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
+from trainer.objectives.whole_batch import WholeBatchTerm, against_all, over_ranks
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
 from trainer.tasks.bi_encoder import POOLINGS
@@ -183,17 +184,16 @@ class InBatchTerm(WholeBatchTerm):
         self.temperature = config.temperature
 
     def over_batch(
-        self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch]
+        self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch], theirs: Sequence[Tensor]
     ) -> list[ExampleLosses]:
         vectors = torch.cat(
             [by_example(output, batch) for output, batch in zip(outputs, batches, strict=True)]
         )
-        queries, documents = vectors[:, 0].clone(), over_ranks(vectors[:, 1:])  # [r, D], [R, K, D]
         numbers = over_ranks(
             torch.cat([batch.targets[documents_of(self.head)].labels for batch in batches])
         )
-        first, count = dist.get_rank() * len(queries), documents.shape[1]
-        positives = (first + torch.arange(len(queries), device=queries.device)) * count
+        first, count = dist.get_rank() * len(vectors), numbers.shape[1]
+        positives = (first + torch.arange(len(vectors), device=vectors.device)) * count
         rows = [len(batch.row_labels(self.head)) for batch in batches]
         hidden = torch.cat(
             [
@@ -204,20 +204,17 @@ class InBatchTerm(WholeBatchTerm):
             ]
         )
         is_labelled = torch.cat([batch.row_labels(self.head) for batch in batches]) != NO_LABEL
-        with torch.enable_grad(), torch.autocast(queries.device.type, enabled=False):
-            leaves = queries.requires_grad_(), documents.requires_grad_()
-            positives = torch.where(is_labelled, positives, NO_LABEL)
+        positives = torch.where(is_labelled, positives, NO_LABEL)
+
+        def loss(queries: Tensor, documents: Tensor) -> Tensor:  # [r, D], [R, K, D]
             flat = documents.flatten(0, 1)
-            losses = contrastive(queries, flat, positives, hidden, self.temperature)
-            of_queries, of_documents = torch.autograd.grad(losses.sum(), leaves)
-        dist.all_reduce(of_documents)  # every rank's queries are compared with every document
-        mine = of_documents[first : first + len(queries)]
-        gradients = torch.cat([of_queries[:, None], mine], dim=1)
+            return contrastive(queries, flat, positives, hidden, self.temperature)
+
+        losses, of_queries, of_documents = against_all(vectors[:, 0], vectors[:, 1:], loss)
+        gradients = torch.cat([of_queries[:, None], of_documents], dim=1)
         return [
-            ExampleLosses(loss, gradient.flatten(0, 1))
-            for loss, gradient in zip(
-                losses.detach().split(rows), gradients.split(rows), strict=True
-            )
+            ExampleLosses(of_batch, gradient.flatten(0, 1))
+            for of_batch, gradient in zip(losses.split(rows), gradients.split(rows), strict=True)
         ]
 
 

@@ -40,6 +40,7 @@ from trainer.objectives.vocabulary import (
     labels_at,
     weigh_positions,
 )
+from trainer.stored_config import StoredConfig
 from trainer.teacher_outputs import TeacherOutputs
 from trainer.vocabulary_projection import ABSENT, Distribution
 
@@ -85,9 +86,12 @@ class DivergenceConfig(VocabularyTermConfig):
     """The YAML section of a term that compares with the predictions of its source.
 
     needs_all_logits: whether a token that the source leaves out, with probability 0, has no loss.
+    is_linear: whether its gradient is linear in the source's probabilities, so that tokens drawn
+    from these give its expectation.
     """
 
     needs_all_logits: ClassVar[bool] = False
+    is_linear: ClassVar[bool] = False
 
     @abstractmethod
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
@@ -186,12 +190,25 @@ class PredictionTermConfig(DivergenceConfig, TeacherTermConfig):
         if self.top_k is not None and self.needs_all_logits:
             yield "top_k", "must be null: the loss reads every token's probability"
 
-    def misfits_with_stored(self, key: str, top_k: int | None) -> Iterator[Refusal]:
-        yield from super().misfits_with_stored(key, top_k)
+    def misfits_with_stored(self, key: str, stored: StoredConfig) -> Iterator[Refusal]:
+        yield from super().misfits_with_stored(key, stored)
+        if stored.samples is not None:
+            yield from self._misfits_with_samples(key, stored.temperature)
+            return
+        top_k = stored.top_k
         if self.top_k is not None and top_k is not None and self.top_k > top_k:
             yield "top_k", f"must be at most {key}.top_k, which is {top_k}; null reads all of these"
         if self.needs_all_logits and top_k is not None:
             yield "", f"reads every token's probability, so {key}.top_k must be null"
+
+    def _misfits_with_samples(self, key: str, temperature: float) -> Iterator[Refusal]:
+        if not self.is_linear:
+            yield "", f"is not linear in the target, so draws would bias it; remove {key}.samples"
+        if self.top_k is not None:
+            yield "top_k", f"is for logits, and {key}.samples are tokens; remove it"
+        read = self.temperature if self.teacher_temperature is None else self.teacher_temperature
+        if set(StepSchedule.read(read).values) != {temperature}:
+            yield "", f"its teacher's temperature must be {key}.temperature, {temperature:g}"
 
     def outputs(self, outputs: TeacherOutputs) -> Distribution:
         distribution = super().outputs(outputs)
@@ -215,6 +232,8 @@ class SoftKL(PredictionTermConfig):
     mean_over_labels: Annotated[
         bool, Doc("Also divide by the size of the vocabulary, as PKD's code does.")
     ] = False
+
+    is_linear: ClassVar[bool] = True
 
     @property
     def reads_masked(self) -> bool:
@@ -247,6 +266,8 @@ class SoftCrossEntropy(PredictionTermConfig):
         bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
     ] = True
 
+    is_linear: ClassVar[bool] = True
+
     def factor(self, temperature: float, vocabulary: int) -> float:
         return 1 / vocabulary if self.mean_over_labels else 1.0
 
@@ -267,6 +288,8 @@ class Blended(PredictionTermConfig):
     teacher_fraction: Annotated[
         float, FRACTION, Doc("a: the weight of the teacher's distribution in the target.")
     ] = 0.5
+
+    is_linear: ClassVar[bool] = True
 
     def factor(self, temperature: float, vocabulary: int) -> float:
         return 1.0

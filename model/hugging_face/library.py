@@ -1,0 +1,92 @@
+"""The classes of `transformers` for a config.json, and its errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from model.errors import ModelError
+from model.hugging_face.task_heads import ENDINGS, VECTOR_KEY, linear, read_task_heads
+from model.task_head_config import CLASSIFICATION, TAGGING, TaskHeadConfig
+
+_CLASSES = {ENDINGS[CLASSIFICATION]: "first", ENDINGS[TAGGING]: ""}  # and what the head reads
+
+
+def architecture(theirs: Mapping[str, Any]) -> str:
+    """The name of the class that wrote the folder."""
+    return str((theirs.get("architectures") or ["AutoModel"])[0])
+
+
+def is_masked_lm(theirs: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a masked language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as names
+
+    return VECTOR_KEY not in theirs and bool(
+        names.get(theirs.get("model_type")) == architecture(theirs)
+    )
+
+
+def task_heads_in(theirs: Mapping[str, Any]) -> dict[str, TaskHeadConfig]:
+    """The head of a model that labels texts or tokens, or makes vectors of texts."""
+    if VECTOR_KEY in theirs:
+        return read_task_heads(theirs, (), {})
+    name = architecture(theirs)
+    pooling = next((read for ending, read in _CLASSES.items() if name.endswith(ending)), None)
+    if pooling is None:
+        return {}
+    form = linear("logits", pooling)
+    heads = read_task_heads(theirs, [form.weight], dict.fromkeys(ENDINGS, form))
+    return {name: replace(head, pooling=pooling) for name, head in heads.items()}
+
+
+def auto_class(theirs: Mapping[str, Any]) -> Any:
+    """The class of `transformers` that reads the folder."""
+    import transformers
+
+    ending = next((name for name in _CLASSES if architecture(theirs).endswith(name)), "")
+    if VECTOR_KEY in theirs:
+        ending = ""
+    if is_masked_lm(theirs):
+        ending = "ForMaskedLM"
+    return getattr(transformers, f"AutoModel{ending}")
+
+
+def config_class(theirs: Mapping[str, Any]) -> Any:
+    """The class of its configuration."""
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[theirs["model_type"]]
+
+
+@contextmanager
+def library_errors(theirs: Mapping[str, Any]) -> Iterator[None]:
+    """Raise ModelError, one line, for what the library cannot read or does not have."""
+    try:
+        with _quiet():
+            yield
+    except ImportError as error:
+        raise ModelError(
+            f"model_type: {theirs.get('model_type')!r} needs {error.name or 'transformers'}: "
+            "pip install 'tandem-distill[hf]'"
+        ) from error
+    except Exception as error:  # its checks of a config raise exceptions of many kinds
+        why = " ".join(str(error).split())[:300]
+        raise ModelError(f"transformers cannot read it: {why}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's progress bars and warnings."""
+    from transformers.utils import logging
+
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
