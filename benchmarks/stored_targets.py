@@ -20,7 +20,7 @@ from pathlib import Path
 SEEDS = (1, 2, 3)
 JOB = """
 name: targets
-steps: 300
+steps: 80
 seed: 1
 data: {{path: {corpus}, sequence_length: 64}}
 batch: {{size: 8, micro_batch: 8}}
@@ -31,7 +31,7 @@ students:
     objective: {{soft_kl: {{}}}}
     init: {{seed: 1}}
     optimizer: {{learning_rate: 5e-3}}
-    schedule: {{kind: linear, warmup_steps: 30}}
+    schedule: {{kind: linear, warmup_steps: 10}}
   seed2: {{<<: *student, init: {{seed: 2}}}}
   seed3: {{<<: *student, init: {{seed: 3}}}}
 evaluation: {{every: 100000, sequences: 256}}
