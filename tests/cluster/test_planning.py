@@ -343,7 +343,7 @@ def test_host_memory_is_that_of_a_nodes_ranks():
     job = dataclasses.replace(JOB, learners=(offloaded, STUDENT))
     more = host_memory(job, machine) - host_memory(JOB, machine)
     assert more == pytest.approx(16 * TEACHER.trained / 2)
-    stored = dataclasses.replace(JOB, stored=StoredFacts(8, "fp16", 32, 1e9))
+    stored = dataclasses.replace(JOB, stored=StoredFacts("8 logits", 32, 1e9))
     waiting = host_memory(stored, machine) - host_memory(JOB, machine)
     assert waiting == pytest.approx(4 * 4 * TEACHER.parameters), "each rank has the teacher's"
     text = describe(make_plan(JOB, machine))

@@ -359,7 +359,7 @@ def test_from_the_command_line(corpus, finished_job, tmp_path):
     assert "batches 0 to 2" in done.stdout
     assert "The 8 largest logits of 2 batches" in done.stdout
     planned = tandem("plan", TINY_JOB, *asked, "--gpus-per-node", 1)
-    assert "8 of its logits in fp16, 32 bytes" in planned.stdout, planned.stderr
+    assert "8 of its logits in fp16 with their tokens, 32 bytes" in planned.stdout, planned.stderr
     failed = tandem("train", TINY_JOB, *asked, "seed=3")
     assert failed.returncode == 1
     assert "was written for another job: seed: 1 -> 3; change it back" in one_line(failed.stderr)
