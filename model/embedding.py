@@ -45,6 +45,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.shared: Tensor | None = None  # [V, E] of another model, to which `word` is added
         width = config.hidden_size if config.embedding_projection == "word" else config.word_size
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
         self.word = nn.Embedding(config.vocab_size, config.word_size, padding_idx=pad)
@@ -76,6 +77,8 @@ class Embeddings(nn.Module):
                 f"{self.config.longest_sequence} positions"
             )
         x = self.word(input_ids)
+        if self.shared is not None:
+            x = x + F.embedding(input_ids, self.shared)
         if self.config.trigram:
             x = _trigram(x)
         if self.projection is not None and self.config.embedding_projection == "word":

@@ -122,6 +122,9 @@ class MaskedLanguageModel(Model):
     def checkpoint_activations(self) -> None:
         self.encoder.checkpoint_activations = True
 
+    def share_embedding(self, table: Tensor) -> None:
+        self.embeddings.shared = table
+
     def set_rope_theta(self, base: float) -> None:
         self.encoder.rope_theta = base
 

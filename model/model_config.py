@@ -53,6 +53,7 @@ class Ability(str, Enum):
     CHECKPOINT = "recompute its layers in the backward pass"
     COMPILE = "compile its layers"
     LEAVE_EARLY = "let examples leave after any of its layers"
+    SHARE_EMBEDDING = "add its word embedding to another model's"
     GENERATE = "generate text"
 
 

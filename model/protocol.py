@@ -169,6 +169,10 @@ class Model(nn.Module, ABC):
         """Run the layers through ``torch.compile`` (`Ability.COMPILE`)."""
         raise NotImplementedError
 
+    def share_embedding(self, table: Tensor) -> None:
+        """Add the word embedding to this `table` [V, E] (`Ability.SHARE_EMBEDDING`)."""
+        raise NotImplementedError
+
     def set_rope_theta(self, base: float) -> None:
         """Turn by this base in the global layers, where positions are rotary."""
 

@@ -42,6 +42,7 @@ from trainer.watch.guard import GuardConfig
 FROZEN_STAGES = (0, 3)
 PRECISIONS = ("fp32", "bf16", "fp16")
 COMMUNICATIONS = ("fp32", "bf16")
+SEPARATE, DISENTANGLED = "none", "disentangled"  # of `embedding_sharing`
 OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the lowest ZeRO stage for each
 # What a key requires of the model.
 _ABILITIES = {
@@ -199,6 +200,15 @@ class LearnerConfig(Section):
             "the job's."
         ),
     ] = None
+    embedding_sharing: Annotated[
+        str,
+        OneOf(SEPARATE, DISENTANGLED),
+        Doc(
+            "The word embedding of a learner with a `generator`. disentangled: the generator's, "
+            "without its gradient, plus a table of its own that begins at zero (DeBERTaV3, arXiv "
+            "2111.09543, section 3.2)."
+        ),
+    ] = SEPARATE
     masked_only: Annotated[
         bool,
         Doc(
@@ -301,6 +311,7 @@ class LearnerConfig(Section):
             if getattr(self, key) and (why := self.model.cannot(ability)):
                 yield key, self._naming_folder(why)
         yield from self._conflicts_with_generator()
+        yield from self._conflicts_with_sharing()
         yield from self._conflicts_with_transfer()
         yield from self.stacking.conflicts_with(self.model)
         if self.stacking.steps and (self.init.weights or self.init.tile):
@@ -427,6 +438,22 @@ class LearnerConfig(Section):
             return
         for key in self.changed("view", "stored"):
             yield key, "is for a learner that reads no samples; remove it, or generator"
+
+    def _conflicts_with_sharing(self) -> Iterator[Refusal]:
+        """Settings that need a word embedding of the learner's own."""
+        if self.embedding_sharing == SEPARATE:
+            return
+        key = "embedding_sharing"
+        if self.generator is None:
+            yield key, "is with a generator; name one, or remove it"
+        if why := self.model.cannot(Ability.SHARE_EMBEDDING):
+            yield key, why
+        if self.architecture.mlm_head:
+            yield key, "is for a learner that predicts no tokens; remove it, or mlm"
+        copied = ("pretrained", "tile", "word_vectors", "teacher_layers", "teacher_embeddings")
+        others = [f"init.{origin}" for origin in self.init.changed(*copied)]
+        for other in (*others, *self.changed("average")):
+            yield other, f"needs an embedding of the learner's own; remove it, or {key}"
 
     def _conflicts_with_transfer(self) -> Iterator[Refusal]:
         """A transfer is by terms of its own, which others follow."""

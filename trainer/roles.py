@@ -10,7 +10,7 @@ from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
 from model import Ability, ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import SEPARATE, LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.term import TermConfig
@@ -200,6 +200,11 @@ def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Re
         yield "", f"samples tokens, and {section} predicts none; give its objective mlm"
     elif generator.model.vocab_size != config.model.vocab_size:
         yield "", unshared_vocabulary(config.model.vocab_size, generator.model.vocab_size)
+    elif (
+        config.embedding_sharing != SEPARATE and generator.model.word_size != config.model.word_size
+    ):
+        sizes = f"{config.model.word_size} and {generator.model.word_size}"
+        yield "", f"shares its word vectors, and their sizes are {sizes}; set both alike"
     if is_student(name):  # it runs before the teacher, in every step
         for key in generator.changed("start", "budget"):
             yield "", f"is read in all steps; remove {section}.{key}"
@@ -259,6 +264,10 @@ def _conflicts_of_student(
     if student.init.teacher_layers is not None:
         copied = _conflicts_of_copied_layers(student.init.teacher_layers, student, teacher)
         yield from within("init.teacher_layers", copied)
+    for key in student.init.changed("teacher_layers", "teacher_embeddings"):
+        if teacher.embedding_sharing != SEPARATE:
+            why = "copies an embedding, of which the teacher has a part; remove it, or"
+            yield f"init.{key}", f"{why} teacher.embedding_sharing"
     if student.init.teacher_embeddings:
         unequal = _unequal(student.model, teacher.model, teacher.model.embedding_keys)
         yield from within("init.teacher_embeddings", unequal)

@@ -106,7 +106,10 @@ class TeacherPasses:
             student.objective.reads(student.own_step(step), MEAN, targets) for student in students
         )
         needed = [teacher_pass for teacher_pass in passes if teacher_pass.is_needed]
-        sampled = frozenset(learner.generator for learner in (*teachers, *students))
+        by_name = {learner.name: learner for learner in (*teachers, *students)}
+        for learner in by_name.values():
+            learner.share_embedding(by_name)
+        sampled = frozenset(learner.generator for learner in by_name.values())
         generators = {
             student.name: (student, student.output_projection())
             for student in students

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,11 @@ def learner_configs(stages):
     reads = {"generator": "generator"}
     return {
         TEACHER: LearnerConfig(
-            model=discriminator, objective=ObjectiveConfig(rtd=rtd), zero_stage=stages[0], **reads
+            model=discriminator,
+            objective=ObjectiveConfig(rtd=rtd),
+            zero_stage=stages[0],
+            embedding_sharing="disentangled",
+            **reads,
         ),
         GENERATOR: LearnerConfig(
             model=tiny.encoder(hidden_size=16, **NARROW),
@@ -126,13 +131,16 @@ def trained(everyone, steps=3):
 def reversed_roles():
     """The generator teaches, and its student detects its samples."""
     everyone = learner_configs((0, 0, 0))
-    detector = dataclasses.replace(everyone[TEACHER], generator="teacher")
+    changes = {"generator": "teacher", "embedding_sharing": "none"}
+    detector = dataclasses.replace(everyone[TEACHER], **changes)
     return {TEACHER: everyone[GENERATOR], GENERATOR: detector}
 
 
 def runs():
     by_stage = [trained(learner_configs(stages)) for stages in [(0, 0, 0), (1, 2, 3), (3, 3, 0)]]
-    return by_stage, trained(reversed_roles(), steps=1)
+    everyone = learner_configs((0, 0, 0))
+    everyone[TEACHER] = dataclasses.replace(everyone[TEACHER], embedding_sharing="none")
+    return by_stage, trained(reversed_roles(), steps=1), trained(everyone)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +149,7 @@ def results():
 
 
 def test_the_step_is_the_same_at_every_stage_and_number_of_ranks(results):
-    (two, _), (one, _) = results
+    (two, *_), (one, *_) = results
     for by_step in (*two, *one):
         for ours, expected in zip(by_step, one[0], strict=True):
             for learner, terms in expected.items():
@@ -171,13 +179,23 @@ def detection_loss(folder: Path, discriminator, generator):
 
 
 def test_the_loss_is_that_of_transformers_whoever_teaches(results, tmp_path):
-    _, (by_stage, other_way) = results
+    _, (by_stage, other_way, _) = results
     built = modules(learner_configs((0, 0, 0)))
+    shared = built[GENERATOR].model.embeddings.word.weight
+    assert built[TEACHER].model.embeddings.word.weight.eq(0).all()
+    built[TEACHER].model.embeddings.word.weight.data.copy_(shared)
     expected = detection_loss(tmp_path / "one", built[TEACHER], built[GENERATOR])
     assert by_stage[0][0][TEACHER]["rtd"] == pytest.approx(expected, rel=1e-5)
     built = modules(reversed_roles())
     expected = detection_loss(tmp_path / "other", built[GENERATOR], built[TEACHER])
     assert other_way[0][GENERATOR]["rtd"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_shared_embedding_leaves_the_generator_alone(results):
+    _, (by_stage, _, separate) = results
+    for ours, theirs in zip(by_stage[0], separate, strict=True):
+        assert ours[GENERATOR] == theirs[GENERATOR]
+        assert ours[TEACHER] != theirs[TEACHER]
 
 
 def job(corpus, runs, *overrides):
@@ -209,11 +227,16 @@ def stopped_and_whole(corpus, runs):
 def test_a_resumed_job_has_the_same_bits_and_exports_both_models(corpus, tmp_path):
     paths = run_distributed(stopped_and_whole, 2, corpus, tmp_path)[0]
     whole, resumed = (RunFolder(Path(path)) for path in paths)
+    curve_of_teacher = jobs.curve(whole, "teacher")
     for learner in ("teacher", GENERATOR):
         curve = jobs.curve(whole, learner)
         scored = "rtd_f1" if learner == "teacher" else "/loss"
         assert any(key.endswith(scored) for _, key, _ in curve)
         assert jobs.curve(resumed, learner) == curve
+    # The engines' scores, and those of the checkpoint's sum of two embeddings.
+    result = json.loads((resumed.path / "evaluation.json").read_text())["learners"]["teacher"]
+    last = [value for step, key, value in curve_of_teacher if key.endswith("/rtd_loss")][-1]
+    assert result["rtd_loss"] == pytest.approx(last, rel=1e-5)
     exports = Path(paths[1]) / "exports"
     assert ElectraForPreTraining.from_pretrained(exports / "teacher").config.hidden_size == 16
     assert ElectraForMaskedLM.from_pretrained(exports / "generator").config.hidden_size == 16
@@ -244,6 +267,19 @@ BESIDE = "students.other={model: {base: electra_small}, objective: %s, generator
             "students.other.objective.hidden_mse: compares states, .* the same generator",
         ),
         (["data.masking.rate=0"], "objective"),
+        (["teacher.embedding_sharing=tied"], "teacher.embedding_sharing: .*none, disentangled"),
+        (["teacher.objective.mlm={}"], "embedding_sharing: is for a learner that predicts no tok"),
+        (["teacher.average={kind: ema}"], "teacher.average: needs an embedding of the learner"),
+        (["teacher.init.tile=DIR"], "teacher.init.tile: needs an embedding of the learner's own"),
+        (
+            ["students.generator.embedding_sharing=disentangled"],
+            "students.generator.embedding_sharing: is with a generator",
+        ),
+        (["students.generator.model.embedding_size=4"], "generator: shares its word vectors"),
+        (
+            [BESIDE % ("{mlm: {}}", "null"), "students.other.init.teacher_embeddings=true"],
+            "students.other.init.teacher_embeddings: copies an embedding",
+        ),
         (["stop.patience=3"], "stop.patience: may end a generator"),
         (["teacher.view=other"], "teacher.view: is for a learner that reads no samples"),
     ],

@@ -104,6 +104,7 @@ def _scorer(learner: Learner, learners: Mapping[str, Learner]) -> Scorer:
     """
     if learner.generator is None:
         return partial(_beside_teachers, learner, learners)
+    learner.share_embedding(learners)
     name, generator = learner.generator, learners[learner.generator]
     projection = generator.output_projection()
 

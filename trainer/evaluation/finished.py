@@ -16,9 +16,10 @@ from trainer.checkpoint import Checkpoint, best_intact, intact, newest_intact
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import trained_heads
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.first_weights import model_state
+from trainer.learners.module import WORD_EMBEDDING
 from trainer.learners.state import JobState
 from trainer.optimizers.averages import AVERAGE
 from trainer.run_folder.folder import RunFolder
@@ -155,12 +156,22 @@ class SavedLearners:
         """
         checkpoint = self.checkpoint_of(name)
         if not self.are_averages:
-            return model_state(checkpoint.master_weights(name))
+            return self._whole(name, model_state(checkpoint.master_weights(name)))
         if not self.has_average(name):
             raise TrainingError(
                 f"{checkpoint.path}: {name} has no averaged weights; set {section_of(name)}.average"
             )
         return model_state(checkpoint.master_weights(name, AVERAGE))
+
+    def _whole(self, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights with the generator's word embedding added to one that shares it."""
+        config = self.job.learners[name]
+        if config.embedding_sharing == DISENTANGLED:
+            assert config.generator_name is not None
+            generator = self.checkpoint_of(name).master_weights(config.generator_name)
+            table = model_state(generator)[WORD_EMBEDDING]
+            weights[WORD_EMBEDDING] = weights[WORD_EMBEDDING] + table
+        return weights
 
     def load(self, name: str) -> Model:
         """The model, in evaluation mode, on the CPU."""

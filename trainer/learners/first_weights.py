@@ -29,12 +29,12 @@ from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
 from trainer.learner_config import InitConfig
 from trainer.learners.learner import Learner
+from trainer.learners.module import WORD_EMBEDDING
 from trainer.task_facts import FILE
 
 # Parameters of a learner's module that belong to the model, not to its objective.
 MODEL_PREFIX = "model."
 _TASKS = "task_heads."
-WORD_EMBEDDING = "embeddings.word.weight"
 LABELS_SHOWN = 5
 _log = logging.getLogger(__name__)
 

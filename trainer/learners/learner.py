@@ -18,7 +18,7 @@ from data_pipeline import PAIRS
 from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.averages import averaged, has_means
@@ -33,6 +33,7 @@ from trainer.learners.engine import (
 from trainer.learners.gradients import fill_gradients, gradient_factor, squared_norm_part
 from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
 from trainer.learners.module import (
+    WORD_EMBEDDING,
     LearnerModule,
     always_captured,
     build_module,
@@ -342,6 +343,16 @@ class Learner:
             parts = parts._replace(**dict(zip(named, gathered, strict=True)))
         weight, bias = parts.joined()
         return OutputProjection(weight.detach(), None if bias is None else bias.detach())
+
+    def share_embedding(self, learners: Mapping[str, Learner]) -> None:
+        """Read the present word embedding of its generator, where it shares that."""
+        if self.config.embedding_sharing == DISENTANGLED:
+            assert self.generator is not None
+            generator = learners[self.generator]
+            table: Tensor = generator.model.get_parameter(WORD_EMBEDDING)
+            if generator.config.zero_stage == 3:
+                (table,) = whole_copies([table])
+            self.model.share_embedding(table.detach())
 
     @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:

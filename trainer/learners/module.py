@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model import READ_OUT, Capture, Model, ModelConfig, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_teacher, section_of
 from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
@@ -20,6 +20,7 @@ from trainer.seeds import derive
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
+WORD_EMBEDDING = "embeddings.word.weight"
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -87,6 +88,8 @@ def build_module(
     """
     drawn = weights_seed(name, config, seed)
     module = assemble(name, config, teacher, seed, lambda model: build(model, drawn), others)
+    if config.embedding_sharing == DISENTANGLED:
+        nn.init.zeros_(module.model.get_parameter(WORD_EMBEDDING))
     if weights is not None:
         _load(module.model, weights, section_of(name), complete=not config.init.embeddings_only)
     return module

@@ -50,6 +50,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("teachers.*.model.*", SHAPE),
     ("students.*.model.*", SHAPE),
     ("*.encoder", SHAPE),
+    ("*.embedding_sharing", SHAPE),  # the table that is stored has another meaning
     ("*.freeze_positions", SHAPE),  # what is frozen has no optimizer state
 )
 ABSENT = "(none)"
