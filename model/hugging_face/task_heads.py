@@ -162,6 +162,8 @@ def label_order(theirs: TaskHeadConfig, ours: TaskHeadConfig) -> list[int] | Non
 
     Labels that have no names in config.json (LABEL_0, LABEL_1, ...) are in our order.
     """
+    if theirs.kind != ours.kind:
+        return None
     labels = theirs.labels
     if theirs.is_unnamed and len(labels) == len(ours.labels):
         labels = ours.labels

@@ -16,7 +16,7 @@ from transformers import AutoModel, BertConfig, BertModel
 import model
 from configs import ConfigError, typed
 from model import Capture, EncoderConfig, TaskHeadConfig, with_task_head
-from model.hugging_face.task_heads import ENDINGS
+from model.hugging_face.task_heads import ENDINGS, label_order
 
 FINE_TUNED = [kind for kind in ENDINGS if kind != "detection"]
 LABELS = ["negative", "neutral", "positive"]
@@ -124,6 +124,12 @@ def test_a_discriminator_goes_to_transformers_and_back(tmp_path: Path, width: in
     assert type(again) is type(theirs)
     torch.testing.assert_close(again(IDS, attention_mask=MASK).logits[..., None], expected)
     assert model.from_pretrained(tmp_path / "ours").config == ours.config
+
+
+def test_a_head_without_labels_does_not_fit_one_with_labels() -> None:
+    """A discriminator is fine-tuned on a task with labels."""
+    detection = TaskHeadConfig("detection", transform="gelu")
+    assert label_order(detection, TaskHeadConfig(labels=LABELS, pooling="first")) is None
 
 
 def test_a_discriminator_of_another_activation_is_refused(tmp_path: Path) -> None:
