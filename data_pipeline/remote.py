@@ -118,6 +118,9 @@ def find_remote(name: str) -> tuple[list[str], bool]:
         if not name.endswith("/") and system.isfile(path):
             return [name], False
         files, start = system.find(path), len(path)
+        if not files and path.startswith(WEB):  # `isfile` and `find` take any error for a no
+            with suppress(FileNotFoundError):
+                system.cat_file(path, end=1)
         urls = [system.unstrip_protocol(file) for file in files if "/." not in f"/{file[start:]}"]
         return sorted(urls), bool(files)
 

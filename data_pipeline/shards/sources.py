@@ -34,6 +34,7 @@ ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
 STALL_SECONDS = 60.0
 CHUNK = 1 << 20
+_COMMAND_FAILED = re.compile(r": exit (\d+) \(read\)")  # in the words of `webdataset`
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -197,7 +198,11 @@ def copy(address: str, part: Path) -> None:
             _abandon(stream)
             raise ValueError(f"stalled: no data for {STALL_SECONDS:g} s")
     if state.error is not None:
-        raise ValueError(" ".join(str(state.error).split())) from state.error
+        words = " ".join(str(state.error).split())
+        if status := _COMMAND_FAILED.search(words):
+            command = "curl" if is_web(address) else "the command"
+            words = f"{command} has ended with status {status[1]}"
+        raise ValueError(words) from state.error
 
 
 @dataclass

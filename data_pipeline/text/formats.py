@@ -252,7 +252,9 @@ def _require_member(path: str, head: bytes, reading: ReadOptions) -> None:
     first = next(iter(samples.values()), [])
     wanted = {JSON, *(TEXT_MEMBERS if reading.field is None else [reading.field])}
     if first and (is_all or len(samples) > 1) and not wanted & {*first}:
-        why = f"its samples have no member {' or '.join(sorted(wanted))}; name one with --field"
+        *others, last = sorted(wanted)
+        names = f"{', '.join(others)} or {last}" if others else last
+        why = f"its samples have no member {names}; name one with --field"
         raise DataError(f"{path}: {why}: {', '.join(first)}")
 
 

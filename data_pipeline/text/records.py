@@ -162,6 +162,8 @@ def _columnar_rows(span: FileSpan, reading: ReadOptions) -> Rows:
         try:
             with open_bytes(span.path, seeks=True) as file:
                 yield from rows(file, span, reading)
+        except DataError:
+            raise
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = f"not a readable {name} file: {' '.join(str(error).split())}"
             raise DataError(f"{span.path}: {reason}") from None

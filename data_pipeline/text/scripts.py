@@ -10,8 +10,9 @@ OTHERS = "other characters"
 # Format characters that carry meaning: Persian and the scripts of India spell words with them.
 JOINERS = {"\u200c", "\u200d"}
 _NO_TEXT = ("C", "Z")  # categories: control, format, unassigned; white space
-SPACELESS = {"Thai", "Lao", "Khmer", "Myanmar"}  # written without spaces between words
-_ALSO_SPACELESS = {"Han", "Hiragana", "Katakana", "Katakana-hiragana"}  # whose characters are words
+# Written without spaces between words, of several characters each.
+SPACELESS = {"Thai", "Lao", "Khmer", "Myanmar", "Hiragana", "Katakana", "Katakana-hiragana"}
+_CHARACTERS = {"Han"}  # without spaces too, but BERT takes each character for a word
 MOST_SPACELESS = 0.05  # of the letters of a text whose words stand between spaces
 
 
@@ -45,7 +46,7 @@ def spaceless_share(texts: Iterable[str]) -> tuple[float, str] | None:
     shares = {
         script: share
         for script, share in shares_of(counts).items()
-        if script in SPACELESS | _ALSO_SPACELESS
+        if script in SPACELESS | _CHARACTERS
     }
     total = sum(shares.values())
     return (total, next(iter(shares))) if total > MOST_SPACELESS else None

@@ -88,7 +88,7 @@ def open_text(path: str) -> BinaryIO:
             return _unpacked(path, file, _packing_of(file))
         return _unpacked(path, file, name_of(path).suffix.lower())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def open_bytes(path: str, seeks: bool = False) -> BinaryIO:

@@ -26,6 +26,7 @@ VIETNAMESE = "Tiếng Việt là ngôn ngữ của người Việt"
 UKRAINIAN = "Їжак \u0456 його країна"
 DECOMPOSED = unicodedata.normalize("NFD", VIETNAMESE)
 THAI = "ภาษาไทยเป็นภาษาที่ใช้"
+JAPANESE = "子供たちは校庭でサッカーをしています"
 PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
 ENGLISH = "Plain words of a plain text are written here and there"
 
@@ -127,16 +128,17 @@ def test_byte_level_words_are_not_cut_at_vowel_signs(tmp_path: Path) -> None:
     assert rule_of(tokenizer) == BYTE_LEVEL_RULE, "encoded fast"
 
 
-def test_wordpiece_refuses_text_without_spaces_between_words(tmp_path) -> None:
-    (tmp_path / "text.txt").write_text(THAI + " " + ENGLISH, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("text", "script", "size"), [(THAI, "Thai", 22), (JAPANESE, "Hiragana", 25)]
+)
+def test_wordpiece_refuses_text_without_spaces_between_words(tmp_path, text, script, size) -> None:
+    (tmp_path / "text.txt").write_text(text + " " + ENGLISH, encoding="utf-8")
     command = ["tokenizer", "train", str(tmp_path / "text.txt"), "--vocab-size", "200"]
     done = CliRunner().invoke(main, [*command, "--kind", "wordpiece", "--out", str(tmp_path)])
     assert done.exit_code != 0
-    message = done.output
-    assert (
-        "of the letters are Thai, which has no spaces between words; use --kind unigram" in message
-    )
-    assert "removes no character" in trained(tmp_path, THAI, kind="unigram", size=22)
+    reason = f"of the letters are {script}, which has no spaces between words; use --kind unigram"
+    assert reason in done.output
+    assert "removes no character" in trained(tmp_path, text, kind="unigram", size=size)
 
 
 def test_every_character_of_a_large_alphabet_is_known(tmp_path) -> None:

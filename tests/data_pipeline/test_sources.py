@@ -192,6 +192,10 @@ def test_what_cannot_be_had_is_named(
     monkeypatch.setattr(sources, "ATTEMPTS", 2)
     with pytest.raises(BadShard, match=r"pipe:sleep.*stalled: no data for 0.2 s"):
         Corpus.open("pipe:sleep 30; echo {}", str(tmp_path / "stalled"))
+    with pytest.raises(BadShard, match=r"after 2 attempts: the command has ended with status 3$"):
+        Corpus.open("pipe:echo {}; exit 3", str(tmp_path / "failed"))
+    with pytest.raises(BadShard, match=r"after 2 attempts: curl has ended with status 7$"):
+        Corpus.open("http://127.0.0.1:1", str(tmp_path / "refused"))
 
 
 def test_mixtures(corpus: Corpus, make_corpus, tmp_path: Path) -> None:
