@@ -97,6 +97,7 @@ for command in (
     tokenizers.tokenizer,
     data.data,
     training.train,
+    training.rehearse,
     training.store,
     finetuning.finetune,
     submission.submit,
@@ -121,7 +122,10 @@ for command in (
     main.add_command(command)
 # These stop on request, resume what is left undone, or run for long in libraries where Python
 # handles no signal.
-unwind_all(main, but=["train", "store", "finetune", "evaluate", "data build", "tokenizer train"])
+unwind_all(
+    main,
+    but=["train", "rehearse", "store", "finetune", "evaluate", "data build", "tokenizer train"],
+)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,36 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 @click.command()
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--steps", type=click.IntRange(min=1), default=300, show_default=True)
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Processes on this machine.",
+)
+def rehearse(config: str, overrides: tuple[str, ...], steps: int, nproc: int) -> None:
+    """Run the job CONFIG on this machine's CPU in minutes, scaled down.
+
+    Every phase, change of batch and rate, and joining student comes in its order, with narrow
+    models of the same depth, short sequences and small batches, on the job's own text. The run is
+    NAME-rehearsal; the same command resumes it.
+    """
+    from trainer.device import choose_device
+    from trainer.rehearsal import rehearsal
+
+    ignore_write_errors()
+    with one_thread():
+        job = rehearsal(load_job(config, overrides), steps)
+        choose_device(job.device)
+        job = prepare(job)
+    if not announce_if_finished(job):
+        sys.exit(run_ranks(job, [config, *overrides], nproc))
+
+
+@click.command()
+@click.argument("config", type=PATH)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
 def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Store the predictions of the frozen teacher of a job.

@@ -21,6 +21,11 @@ class BatchSize:
     tokens: int | None
 
 
+def micro_rows(micro_batch: int, micro_tokens: int | None, length: int) -> int:
+    """The most sequences of this length in a micro-batch of so many sequences and tokens."""
+    return micro_batch if micro_tokens is None else max(1, min(micro_batch, micro_tokens // length))
+
+
 @dataclass
 class GrowthConfig(Section):
     """A new global batch size from a given step on, in sequences or in tokens."""
@@ -68,6 +73,15 @@ class BatchConfig(Section):
             "step, together with the number of ranks."
         ),
     ] = 64
+    micro_tokens: Annotated[
+        int | None,
+        TOKENS,
+        Unit("tokens"),
+        Doc(
+            "At most this many tokens in a micro-batch too, so that a phase of longer sequences "
+            "fits the memory; null: no limit but `micro_batch`."
+        ),
+    ] = None
     growth: Annotated[
         list[GrowthConfig],
         Ascending(by="step"),
@@ -85,6 +99,10 @@ class BatchConfig(Section):
     def in_tokens(self) -> bool:
         """Whether the batch is stated in tokens at some steps."""
         return bool(self.tokens or any(growth.tokens for growth in self.growth))
+
+    def micro_rows(self, length: int) -> int:
+        """The most sequences of this length in a micro-batch."""
+        return micro_rows(self.micro_batch, self.micro_tokens, length)
 
     def at(self, step: int) -> BatchSize:
         """The size at a step."""

@@ -432,3 +432,5 @@ class JobConfig(Section):
             yield "epochs", "are for examples: name data.train, or tasks; for text, set steps"
         if self.data.has_examples and (self.batch.tokens or self.batch.growth):
             yield "batch", "a task's batch has one size, in examples; set batch.size alone"
+        if self.data.has_examples and self.batch.micro_tokens:
+            yield "batch.micro_tokens", "is for text; set batch.micro_batch alone"

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from configs.durations import counted
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from data_pipeline.reading.corpus import SPLITS
+from trainer.batch_config import micro_rows
 from trainer.checkpoint import CheckpointWriter, Retention
 from trainer.config import JobConfig
 from trainer.control.run_context import RunContext
@@ -215,11 +216,17 @@ def _checkpoint_writer(
 def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
     """The shape of a step: as few micro-batches, as large as the config allows."""
     rows = max(global_batches(config, corpora).sizes) // dist.get_world_size()
-    micro_batch = min(config.batch.micro_batch, rows)
-    accumulation = -(-rows // micro_batch)
-    phases = tuple((phase.from_step, phase.rope_theta) for phase in config.data.phases)
-    deadline = _deadline(config)
-    return StepShape(config.steps, config.seed, micro_batch, accumulation, deadline, phases)
+    micro_batch, micro_tokens = min(config.batch.micro_batch, rows), config.batch.micro_tokens
+    longest = max(length for length, _ in config.data.lengths_and_packings())
+    return StepShape(
+        config.steps,
+        config.seed,
+        micro_batch,
+        accumulation=-(-rows // micro_rows(micro_batch, micro_tokens, longest)),
+        micro_tokens=micro_tokens,
+        seconds=_deadline(config),
+        phases=tuple((phase.from_step, phase.rope_theta) for phase in config.data.phases),
+    )
 
 
 def setup_line(
@@ -233,7 +240,8 @@ def setup_line(
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     trained = [learner for learner in config.learners.values() if not learner.frozen]
     precisions = dict.fromkeys(learner.precision for learner in trained or [config.teacher])
-    micro, accumulation = shape.micro_batch, shape.accumulation
+    micro = min(shape.micro_rows(config.data.sequence_length), max(1, rows // ranks))
+    accumulation = -(-rows // (micro * ranks))
     up_to = "" if micro * accumulation * ranks == rows else "up to "
     return " · ".join(
         (

@@ -103,7 +103,7 @@ def _accumulate(
 ) -> None:
     """All forward and backward passes, one micro-batch and one student's graph at a time."""
     main = teachers[0]
-    size = main.step_shape.micro_batch
+    size = main.step_shape.micro_rows(rows.input_ids.shape[1])
     count = -(-len(rows.input_ids) // size)
     for student in students:
         student.compare_with(main)

@@ -273,8 +273,8 @@ class TeacherLogits:
                 "data: some sequences cannot be read, and have no predictions; `tandem data check` "
                 "lists the damaged shards"
             )
-        size, device = self.teacher.step_shape.micro_batch, self.teacher.device
-        micro_batches = to_micro_batches(rows, size, device, masker)
+        size = self.teacher.step_shape.micro_rows(rows.input_ids.shape[1])
+        micro_batches = to_micro_batches(rows, size, self.teacher.device, masker)
         last = math.ceil(len(rows.input_ids) / size) - 1
         parts = [
             self._of_micro_batch(

@@ -19,6 +19,10 @@ SCHEMAS = {**kinds(), "task": JobConfig}
 GAPS = {
     "task": ("data.train=train.tsv", "data.validation=dev.tsv", "teacher.init.pretrained=model")
 }
+JOB_GAPS = {
+    "continue": ["teacher.init.pretrained=model"],
+    "modernbert_large": ["teacher.init.tile=base"],
+}
 STUDENT_GAPS = {
     "tinybert": ["students.tinybert.init.pretrained=student"],
     "pkd": [f"students.{form}.init.pretrained=bert" for form in ("skip", "last")],
@@ -42,6 +46,8 @@ def gaps(kind, name):
     """What has to be given for a shipped file to load."""
     if (kind, name) in (("task", "multi_task"), ("task", "mt_dnn")):
         return [*GAPS_OF_SEVERAL]
+    if kind == "job":
+        return JOB_GAPS.get(name, [])
     if name == "mt_dnn_kd":
         return [*TEACHERS_AND_STUDENT]
     student_gaps = STUDENT_GAPS.get(name.partition("_")[0], []) if kind == "task" else []

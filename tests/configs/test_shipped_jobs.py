@@ -21,6 +21,9 @@ VOCABULARY, LENGTH = 600, 32  # of the corpus that all tests share
 BATCH = "{size: 4, tokens: null, growth: [], micro_batch: 2}"
 # Jobs whose teacher another of them has trained, and where that leaves it.
 TEACHERS = {"mobilebert": "ib_bert/exports/teacher"}
+# Those that begin from a model which their user names, or read a corpus in each phase.
+GAPS = {"continue": ["teacher.init.pretrained=model"], "modernbert_large": ["teacher.init.tile=x"]}
+OF_THREE_CORPORA = ("ettin_family", "modernbert_base", "modernbert_large")
 # Those whose predictions nothing trains: never, and not before layers have been transferred.
 UNTRAINED = {"tinybert": ["students/tinybert"], "mobilebert": ["students/mobilebert"]}
 
@@ -51,21 +54,25 @@ def changes(section: str, config: EncoderConfig) -> list[str]:
 
 def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
     """The arguments for `tandem`; a frozen teacher's checkpoint is made here."""
-    job = configs.load(name, JobConfig, "job", ["data.path=anything"])
+    of_three = ["data.mixture=null", "data.phases=[]"]
+    text = of_three if name in OF_THREE_CORPORA else []
+    job = configs.load(name, JobConfig, "job", ["data.path=anything", *text, *GAPS.get(name, [])])
     teacher = narrow(job.teacher.model)
     finished = TEACHERS.get(name, name)  # the folder of a frozen teacher
-    if job.teacher.frozen and name not in TEACHERS:
+    is_given = job.teacher.frozen or name == "continue"
+    if is_given and name not in TEACHERS:
         save_pretrained(build(teacher, seed=1), folder / name, corpus / "tokenizer")
     sizes = [
         *changes("teacher", job.teacher.model),
         *(c for key, one in job.students.items() for c in changes(f"students.{key}", one.model)),
     ]
     return [
-        *("train", name, *sizes, f"output_dir={folder}", "steps=2", f"data.path={corpus}"),
+        *("train", name, *sizes, f"output_dir={folder}", "steps=2", f"data.path={corpus}", *text),
         *(f"data.sequence_length={LENGTH}", "data.phases=[]", "log={every: 1, wandb: disabled}"),
         *(f"batch={BATCH}", "evaluation={every: 2, sequences: 4}"),
         *(f"students.{key}.start={AT_ONCE}" for key in job.students),
-        *([f"teacher.init.pretrained={folder / finished}"] if job.teacher.frozen else []),
+        *([f"teacher.init.pretrained={folder / finished}"] if is_given else []),
+        *(["teacher.init.tile=null"] if name == "modernbert_large" else []),
         *(["teacher.stacking.steps=[1]"] if job.teacher.stacking.steps else []),  # it grows once
     ]
 

@@ -87,7 +87,7 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     Counts the kernels that `device` would run. Bytes are exact at the job's micro-batch and at
     twice that, and linear in the rows elsewhere.
     """
-    rows = job.batch.micro_batch
+    rows = job.batch.micro_rows(length)
     more = max(2 * rows, LEAST_ROWS)
     few = _measure(job, job.learners, device, rows, length)
     many = _measure(job, job.learners, device, more, length)
@@ -99,7 +99,7 @@ def passes_apart(job: JobConfig, length: int) -> dict[str, Passes]:
 
     There the teachers only run forward: they have neither losses nor a backward pass.
     """
-    rows = max(2 * job.batch.micro_batch, LEAST_ROWS)
+    rows = max(2 * job.batch.micro_rows(length), LEAST_ROWS)
     finished = {
         name: dataclasses.replace(config.finished(), stored=None)
         for name, config in job.learners.items()

@@ -29,17 +29,23 @@ def global_batches(config: JobConfig, corpora: Mapping[str, Corpus] | None = Non
 
 def usual_rows(config: JobConfig) -> int:
     """The size of the global batch at most steps, assuming no padding; opens no corpus."""
-    starts = [step for step in _changes(config) if step < config.steps]
+    rows_from = rows_by_step(config)
     shares: dict[int, int] = {}
-    for start, end in zip(starts, [*starts[1:], config.steps], strict=True):
-        target = config.batch_sizes.at(start)
-        length = config.data.length_and_packing_at(start)[0]
-        multiple = config.batch.multiple
-        rows = (
-            target.sequences or max(1, round((target.tokens or 0) / length / multiple)) * multiple
-        )
+    for (start, rows), end in zip(rows_from.items(), [*rows_from, config.steps][1:], strict=True):
         shares[rows] = shares.get(rows, 0) + end - start
     return max(shares, key=lambda rows: shares[rows])
+
+
+def rows_by_step(config: JobConfig) -> dict[int, int]:
+    """The sizes of the global batch by their first steps, assuming no padding; opens no corpus."""
+    multiple, sizes = config.batch.multiple, {}
+    for start in _changes(config):
+        if start < config.steps:
+            target = config.batch_sizes.at(start)
+            length, _ = config.data.length_and_packing_at(start)
+            about = max(1, round((target.tokens or 0) / length / multiple)) * multiple
+            sizes[start] = target.sequences or about
+    return sizes
 
 
 def _changes(config: JobConfig) -> list[int]:

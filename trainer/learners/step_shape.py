@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.batch_config import micro_rows
+
 
 @dataclass(frozen=True)
 class StepShape:
@@ -15,9 +17,14 @@ class StepShape:
     seed: int
     micro_batch: int  # sequences per rank and forward pass, at most
     accumulation: int  # micro-batches per rank, in the step that has the most
+    micro_tokens: int | None = None  # tokens per rank and forward pass, at most
     seconds: float = math.inf  # training time after which the job ends
     # The first step of each phase of the data, with a new base of rotary positions or None.
     phases: Sequence[tuple[int, float | None]] = ()
+
+    def micro_rows(self, length: int) -> int:
+        """The most sequences of this length in a micro-batch."""
+        return micro_rows(self.micro_batch, self.micro_tokens, length)
 
     def rope_theta(self, step: int) -> float | None:
         """The base of rotary positions at a step; None: each model's own."""

@@ -42,7 +42,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     *((f"data.tasks.*.{key}", None) for key in FILES),
     ("data.*", ORDER),
     ("seed", ORDER),
-    ("batch.micro_batch", None),
+    ("batch.micro_*", None),
     ("batch.*", ORDER),
     ("*.model.*dropout*", None),  # neither dropout nor initial weights affect a shape
     ("*.model.initializer*", None),

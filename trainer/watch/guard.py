@@ -31,10 +31,10 @@ class GuardConfig(Section):
         ),
     ] = 6.0
     window: Annotated[
-        int, Range(2, 10**6), Unit("steps"), Doc("How many losses the mean is taken over.")
+        int, Range(2, 10**6), Unit("losses"), Doc("How many losses the mean is taken over.")
     ] = 128
     max_consecutive_skips: Annotated[
-        int, INDEX, Unit("steps"), Doc("The job fails after more than this many skips in a row.")
+        int, INDEX, Unit("skips"), Doc("The job fails after more than this many skips in a row.")
     ] = 10
     max_skipped_fraction: Annotated[
         float,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,7 +18,19 @@ from trainer.schedules.learning_rate import (
     register_schedule,
 )
 
-FALLS = ("linear", "1-sqrt", "cosine")
+FALLS: dict[str, Callable[[float], float]] = {
+    "linear": lambda passed: 1 - passed,
+    "1-sqrt": lambda passed: 1 - math.sqrt(passed),
+    "cosine": lambda passed: (1 + math.cos(math.pi * passed)) / 2,
+}
+Fall = Annotated[
+    str,
+    OneOf(*FALLS),
+    Doc(
+        "How the rate falls, by the fraction d of the decay that has passed: linear, 1 - d; "
+        "1-sqrt, 1 minus the root of d (Hägele et al., arXiv 2405.18392; ModernBERT); cosine."
+    ),
+]
 
 
 @register_schedule
@@ -66,14 +78,7 @@ class WarmupStableDecay(DecayConfig):
     decay_steps: Annotated[
         int, INDEX, Unit("steps"), Doc("The decay in steps, instead of decay_fraction; 0: that.")
     ] = 0
-    decay_shape: Annotated[
-        str,
-        OneOf(*FALLS),
-        Doc(
-            "How the rate falls, by the fraction d of the decay that has passed: linear, 1 - d; "
-            "1-sqrt, 1 minus the root of d (Hägele et al., arXiv 2405.18392; ModernBERT); cosine."
-        ),
-    ] = "linear"
+    decay_shape: Fall = "linear"
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
@@ -83,12 +88,7 @@ class WarmupStableDecay(DecayConfig):
 
     def shape(self, progress: Progress) -> float:
         part = min(1.0, self.decay_steps / progress.left) or self.decay_fraction
-        remaining = min(1.0, (1 - progress.done) / part)
-        if self.decay_shape == "1-sqrt":
-            return 1 - math.sqrt(1 - remaining)
-        if self.decay_shape == "cosine":
-            return (1 - math.cos(math.pi * remaining)) / 2
-        return remaining
+        return FALLS[self.decay_shape](1 - min(1.0, (1 - progress.done) / part))
 
 
 @register_schedule
@@ -113,7 +113,7 @@ class Noam(DecayConfig):
 @register_schedule
 @dataclass
 class Points(DecayConfig):
-    """Interpolates linearly between points."""
+    """Goes from point to point: a rate that falls in several phases, or restarts lower."""
 
     kind: Annotated[str, OneOf("points"), KIND] = "points"
     points: Annotated[
@@ -121,6 +121,7 @@ class Points(DecayConfig):
         FRACTION,
         Doc("Fractions of the peak by the learner's own step. The last value holds until the end."),
     ] = field(default_factory=dict)
+    decay_shape: Fall = "linear"
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
@@ -128,4 +129,13 @@ class Points(DecayConfig):
             yield "points", "set one or more, such as {1000: 1.0, 9000: 0.0}"
 
     def shape(self, progress: Progress) -> float:
-        return StepSchedule.read(self.points).at(progress.step)
+        turns = StepSchedule.read(self.points)
+        after = turns.segment(progress.step)
+        if self.decay_shape == "linear" or after in (0, len(turns.steps)):
+            return turns.at(progress.step)
+        (start, end), (high, low) = (
+            turns.steps[after - 1 : after + 1],
+            turns.values[after - 1 : after + 1],
+        )
+        passed = (progress.step - start) / (end - start)
+        return low + (high - low) * FALLS[self.decay_shape](passed)

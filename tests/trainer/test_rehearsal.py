@@ -1,0 +1,98 @@
+"""A job scaled down to minutes: what happens in it, and in which order, stays."""
+
+from __future__ import annotations
+
+import pytest
+
+import configs
+from tests.configs.test_shipped_jobs import GAPS, JOBS, OF_THREE_CORPORA
+from tests.conftest import tandem
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.rehearsal import rehearsal
+from trainer.run_folder import metrics
+
+STEPS = 200
+
+
+def job_of(name: str, *changes: str) -> JobConfig:
+    text = [] if name in OF_THREE_CORPORA else ["data.path=anything"]
+    return configs.load(name, JobConfig, "job", [*text, *GAPS.get(name, []), *changes])
+
+
+def events(job: JobConfig) -> list[tuple[str, int]]:
+    """What happens at which step: phases, batches, points of rates, students that join."""
+    named = [
+        *((f"phase {number}", phase.from_step) for number, phase in enumerate(job.data.phases)),
+        *((f"batch {number}", grown.step) for number, grown in enumerate(job.batch.growth)),
+        *((f"{name} joins", one.start.step) for name, one in job.students.items()),
+        *(
+            (f"{name} rate {number}", step)
+            for name, one in job.learners.items()
+            for number, step in enumerate(getattr(one.schedule, "points", ()))
+        ),
+    ]
+    return sorted((event for event in named if event[1]), key=lambda event: (event[1], event[0]))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_rehearsal_keeps_the_order_of_what_happens(name):
+    job = job_of(name)
+    small = rehearsal(job, STEPS)
+    assert small.steps == STEPS and small.name == f"{name}-rehearsal"
+    for learner, (whole, narrow) in zip(
+        job.learners, zip(job.learners.values(), small.learners.values(), strict=True), strict=True
+    ):
+        assert narrow.model.layers == whole.model.layers, learner
+        assert narrow.objective == whole.objective or learner != "teacher"
+        assert (narrow.zero_stage, narrow.precision) == (whole.zero_stage, whole.precision)
+    if name in OF_THREE_CORPORA:
+        reached = [event for event, step in events(job.in_steps()) if "batch" not in event]
+        assert [event for event, _ in events(small) if "batch" not in event] == reached
+        assert all(step < STEPS for event, step in events(small) if "phase" in event)
+
+
+def test_lengths_batches_and_phases_keep_their_proportions():
+    small = rehearsal(job_of("modernbert_base"), 400)
+    assert [length for length, _ in small.data.lengths_and_packings()] == [64, 512, 512]
+    assert small.batch_sizes.at(0).sequences == 4
+    assert max(grown.size for grown in small.batch.growth) == 16
+    first, second = (phase.from_step for phase in small.data.phases)
+    assert [small.batch_sizes.at(step).sequences for step in (first - 1, first)] == [16, 4]
+    assert second - first >= 10 and small.steps - second >= 10
+    assert small.data.phases[0].rope_theta == 160000
+    assert small.teacher.schedule.points[first] == 1.0
+    assert small.teacher.schedule.points[400] == 0.0
+    assert small.teacher.model.local_window == 8
+
+
+def test_a_student_that_waits_for_a_score_joins_halfway():
+    small = rehearsal(job_of("demo"), STEPS)
+    start = small.students["distilbert"].start
+    assert start.teacher is None and 0 < start.step < STEPS
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["ettin_family", "--steps", "9"], "--steps: this job needs"),
+        (["single_sentence", "data.train=t.csv", "teacher.init.pretrained=m"], "data: a rehearsal"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_in_one_line(words, why, tmp_path):
+    result = tandem("rehearse", *words, f"output_dir={tmp_path}")
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"tandem: {why}") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ettin_family", "modernbert_base"])
+def test_a_whole_recipe_is_rehearsed_through_its_phases(name, corpus, tmp_path):
+    texts = [f"data.mixture.{part}.path={corpus}" for part in ("pretraining", "extension", "decay")]
+    result = tandem("rehearse", name, "--steps", "60", *texts, f"output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / f"{name}-rehearsal"
+    rows = metrics.read(folder / "metrics.jsonl")
+    assert rows[-1]["step"] == 60
+    job = configs.load(str(folder / "config.yaml"), JobConfig, "job")
+    assert {path.name for path in (folder / "exports").iterdir()} == {"teacher", *job.students}

@@ -1,0 +1,200 @@
+"""A job scaled down to minutes on a CPU, with everything that happens in it in the same order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from configs.declared import declared
+from configs.section import Section
+from data_pipeline import DataConfig
+from model import EncoderConfig, ModelConfig
+from trainer.batch_config import BatchConfig, GrowthConfig
+from trainer.config import JobConfig
+from trainer.errors import TrainingError
+from trainer.job_data.batch_plan import rows_by_step, usual_rows
+from trainer.learner_config import InitConfig, LearnerConfig
+
+LONGEST = 512  # tokens
+SHORTEST = 16
+LARGEST_BATCH = 16  # sequences
+MULTIPLE = 4  # of a batch's sequences, for up to as many ranks
+MICRO_BATCH = 4  # sequences
+MICRO_TOKENS = 1024
+SCORED = 64  # sequences of each corpus
+_Section = TypeVar("_Section", bound=Section)
+
+
+def rehearsal(job: JobConfig, steps: int) -> JobConfig:
+    """The job in this many steps, on a CPU, with narrow models, short sequences and small batches.
+
+    Phases, growing batches, schedules, joining and leaving students, ZeRO stages, precisions and
+    depths of models stay. Where a teacher is frozen, all models keep their sizes and weights;
+    elsewhere they begin at random. A student that waits for a score of its teacher begins halfway.
+
+    Raises TrainingError for a job of examples, and for one that has no room for its events.
+    """
+    if job.data.has_examples:
+        raise TrainingError("data: a rehearsal is for jobs about text; give a task fewer epochs")
+    job = job.in_steps()
+    events = sorted({*_events(job), job.steps})
+    if steps < 2 * len(events):
+        raise TrainingError(f"--steps: this job needs {2 * len(events)} or more")
+    at = _timeline(events, steps)
+    scale = min(1.0, LONGEST / max(length for length, _ in job.data.lengths_and_packings()))
+    is_resized = not any(teacher.frozen for teacher in (job.teacher, *job.teachers.values()))
+
+    def of_learner(learner: LearnerConfig) -> LearnerConfig:
+        moved = _moved(_ready(learner, job), at)
+        return _small(moved, scale) if is_resized else moved
+
+    data = _moved(job.data, at)
+    return replace(
+        job,
+        name=f"{job.name}-rehearsal",
+        steps=steps,
+        data=_short(data, scale),
+        batch=_few(job, at, scale),
+        teacher=of_learner(job.teacher),
+        students={name: of_learner(student) for name, student in job.students.items()},
+        evaluation=replace(
+            job.evaluation, every=None, sequences=min(SCORED, job.evaluation.sequences)
+        ),
+        checkpoint=replace(job.checkpoint, every=max(1, steps // 10), keep_every=None),
+        log=replace(job.log, every=min(job.log.every, max(1, steps // 30)), wandb="disabled"),
+        rollback=[],
+        hours=None,
+        device="cpu",
+    )
+
+
+def _timeline(events: list[int], steps: int) -> Callable[[int], int]:
+    """The step at which each of the job's events, ascending, happens in a rehearsal of `steps`.
+
+    Half of the steps are shared equally among the events, so that none is lost in a long job's few
+    last steps; the other half keeps the proportions.
+    """
+    gap, last = steps // 2 // len(events), events[-1]
+    rest = steps - gap * len(events)
+
+    def at(event: int) -> int:
+        if event > last:  # never reached
+            return steps + event - last
+        return gap * (bisect_left(events, event) + 1) + event * rest // last if event else 0
+
+    return at
+
+
+def _events(job: JobConfig) -> Iterator[int]:
+    """Every number of steps in the sections that say what happens when."""
+    events: list[int] = []
+
+    def seen(step: int) -> int:
+        events.append(step)
+        return step
+
+    learners = (_ready(learner, job) for learner in job.learners.values())
+    for section in (job.data, job.batch, *learners):
+        _moved(section, seen)
+    return (step for step in events if 0 < step < job.steps)
+
+
+def _moved(section: _Section, at: Callable[[int], int]) -> _Section:
+    """The section with every number in steps, and every step that is a key, moved by `at`."""
+
+    def moved(value: Any, is_steps: bool) -> Any:
+        if isinstance(value, Section):
+            return _moved(value, at)
+        if isinstance(value, list):
+            return [moved(item, is_steps) for item in value]
+        if isinstance(value, Mapping):
+            return {
+                at(key) if isinstance(key, int) else key: moved(item, is_steps)
+                for key, item in value.items()
+            }
+        return at(value) if is_steps and value is not None else value
+
+    return replace(
+        section,
+        **{
+            key.name: moved(getattr(section, key.name), key.unit == "steps")
+            for key in declared(type(section))
+        },
+    )
+
+
+def _ready(learner: LearnerConfig, job: JobConfig) -> LearnerConfig:
+    """The learner with a start and a budget in steps, whatever its teacher's score."""
+    start, budget = learner.start, learner.budget
+    if start.teacher is not None:
+        start = replace(start, teacher=None, step=start.step or job.steps // 2)
+    if budget.tokens:
+        length, _ = job.data.lengths_and_packings()[0]
+        last = min(budget.tokens // (usual_rows(job) * length) or 1, budget.steps or job.steps)
+        budget = replace(budget, tokens=None, steps=last)
+    return replace(learner, start=start, budget=replace(budget, hours=None))
+
+
+def _small(learner: LearnerConfig, scale: float) -> LearnerConfig:
+    """The learner with a narrow model at random, for sequences as much shorter as `scale` says."""
+    init = InitConfig(
+        teacher_layers=learner.init.teacher_layers,
+        teacher_embeddings=learner.init.teacher_embeddings,
+    )
+    return replace(learner, model=_narrow(learner.model, scale), init=init, compile=False)
+
+
+def _narrow(model: ModelConfig, scale: float) -> ModelConfig:
+    """The model with as many layers and heads, of 2 to 4 numbers each."""
+    if not isinstance(model, EncoderConfig):
+        return model
+    inner = model.heads * max(2, model.head_size // 32 * 2)
+
+    def width(size: int) -> int:
+        return size and max(8, size * inner // model.inner_size)
+
+    return replace(
+        model,
+        hidden_size=width(model.hidden_size) if model.bottleneck_size else inner,
+        bottleneck_size=model.bottleneck_size and inner,
+        embedding_size=width(model.embedding_size),
+        ffn_size=width(model.ffn_size),
+        max_positions=max(LONGEST + 2, round(model.max_positions * scale)),
+        local_window=model.local_window and max(2, round(model.local_window * scale / 2) * 2),
+    )
+
+
+def _short(data: DataConfig, scale: float) -> DataConfig:
+    """The data in shorter sequences; its batches are those of `_few`."""
+    phases = [
+        replace(
+            phase,
+            batch=None,
+            sequence_length=phase.sequence_length and _shorter(phase.sequence_length, scale),
+        )
+        for phase in data.phases
+    ]
+    length = _shorter(data.sequence_length, scale)
+    return replace(data, sequence_length=length, phases=phases)
+
+
+def _shorter(length: int, scale: float) -> int:
+    return max(SHORTEST, round(length * scale))
+
+
+def _few(job: JobConfig, at: Callable[[int], int], scale: float) -> BatchConfig:
+    """The job's batches in few sequences, in their proportions."""
+    rows_from = rows_by_step(job)
+    largest = max(rows_from.values())
+
+    def few(rows: int) -> int:
+        return MULTIPLE * max(1, round(rows * LARGEST_BATCH / largest / MULTIPLE))
+
+    return BatchConfig(
+        size=few(rows_from.pop(0)),
+        micro_batch=MICRO_BATCH,
+        micro_tokens=job.batch.micro_tokens and MICRO_TOKENS,
+        growth=[GrowthConfig(at(step), size=few(rows)) for step, rows in rows_from.items()],
+    )
