@@ -68,8 +68,8 @@ ROOMS = {
         "scoring stored_config objectives tasks schedules admission_config learner_config "
         "batch_config job_tree folder_models named_tasks task_facts teacher_heads roles config "
         "run_folder control stored_logits job_data report learners teacher_passes look_ahead step "
-        "footprint evaluation record lifecycle job loop run rehearsal storing prediction augmentation "
-        "suites analysis"
+        "footprint evaluation record lifecycle job loop run rehearsal storing prediction "
+        "augmentation suites analysis"
     ),
     "trainer/checkpoint": (
         "folder layout attempts snapshot manifest reader carried publication writer"
