@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from configs.declared import declared
 from configs.section import Section
@@ -116,13 +116,14 @@ def _moved(section: _Section, at: Callable[[int], int]) -> _Section:
             }
         return at(value) if is_steps and value is not None else value
 
-    return replace(
-        section,
+    result: _Section = replace(
+        cast("Any", section),
         **{
             key.name: moved(getattr(section, key.name), key.unit == "steps")
             for key in declared(type(section))
         },
     )
+    return result
 
 
 def _ready(learner: LearnerConfig, job: JobConfig) -> LearnerConfig:
