@@ -109,7 +109,7 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
     inputs = to_device(batch, teacher.device)
     capture = union(student.objective.source_capture(0) for student in students)
     return teacher.model.features(
-        inputs.input_ids, inputs.segment_ids, inputs.lengths, inputs.masked_positions, capture
+        inputs.input_ids, inputs.segment_ids, inputs.visible, inputs.masked_positions, capture
     )
 
 

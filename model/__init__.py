@@ -11,6 +11,7 @@ import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
 from model.config import EncoderConfig
 from model.crf import Transitions, decode, log_likelihood
+from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
 from model.hugging_face import (
@@ -65,8 +66,10 @@ __all__ = [
     "TAGGING",
     "VECTOR",
     "Ability",
+    "AttentionMask",
     "Capture",
     "Decoding",
+    "Documents",
     "EncoderConfig",
     "Features",
     "HeadModuleConfig",

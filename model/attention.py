@@ -25,7 +25,7 @@ def rotary_angles(length: int, head_size: int, theta: float, device: torch.devic
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Apply rotary positions to x [B, A, L, D] in float32; the result has x's dtype.
 
-    `angles` are those of `rotary_angles`, and get no gradient.
+    `angles` are those of `rotary_angles`, or of each row [2, B, 1, L, D]. They get no gradient.
     """
     return _Rotation.apply(x, angles)
 
@@ -113,7 +113,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Map x [B, L, hidden] to y [B, L, inner] and q, k, v [B, A, L, D] each.
 
-        `angles` [2, L, D] rotates q and k if positions are rotary. With `rows` int64 [P], flat
+        `angles`, as in `rotate`, turn q and k if positions are rotary. With `rows` int64 [P], flat
         indices into B * L, y is computed at these positions only: [P, inner].
         """
         pre_norm = self.config.norm_placement == "pre"

@@ -2,7 +2,8 @@
 
 ``plain`` is two matrix products. ``fused`` is torch's ``scaled_dot_product_attention``. ``varlen``
 is flash attention over sequences of different lengths (``torch.nn.attention.varlen``). It does no
-work on padding or outside a local window. It has gradients, but needs CUDA and a 16-bit dtype.
+work on padding, between documents or outside a local window. It has gradients, but needs CUDA and a
+16-bit dtype. ``runs`` is the fused kernel for each document of a row by itself, on a CPU.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.documents import AttentionMask, Documents
 from model.precision import is_native, kernel_device
 
-PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
+PLAIN, FUSED, VARLEN, RUNS = "plain", "fused", "varlen", "runs"
 
 # The longest sequence for which a CPU uses plain matrix products. With bfloat16 instructions the
 # fused kernel takes 3.4 times as long as they do at L = 128. In float32 it takes three quarters of
@@ -29,6 +31,9 @@ PLAIN, FUSED, VARLEN = "plain", "fused", "varlen"
 _CPU_PLAIN_LENGTH = {torch.bfloat16: 384, torch.float16: 384, torch.float32: 96}
 _CPU_PLAIN_LENGTH_NARROW = 192
 _NARROW = 32
+# The longest row of several documents for which a CPU masks the other documents rather than take
+# one by one. At L = 256 the latter takes 0.7 to 1.0 of the time, at L = 512 0.3 to 0.9.
+_CPU_MASKED_LENGTH = 192
 _WIDEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get the math kernel
 
@@ -43,7 +48,8 @@ class AttentionPattern(NamedTuple):
         every real token, else 1; None where all queries of a row see the same keys.
     boundaries: for ``varlen``, int32 [N + 1]: the offsets that cut the B * L positions into N
         runs. A query attends only inside its run.
-    window: for ``varlen``, as in `visible_keys`.
+    sizes: for ``runs``, the lengths of the runs.
+    window: for ``varlen`` and ``runs``, as in `visible_keys`.
     """
 
     kernel: str
@@ -51,6 +57,7 @@ class AttentionPattern(NamedTuple):
     hiding: Tensor | None = None
     seeing: Tensor | None = None
     boundaries: Tensor | None = None
+    sizes: tuple[int, ...] = ()
     window: int = 0
 
     @classmethod
@@ -67,11 +74,18 @@ class AttentionPattern(NamedTuple):
 
 
 def choose_kernel(
-    device: str, dtype: torch.dtype, length: int, head_size: int, skips: bool, dropout: float
+    device: str,
+    dtype: torch.dtype,
+    length: int,
+    head_size: int,
+    skips: bool,
+    dropout: float,
+    runs: bool = False,
 ) -> str:
     """The fastest kernel for a device type, its operands, and keys that may be skipped.
 
-    `skips`: rows end in padding of known length, or a window hides keys. The choice for CPUs was
+    `skips`: rows end in padding of known length or hold several documents, or a window hides keys.
+    `runs`: rows hold several documents of sizes that the host knows. The choice for CPUs was
     measured with benchmarks/model_attention.py, forward and backward; in inference mode, forward.
     The choice does not depend on whether a layer is captured, so capture does not change rounding.
     An exported graph always uses ``plain``, which serves every length.
@@ -79,6 +93,8 @@ def choose_kernel(
     if torch.compiler.is_exporting():
         return PLAIN
     if device == "cpu":
+        if runs and length > _CPU_MASKED_LENGTH:
+            return RUNS
         if dtype == torch.float32 and torch.is_inference_mode_enabled():
             return FUSED
         longest = _CPU_PLAIN_LENGTH.get(dtype, 0)
@@ -109,7 +125,7 @@ def _varlen_attention() -> Callable[..., Any] | None:
 
 
 def attention_pattern(
-    attention_mask: Tensor | None,
+    attention_mask: AttentionMask | None,
     window: int,
     shape: tuple[int, int],
     head_size: int,
@@ -125,16 +141,23 @@ def attention_pattern(
     kind = kernel_device(device)
     if not is_native(kind, dtype):
         dtype = torch.float32
-    has_lengths = attention_mask is not None and attention_mask.ndim == 1
-    skips = has_lengths or (attention_mask is None and hides(window, length))
-    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout)
+    if isinstance(attention_mask, Tensor):
+        skips = attention_mask.ndim == 1
+    else:
+        skips = attention_mask is not None or hides(window, length)
+    sizes = attention_mask.sizes if isinstance(attention_mask, Documents) else ()
+    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, bool(sizes))
+    window = window if hides(window, length) else 0
+    if kernel == RUNS:
+        return AttentionPattern(kernel, sizes=sizes, window=window)
     if kernel != VARLEN:
         visible = visible_keys(attention_mask, length, window, device)
         return AttentionPattern.of(kernel, visible, dtype)
-    boundaries = run_boundaries(attention_mask, rows, length, device)
-    return AttentionPattern(
-        kernel, boundaries=boundaries, window=window if hides(window, length) else 0
-    )
+    if isinstance(attention_mask, Documents):
+        boundaries = attention_mask.boundaries
+    else:
+        boundaries = run_boundaries(attention_mask, rows, length, device)
+    return AttentionPattern(kernel, boundaries=boundaries, window=window)
 
 
 def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
@@ -159,6 +182,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
     if not is_native(kernel_device(q.device), q.dtype):
         with torch.autocast(q.device.type, enabled=False):
             return attend(q.float(), k.float(), v.float(), pattern, dropout).to(q.dtype)
+    if pattern.kernel == RUNS:
+        return _attend_each_run(q, k, v, pattern, dropout)
     if pattern.kernel != PLAIN:
         return _attend_fused(q, k, v, pattern, dropout)
     scores = attention_scores(q, k)
@@ -205,6 +230,22 @@ def _attend_runs(
     return mixed.unflatten(0, (rows, length)).transpose(1, 2)
 
 
+def _attend_each_run(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: float
+) -> Tensor:
+    """Attention within runs of the flattened positions, one run after the other."""
+    shape = q.shape[0], q.shape[2]
+    near = visible_keys(None, max(pattern.sizes), pattern.window, q.device)
+    parts = (x.transpose(1, 2).flatten(0, 1).split(pattern.sizes) for x in (q, k, v))
+    mixed = []
+    for size, *run in zip(pattern.sizes, *parts, strict=True):
+        q, k, v = (x.transpose(0, 1)[None] for x in run)  # [1, A, size, D]
+        visible = None if near is None else near[..., :size, :size]
+        of_run = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
+        mixed.append(of_run[0].transpose(0, 1))
+    return torch.cat(mixed).unflatten(0, shape).transpose(1, 2)
+
+
 def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
     """``q k' / sqrt(D)`` [B, A, L, L]; the dtype's lowest value where `visible` is False."""
     scores = (q * (1.0 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
@@ -214,16 +255,20 @@ def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Ten
 
 
 def visible_keys(
-    attention_mask: Tensor | None, length: int, window: int, device: torch.device
+    attention_mask: AttentionMask | None, length: int, window: int, device: torch.device
 ) -> Tensor | None:
     """The keys that each query may attend to: bool [B or 1, 1, L or 1, L], or None for all keys.
 
     `attention_mask` [B, L] is nonzero at real tokens; [B] is the number of real tokens at the start
-    of each row. With a `window` a position attends to window // 2 neighbours on either side. A
-    window of 0, or one that covers the sequence, hides no key.
+    of each row; of `Documents` a query attends to its own. With a `window` a position attends to
+    window // 2 neighbours on either side. A window of 0, or one that covers the sequence, hides no
+    key.
     """
     visible, position = None, torch.arange(length, device=device)
-    if attention_mask is not None:
+    if isinstance(attention_mask, Documents):
+        numbers = attention_mask.numbers
+        visible = (numbers[:, :, None] == numbers[:, None, :])[:, None]
+    elif attention_mask is not None:
         per_token = attention_mask.ndim == 2
         real = attention_mask != 0 if per_token else position < attention_mask[:, None]
         visible = real[:, None, None, :]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.config import EncoderConfig
+from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.parts import make_norm
 from model.precision import Dense
@@ -65,8 +66,15 @@ class Embeddings(nn.Module):
             fan_in = config.word_size * (3 if config.trigram else 1)
             self.projection = Dense(fan_in, config.hidden_size)
 
-    def forward(self, input_ids: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
+    ) -> Tensor:
         """Map token ids and segment ids, int64 [B, L] each, to float [B, L, hidden_size].
+
+        In each of several `Documents` positions count from 0, and no word has a neighbour outside.
 
         Raises ModelError for a sequence longer than the position table.
         """
@@ -76,17 +84,18 @@ class Embeddings(nn.Module):
                 f"sequence_length: {length} is more than the model's "
                 f"{self.config.longest_sequence} positions"
             )
+        documents = attention_mask if isinstance(attention_mask, Documents) else None
         x = self.word(input_ids)
         if self.shared is not None:
             x = x + F.embedding(input_ids, self.shared)
         if self.config.trigram:
-            x = _trigram(x)
+            x = _trigram(x, documents)
         if self.projection is not None and self.config.embedding_projection == "word":
             x = self.projection(x)
         if self.segment is not None:
             x = x + self.segment(segment_ids)
         if self.position is not None:
-            x = x + self.position(self._positions(input_ids))
+            x = x + self.position(self._positions(input_ids, documents))
         if self.norm is not None:
             x = self.norm(x)
         x = self.dropout(x)
@@ -94,16 +103,21 @@ class Embeddings(nn.Module):
             x = self.projection(x)
         return x
 
-    def _positions(self, input_ids: Tensor) -> int | Tensor:
+    def _positions(self, input_ids: Tensor, documents: Documents | None) -> int | Tensor:
         if self.config.positions == "learned":
-            return input_ids.shape[1]
+            return input_ids.shape[1] if documents is None else documents.places
         pad = self.config.pad_token_id
         real = (input_ids != pad).to(torch.int64)
-        return real.cumsum(dim=1) * real + pad
+        count = real.cumsum(dim=1) if documents is None else documents.places + 1
+        return count * real + pad
 
 
-def _trigram(x: Tensor) -> Tensor:
+def _trigram(x: Tensor, documents: Documents | None) -> Tensor:
     """[B, L, E] to [B, L, 3E]: the next, the current and the previous vector, zero at the ends."""
     following = F.pad(x[:, 1:], (0, 0, 0, 1))
     previous = F.pad(x[:, :-1], (0, 0, 1, 0))
+    if documents is not None:
+        begins = (documents.places == 0)[..., None]
+        following = following.masked_fill(F.pad(begins[:, 1:], (0, 0, 0, 1), value=True), 0.0)
+        previous = previous.masked_fill(begins, 0.0)
     return torch.cat([following, x, previous], dim=2)

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import Attention, at_rows, rotary_angles
 from model.attention_kernel import AttentionPattern, attention_pattern
 from model.config import EncoderConfig
+from model.documents import AttentionMask, Documents
 from model.outputs import QKV, Capture, Encoded
 from model.parts import FeedForwardStack, make_norm
 from model.precision import product_dtype
@@ -29,7 +30,7 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.checkpoint_activations = False
+        self.checkpoint_activations = self.is_compiled = False
         self.rope_theta = config.global_rope_theta  # of the global layers; a job's phases change it
         self.attention_plan = config.layer_units("attention")
         self.feed_forward_plan = config.layer_units("feed_forward")
@@ -46,7 +47,7 @@ class Encoder(nn.Module):
     def forward(
         self,
         x: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: AttentionMask | None,
         capture: Capture,
         last_rows: Tensor | None = None,
     ) -> Encoded:
@@ -108,9 +109,11 @@ class Encoder(nn.Module):
         y = self.feed_forward[self.feed_forward_plan[i]](y, layer_input)
         return (y, q, k, v) if capture_attention else (y,)
 
-    def context(self, x: Tensor, attention_mask: Tensor | None) -> Context:
+    def context(self, x: Tensor, attention_mask: AttentionMask | None) -> Context:
         """The attention patterns of the global and of the local layers, and their rotary angles."""
         config, (rows, length, _) = self.config, x.shape
+        if self.is_compiled and isinstance(attention_mask, Documents):
+            attention_mask = attention_mask._replace(sizes=())  # each batch would be compiled anew
         operands = (x.device, product_dtype(x))
         dropout = config.dropout_rate("attention") if self.training else 0.0
         contexts = []
@@ -124,5 +127,7 @@ class Encoder(nn.Module):
             angles = None
             if config.positions == "rotary":
                 angles = rotary_angles(length, config.head_size, theta, x.device)
+                if isinstance(attention_mask, Documents):  # [2, B, 1, L, D]
+                    angles = angles[:, attention_mask.places][:, :, None]
             contexts.append((pattern, angles))
         return contexts[0], contexts[1]

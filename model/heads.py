@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.crf import ConditionalRandomField
+from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.model_config import ModelConfig
 from model.parts import ACTIVATIONS
@@ -180,8 +181,20 @@ def token_mask(states: Tensor, attention_mask: Tensor | None) -> Tensor | None:
     return torch.arange(states.shape[1], device=states.device) < attention_mask[:, None]
 
 
-def mean_over_tokens(states: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The mean of the states [B, L, H] of each text's tokens: [B, H]; mask as in `visible_keys`."""
+def first_token(states: Tensor, attention_mask: AttentionMask | None) -> Tensor:
+    """The state of each text's first token, [B, H] of [B, L, H]; [N, H] of `Documents`."""
+    if isinstance(attention_mask, Documents):
+        return attention_mask.first_states(states)
+    return states[:, 0]
+
+
+def mean_over_tokens(states: Tensor, attention_mask: AttentionMask | None) -> Tensor:
+    """The mean of the states [B, L, H] of each text's tokens, [B, H]; [N, H] of `Documents`.
+
+    The mask is as in `visible_keys`.
+    """
+    if isinstance(attention_mask, Documents):
+        return attention_mask.mean_states(states)
     mask = token_mask(states, attention_mask)
     if mask is None:
         return states.mean(dim=1)

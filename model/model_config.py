@@ -55,6 +55,7 @@ class Ability(str, Enum):
     LEAVE_EARLY = "let examples leave after any of its layers"
     SHARE_EMBEDDING = "add its word embedding to another model's"
     GENERATE = "generate text"
+    DOCUMENTS = "tell several documents in a row apart"
 
 
 class ModelShape(Protocol):

@@ -20,10 +20,17 @@ from torch.nn import functional as F
 from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
 from model.branches import BranchedHead
+from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.generation import Decoding
-from model.heads import MaskedLanguageModelHead, ProjectionParts, TaskHead, mean_over_tokens
-from model.model_config import PAIRS, ModelConfig
+from model.heads import (
+    MaskedLanguageModelHead,
+    ProjectionParts,
+    TaskHead,
+    first_token,
+    mean_over_tokens,
+)
+from model.model_config import PAIRS, Ability, ModelConfig
 from model.outputs import (
     NOTHING,
     QKV,
@@ -113,6 +120,12 @@ class Model(nn.Module, ABC):
         nothing is padded: kernels without a mask are faster.
         """
 
+    def readable(self, attention_mask: AttentionMask | None) -> Any:
+        """The mask. Raises ModelError for `Documents` where the model cannot tell them apart."""
+        if isinstance(attention_mask, Documents) and (why := self.config.cannot(Ability.DOCUMENTS)):
+            raise ModelError(f"attention_mask: {why}")
+        return attention_mask
+
     def as_last(self, states: Tensor) -> Tensor:
         """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""
         return states
@@ -184,31 +197,37 @@ class Model(nn.Module, ABC):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
         numbers: Tensor | None = None,
     ) -> Features:
         """The training path: everything up to, but not including, the vocabulary projection.
 
+        Where rows hold several `Documents`, a text is a document or the padding of a row: pooled
+        states and heads' outputs are those of the N texts.
+
         `masked_positions` int64 [P] indexes the flattened B * L; the head's transform runs there
         only. `numbers` [B, K] are for a task head that reads such (`TaskHeadConfig`). Losses
         project `vocabulary_input` with `output_projection()` in chunks.
         """
         capture = replace(capture, hidden_states=self._hidden_states_read(capture))
+        mask = self.readable(attention_mask)
         rows = self.rows_read(input_ids, masked_positions, capture)
-        encoded = self.encode(input_ids, segment_ids, attention_mask, capture, rows)
+        if rows is not masked_positions and isinstance(mask, Documents):
+            rows = None  # not the first tokens of rows, but those of documents are read
+        encoded = self.encode(input_ids, segment_ids, mask, capture, rows)
         states = encoded.last_hidden_state
         last = states if rows is None else None
         first = states if rows is not masked_positions else None
         all_positions = None
         if last is not None:
-            first, states = last[:, 0], last.flatten(0, 1)
+            first, states = first_token(last, mask), last.flatten(0, 1)
             # Separate, so that the bits at masked positions do not depend on it.
             all_positions = self._transform(states) if capture.all_positions else None
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
-        pooled = self.pool(first, last, segment_ids, attention_mask)
+        pooled = self.pool(first, last, segment_ids, mask)
         features = Features(
             vocabulary_input=self._transform(states),
             hidden_states=encoded.hidden_states,
@@ -218,7 +237,7 @@ class Model(nn.Module, ABC):
             heads={},
             all_positions=all_positions,
         )
-        self._run_heads(capture, features, first, masked_positions, attention_mask, numbers)
+        self._run_heads(capture, features, first, masked_positions, mask, numbers)
         return features
 
     def rows_read(
@@ -251,7 +270,7 @@ class Model(nn.Module, ABC):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
         masked_positions: Tensor | None = None,
         *,
         numbers: Tensor | None = None,
@@ -335,12 +354,13 @@ class Model(nn.Module, ABC):
         names: Collection[str],
         features: Features,
         first: Tensor | None,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         numbers: Tensor | None,
     ) -> None:
         """Add the outputs of these task heads, and the transitions of their CRFs, to `features`."""
         for name in names:
             head = self.task_heads[name]
+            self._require_texts(name, attention_mask)
             if isinstance(head, BranchedHead):
                 features.heads[name] = head.last(features.last_hidden_state, attention_mask)
                 continue
@@ -349,6 +369,12 @@ class Model(nn.Module, ABC):
             features.heads[name] = head(read, numbers, attention_mask)
             if head.crf is not None:
                 features.transitions[name] = head.crf()
+
+    def _require_texts(self, name: str, attention_mask: AttentionMask | None) -> None:
+        """Raise ModelError where a head that reads all of a row would read several documents."""
+        head = self.config.task_heads[name]
+        if isinstance(attention_mask, Documents) and (head.branches or head.module):
+            raise ModelError(f"task_heads.{name}: reads whole rows; give one document in each row")
 
     def _earlier(
         self, name: str, states: Mapping[int, Tensor], attention_mask: Tensor | None
@@ -364,7 +390,7 @@ class Model(nn.Module, ABC):
         head: TaskHeadConfig,
         features: Features,
         first: Tensor | None,
-        attention_mask: Tensor | None,
+        attention_mask: AttentionMask | None,
     ) -> Tensor:
         """The input of a task head: [B, size], or [B, L, size] where it has an output per token."""
         if head.reads_first_token:
@@ -378,9 +404,10 @@ class Model(nn.Module, ABC):
         assert states is not None
         if head.per_token or head.module:
             return states
-        return states[:, 0] if head.pooling == "first" else mean_over_tokens(states, attention_mask)
+        pool = first_token if head.pooling == "first" else mean_over_tokens
+        return pool(states, attention_mask)
 
-    def _scores(self, number: int, qkv: QKV, attention_mask: Tensor | None) -> Tensor:
+    def _scores(self, number: int, qkv: QKV, attention_mask: AttentionMask | None) -> Tensor:
         window, length = self.config.window(number), qkv.q.shape[2]
         visible = visible_keys(attention_mask, length, window, qkv.q.device)
         return attention_scores(qkv.q, qkv.k, visible)

@@ -37,7 +37,7 @@ ROOMS = {
         "folder_settings normalization_loss sentencepiece_models vocabularies "
         "tokenizer rules comparison pruning training unigram word_table word_rules word_encoding"
     ),
-    "data_pipeline/packing": "sequences pieces pairs kinds",
+    "data_pipeline/packing": "sequences pieces pairs documents kinds",
     "data_pipeline/packing/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "data_pipeline/packing/kinds").glob("[!_]*.py"))
     ),
@@ -51,9 +51,9 @@ ROOMS = {
         "checking reporting"
     ),
     "model": (
-        "errors precision task_head_config head_modules crf outputs model_config config parts "
-        "heads attention_kernel branches generation protocol initialisation accounting attention "
-        "encoder embedding decoder initial_values masked_language_model "
+        "errors precision documents task_head_config head_modules crf outputs model_config config "
+        "parts heads attention_kernel branches generation protocol initialisation accounting "
+        "attention encoder embedding decoder initial_values masked_language_model "
         "attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
     ),

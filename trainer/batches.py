@@ -15,6 +15,7 @@ from torch import Tensor
 
 from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, StoredLogits, Target
 from data_pipeline.masking.torch_masker import TorchMasker
+from model import AttentionMask, Documents
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,35 @@ class MicroBatch:
     numbers: Tensor | None = None
     sample_ids: NDArray[np.int64] | None = None  # [examples]; on the host, as are `epochs`
     epochs: NDArray[np.int64] | None = None
+    documents: Documents | None = None  # where rows hold several
+
+    @property
+    def visible(self) -> AttentionMask | None:
+        """What attends to what, as models take it: the documents, or `lengths`."""
+        return self.lengths if self.documents is None else self.documents
+
+    @property
+    def texts(self) -> Tensor:
+        """The number of the text that each position belongs to, [B, L]; 0 at padding.
+
+        It is bool where each row is one text: the attention mask.
+        """
+        if self.documents is None:
+            return self.attention_mask
+        return (self.documents.numbers + 1) * self.attention_mask
+
+    @property
+    def first_tokens(self) -> tuple[Tensor, Tensor]:
+        """The flat positions of texts' first tokens, int64 [N], and which are of texts, bool [N].
+
+        The others are of padding and of empty runs.
+        """
+        if self.documents is None:
+            length = self.input_ids.shape[1]
+            firsts = torch.arange(0, self.input_ids.numel(), length, device=self.input_ids.device)
+            return firsts, self.attention_mask[:, 0]
+        firsts, is_empty = self.documents.firsts, self.documents.boundaries.diff() == 0
+        return firsts, self.attention_mask.flatten()[firsts] & ~is_empty
 
     @property
     def lengths(self) -> Tensor | None:
@@ -130,7 +160,17 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         numbers=None if batch.numbers is None else _move(batch.numbers, device, torch.float64),
         sample_ids=batch.sample_ids,
         epochs=batch.epochs,
+        documents=None if batch.document_ids is None else _documents(batch.document_ids, device),
     )
+
+
+def _documents(ids: np.ndarray, device: torch.device) -> Documents:
+    """The documents of rows; the host knows their sizes, so that no device is waited for."""
+
+    def move(tensor: Tensor) -> Tensor:
+        return _move(tensor.numpy(), device, tensor.dtype)
+
+    return Documents.of(torch.from_numpy(ids)).map(move)
 
 
 def _by_sequence(array: np.ndarray) -> np.ndarray:

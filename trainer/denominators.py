@@ -33,7 +33,7 @@ def labelled(target: str) -> Callable[[Batch], int]:
 
 def attended(batch: Batch) -> int:
     """Positions that are not padding."""
-    return int(_lengths(batch).sum())
+    return int(np.count_nonzero(batch.attention_mask))
 
 
 def _masked(batch: Batch) -> int:
@@ -42,14 +42,17 @@ def _masked(batch: Batch) -> int:
 
 
 def _lengths(batch: Batch) -> np.ndarray:
-    lengths: np.ndarray = batch.attention_mask.astype(np.int64).sum(axis=-1)  # of each sequence
+    """The lengths of the texts: of the sequences, or of the documents in them."""
+    texts = batch.documents.reshape(-1, batch.input_ids.shape[-1]).astype(np.int64)
+    own = texts + np.arange(len(texts))[:, None] * (texts.max(initial=0) + 1)  # by sequence
+    lengths: np.ndarray = np.bincount(own[texts > 0])
     return lengths
 
 
 _COUNTS: dict[str, Count] = {
     MASKED: _masked,
     ATTENDED: attended,
-    ATTENDED_PAIRS: lambda batch: int((_lengths(batch) ** 2).sum()),  # in one row
+    ATTENDED_PAIRS: lambda batch: int((_lengths(batch) ** 2).sum()),  # in one text
     ROWS: lambda batch: int((_lengths(batch) > 0).sum()),  # with any token
 }
 

@@ -8,6 +8,7 @@ from itertools import chain
 
 from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
+from data_pipeline.packing.kinds import PACKINGS
 from model import Ability, ModelConfig
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import SEPARATE, LearnerConfig
@@ -69,6 +70,9 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
                 yield from within(key, objective.conflicts_with_stored(name, teacher.stored))
         each_layer = config.progressive is not None
         yield from within(key, objective.misfits(config.model, models, each_layer))
+        packed = [kind for kind in packings if PACKINGS[kind].separates_documents]
+        if packed and config.stored is None and (why := config.model.cannot(Ability.DOCUMENTS)):
+            yield f"{section_of(learner)}.model.kind", f"{why}, as data.packing: {packed[0]} needs"
         if Ability.GENERATE in config.model.abilities and not data.has_examples:
             why = f"{config.model.kind} reads pairs of texts; name data.train, and a translation"
             yield f"{section_of(learner)}.model.kind", why

@@ -1,13 +1,14 @@
 """Packing: how the text of a block becomes rows of at most L tokens. The registry of packings.
 
 The block becomes a stream in which a separator follows each document. A row is a list of spans of
-the stream: ``[CLS] span [SEP]``, or ``[CLS] span [SEP] span [SEP]`` of a pair. If a span ends with
-its document, the row's own [SEP] replaces the separator. A packing is a class in a module of
-`data_pipeline.packing.kinds`, or in a file of `plugins:`, that `register_packing` decorates.
+the stream: ``[CLS] span [SEP]``, or ``[CLS] span [SEP] span [SEP]`` of a pair, or each span in its
+own [CLS] and [SEP] where documents are kept apart (`data_pipeline.packing.documents`). If a span
+ends with its document, the row's own [SEP] replaces the separator. A packing is a class in a module
+of `data_pipeline.packing.kinds`, or in a file of `plugins:`, that `register_packing` decorates.
 
-Each block is packed by itself, so the number of sequences of a corpus is a sum over its blocks. It
-does not depend on the seed; only the pairing of segments changes from epoch to epoch. Everything is
-computed for a whole block at once, from its boundaries.
+Each block, or a few of a shard together, is packed by itself, so the number of sequences of a
+corpus is a sum over its blocks. It does not depend on the seed; only the pairing of segments
+changes from epoch to epoch. Everything is computed for a block at once, from its boundaries.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ class Packing(ABC):
     """A rule that makes rows of a block, and its properties that the rest of the pipeline reads.
 
     name: the value of `data.packing`. pair_labels: what labels 0 and 1 of its pairs mean; empty: no
-    pairs. draws_lengths: some rows may aim at a random smaller length. version: of the rule; cached
-    counts of sequences of another version are not read.
+    pairs. draws_lengths: some rows may aim at a random smaller length. separates_documents: each
+    span has its own [CLS], attends to itself only, and counts its positions from 0. version: of the
+    rule; cached counts of sequences of another version are not read.
     """
 
     name: ClassVar[str]
     pair_labels: ClassVar[tuple[str, ...]] = ()
     draws_lengths: ClassVar[bool] = False
+    separates_documents: ClassVar[bool] = False
     version: ClassVar[int] = 0
 
     @abstractmethod
@@ -68,6 +71,10 @@ class Packing(ABC):
 
         Of `block` only the boundaries are read, so that the index determines the rows.
         """
+
+    def blocks(self, length: int) -> int:
+        """How many neighbouring blocks of a shard are packed as one, at a length of rows."""
+        return 1
 
 
 PACKINGS: dict[str, Packing] = {}
@@ -108,6 +115,11 @@ class PackingRules:
     def capacity(self) -> int:
         """The number of text tokens that fit into a sequence."""
         return self.length - (3 if self.is_pair else 2)
+
+    @property
+    def blocks(self) -> int:
+        """How many neighbouring blocks of a shard are packed as one."""
+        return self.packing.blocks(self.length)
 
     @property
     def name(self) -> str:

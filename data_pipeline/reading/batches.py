@@ -102,6 +102,9 @@ class Batch:
 
     stored: what was stored of teachers' predictions, by the teacher's name.
 
+    document_ids: where a row holds several documents, which attend to themselves only, the number
+    of each position's document in its row, from 1; 0 at padding.
+
     numbers: what a head reads beside the text, as in the table, [R, K]; None: nothing.
 
     is_trimmed: L is the length of the batch's longest sequence, and says nothing of other batches.
@@ -119,11 +122,20 @@ class Batch:
     is_trimmed: bool = False
     stored: Mapping[str, StoredLogits] = field(default_factory=dict)
     numbers: NDArray[np.float64] | None = None
+    document_ids: NDArray[np.int64] | None = None  # [R, L]
 
     @property
     def common_length(self) -> int:
         """The length L that batches of the same phase have in common; 0 where they have none."""
         return 0 if self.is_trimmed else self.input_ids.shape[-1]
+
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """The number of each position's document, 0 at padding: `document_ids`, or 1 of each row's.
+
+        [R, L], or [R, C, L] where an example is several sequences.
+        """
+        return self.attention_mask if self.document_ids is None else self.document_ids
 
     def rows(self, first: int, last: int) -> Batch:
         """The rows from `first` up to `last`, as views."""

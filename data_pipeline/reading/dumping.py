@@ -57,8 +57,9 @@ def dump(
 
     There is one row for each sequence: step, sample_ids (unique within an epoch), epochs,
     input_ids, segment_ids, attention_mask, labels (-100 where not masked) and, for pairs,
-    pair_labels. If phases differ in length, shorter rows are padded. Returns the number of rows.
-    Replaces an earlier dump at `out`; raises DataError if another file is there.
+    pair_labels; where rows hold several documents, document_ids (from 1; 0 at padding). If phases
+    differ in length, shorter rows are padded. Returns the number of rows. Replaces an earlier
+    dump at `out`; raises DataError if another file is there.
     """
     refuse_other_files(path := Path(out))
     share = wanted.rank, wanted.world_size
@@ -66,6 +67,8 @@ def dump(
     batches = [stream.batch(step) for step in wanted.steps]
     arrays = sequence_columns(batches, wanted.steps, stream.vocabulary.pad)
     arrays["labels"] = stacked([batch.labels() for batch in batches], NO_LABEL)
+    if any(batch.document_ids is not None for batch in batches):
+        arrays["document_ids"] = stacked([batch.documents for batch in batches])
     if any(PAIRS in batch.targets for batch in batches):
         arrays["pair_labels"] = label_column(batches, PAIRS)
     write_dump(path, arrays)
@@ -180,6 +183,8 @@ def _heading(batch: Batch, row: int, packing: str) -> Text:
     used = int(batch.attention_mask[row].sum())
     masked = int((batch.targets[MASKED].labels[row] != NO_LABEL).sum())
     text = f"sample {batch.sample_ids[row]}: {used} tokens, {masked} to predict"
+    if batch.document_ids is not None:
+        text += f", documents: {batch.document_ids[row].max()}"
     if batch.readable is not None and not batch.readable[row]:
         text += ", unreadable"
     elif PAIRS in batch.targets:

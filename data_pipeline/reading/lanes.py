@@ -25,7 +25,7 @@ from data_pipeline.order.slots import BatchSizes, Slots
 from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit
-from data_pipeline.shards.blocks import Block
+from data_pipeline.shards.blocks import Block, joined
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 
@@ -114,6 +114,7 @@ class Sequences:
 
     input_ids: NDArray[np.int64]  # [R, L]
     segment_ids: NDArray[np.int64]  # [R, L]
+    document_ids: NDArray[np.int64]  # [R, L] from 1 where a row holds several; else 0
     lengths: NDArray[np.int64]  # [R] tokens, special ones included
     pair_labels: NDArray[np.int64]  # [R]
     sample_ids: NDArray[np.int64]  # [R]
@@ -128,6 +129,7 @@ class Sequences:
         return cls(
             input_ids,
             segment_ids=np.zeros_like(input_ids),
+            document_ids=np.zeros_like(input_ids),
             lengths=np.zeros(rows, np.int64),
             pair_labels=np.zeros(rows, np.int64),
             sample_ids=np.zeros(rows, np.int64),
@@ -172,6 +174,7 @@ class Lanes:
         self._rows, self._slots = rows, Slots(sizes, self.counts.total)
         self._first_sample = source << SOURCE_SHIFT
         self._skip_bad_shards, self._copies = skip_bad_shards, copies
+        self._separates = rules.packing.separates_documents
         self._bad_shards: set[int] = set()
         self._pools = Pools(split, rules, seed, self._read) if rules.is_pair else None
         self._cursors = BlockCursors(self.counts, seed, len(rows))
@@ -208,12 +211,16 @@ class Lanes:
         return epochs, sample_ids
 
     def _fill_row(self, out: Sequences, row: int, lane: _OpenBlock, number: int) -> None:
-        ids, end = out.input_ids[row], 1
+        vocabulary, ids, end = self.split.vocabulary, out.input_ids[row], 1
         for nth, (start, length) in enumerate(lane.rows[number]):
-            begin, end = end, end + length + 1
+            begin = end + 1 if self._separates and nth else end
+            end = begin + length + 1
             ids[begin : end - 1] = lane.text[start : start + length]
-            ids[end - 1] = self.split.vocabulary.sep
-            if nth:
+            ids[end - 1] = vocabulary.sep
+            if self._separates:
+                ids[begin - 1] = vocabulary.cls
+                out.document_ids[row, begin - 1 : end] = nth + 1
+            elif nth:
                 out.segment_ids[row, begin:end] = nth
         out.lengths[row] = end
         if lane.labels is not None:
@@ -222,6 +229,7 @@ class Lanes:
     def _fill_unreadable(self, out: Sequences, row: int) -> None:
         """Fill a row with [CLS] [SEP]: nothing to mask, but something to attend to."""
         out.input_ids[row, 1] = self.split.vocabulary.sep
+        out.document_ids[row, :2] = 1
         out.lengths[row] = 2
         out.pair_labels[row] = NO_LABEL
         out.readable[row] = False
@@ -239,7 +247,9 @@ class Lanes:
 
     def _needed(self, cursors: BlockCursors, epoch: int, block: int) -> list[int]:
         """The blocks that must be read for the sequences of one block."""
-        return cursors.order(self._copy(epoch)).pool(block) if self._pools else [block]
+        if self._pools:
+            return cursors.order(self._copy(epoch)).pool(block)
+        return [*self.split.together(block, self._rules)]
 
     def _copy(self, epoch: int) -> int:
         """The epoch whose pairs this epoch repeats; itself without `copies`."""
@@ -273,9 +283,11 @@ class Lanes:
             rows, labels, readable = pool.of_pairs(span.block, shuffled)
             return _OpenBlock(span, sample_ids, readable, pool.text, rows, labels, pool)
         unread = replace(NO_BLOCK, span=span, sample_ids=sample_ids)
-        block = self._read(span.block)
-        if block is None:
+        read = [self._read(number) for number in self.split.together(span.block, self._rules)]
+        blocks = [block for block in read if block is not None]
+        if len(blocks) < len(read):
             return replace(unread, readable=[False] * span.count)
+        block = joined(blocks)
         return replace(
             unread,
             readable=[True] * span.count,

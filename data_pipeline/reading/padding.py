@@ -22,9 +22,8 @@ def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
     blocks = len(split.index.blocks)
     used = sequences = 0
     for number in range(0, blocks, -(-blocks // SAMPLED_BLOCKS)):
-        (block,) = split.index.boundaries(number, number + 1)
-        text, count = _text_of(block, rules)
-        used += text + count * (rules.length - rules.capacity)
+        tokens, count = _tokens_of(split.boundaries(number, rules), rules)
+        used += tokens
         sequences += count
     return 1.0 - used / (sequences * rules.length)
 
@@ -66,12 +65,11 @@ def _mean_fraction(
     return padding / sum(weights.values())
 
 
-def _text_of(block: Block, rules: PackingRules) -> tuple[int, int]:
-    """(tokens in the sequences of a block without [CLS] and their own [SEP], sequences)."""
+def _tokens_of(block: Block, rules: PackingRules) -> tuple[int, int]:
+    """(tokens in the sequences of a block, special ones included, sequences)."""
     if rules.is_pair:
         pairs = pair_spans(Pool([block], [0]), rules, key=0)
-        lengths = pairs.first_lengths + pairs.second_lengths
-    else:
-        spans = rules.packing.spans(block, rules)
-        return int(spans.lengths.sum()), len(spans)
-    return int(lengths.sum()), len(lengths)
+        lengths = pairs.first_lengths + pairs.second_lengths + 3
+        return int(lengths.sum()), len(lengths)
+    spans = rules.packing.spans(block, rules)
+    return int((spans.lengths + 2).sum()), len(spans)

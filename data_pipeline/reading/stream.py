@@ -124,6 +124,7 @@ class BatchStream:
             epochs=rows.epochs,
             to_mask=masked.to_mask,
             readable=rows.readable,
+            document_ids=rows.document_ids if phase.rules.packing.separates_documents else None,
         )
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,13 @@ class Block:
         """Whether the sizes of documents and sentences add up to the sentences and tokens."""
         held = int(self.sentences.sum(dtype=np.int64)), int(self.documents.sum(dtype=np.int64))
         return held == self.sizes[:2]
+
+
+def joined(blocks: Sequence[Block]) -> Block:
+    """The documents of all of these blocks, as one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return Block(*(np.concatenate([getattr(block, name) for block in blocks]) for name in MEMBERS))
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from configs.rules import Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
+from model.documents import AttentionMask
 from model.errors import ModelError
 from model.heads import OutputOrder, ProjectionParts, TaskHead, mean_over_tokens
 from model.hugging_face.library import (
@@ -217,13 +218,14 @@ class TransformersModel(Model):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
         numbers: Tensor | None = None,
     ) -> Features:
         """The features, as in `Model.features`; the head's transform runs at every position."""
-        output = self._call(self.library, input_ids, segment_ids, attention_mask, capture)
+        mask = self.readable(attention_mask)
+        output = self._call(self.library, input_ids, segment_ids, mask, capture)
         encoded, projected, everywhere = self._encoded(capture), None, None
         if self.head is not None:
             projected = everywhere = output.logits.flatten(0, 1)

@@ -79,7 +79,7 @@ def _compare(
 
 def _vocabulary_input(model: Model, batch: MicroBatch) -> Tensor:
     vocabulary_input = model.features(
-        batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
+        batch.input_ids, batch.segment_ids, batch.visible, batch.masked_positions
     ).vocabulary_input
     assert vocabulary_input is not None
     return vocabulary_input

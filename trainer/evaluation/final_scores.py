@@ -277,7 +277,7 @@ def _encoding_seconds(model: Model, batch: MicroBatch, told: Work) -> float:
     seconds: list[float] = []
     while sum(seconds) < SPEED_SECONDS or len(seconds) < 3:
         began = time.perf_counter()
-        model.encode(batch.input_ids, batch.segment_ids, batch.lengths)
+        model.encode(batch.input_ids, batch.segment_ids, model.readable(batch.visible))
         if batch.input_ids.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from data_pipeline import MASKED, PAIRS, Batch, Corpus, StoredLogits, Target, View, with_masks
 from data_pipeline.examples.example import TOKENS
 from data_pipeline.examples.reading import layout_of
+from data_pipeline.packing.kinds import PACKINGS
 from model import Capture, Features, Model, ModelConfig, module_of
 from trainer.batches import MicroBatch, MicroLogits, MicroTarget, to_device
 from trainer.config import JobConfig
@@ -111,6 +112,10 @@ def fake_batch(
 ) -> MicroBatch:
     """A micro-batch of `job` with as many masked positions as it may have."""
     batch = _rows(job, rows, length)
+    if any(PACKINGS[kind].separates_documents for _, kind in job.data.lengths_and_packings()):
+        ids = np.ones_like(batch.input_ids)
+        ids[:, length // 2 :] = 2
+        batch = dataclasses.replace(batch, document_ids=ids)
     for form in (batch, *batch.views.values()) if is_padded else ():
         form.attention_mask[..., -1] = 0
     return _to_fake(mode, to_device(batch, CPU), device)
@@ -275,4 +280,6 @@ def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> M
     stored = {name: dataclasses.replace(it, **fakes(it)) for name, it in batch.stored.items()}
     views = {name: _to_fake(mode, view, device) for name, view in batch.views.items()}
     tensors = fakes(batch)
+    if batch.documents is not None:
+        tensors["documents"] = batch.documents.map(lambda it: mode.from_tensor(it).to(device))
     return dataclasses.replace(batch, targets=targets, stored=stored, views=views, **tensors)

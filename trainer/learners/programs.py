@@ -129,5 +129,5 @@ def own_projection(model: Model, features: Features) -> OutputProjection | None:
 
 def features_of(model: Model, batch: MicroBatch, capture: Capture) -> Features:
     """The model's features of a micro-batch, up to the vocabulary projection."""
-    read = batch.input_ids, batch.segment_ids, batch.lengths, batch.masked_positions
+    read = batch.input_ids, batch.segment_ids, batch.visible, batch.masked_positions
     return model.features(*read, capture, batch.numbers)

@@ -9,9 +9,10 @@ the backward pass. Sums are float32 scalars, averaged over heads.
 Shapes: B rows, L positions, A heads, D head width. Queries, keys and values are [B, A, L, D]; the
 head width may differ between student and teacher, the number of heads must not; relations can
 be of any number of heads (`relation_heads`, MiniLMv2, arXiv 2012.15828). `mask` is [B, L]
-bool, True at attended positions, which come first in a row. With a `window`, pairs of positions
-more than window // 2 apart do not count, and distributions are over the remaining keys: neither
-layer attends to the others. A window of 0 means all pairs.
+bool, True at attended positions, which come first in a row; where a row holds several documents, it
+is int64, the number of a position's document, which attends to itself only, or 0. With a `window`,
+pairs of positions more than window // 2 apart do not count, and distributions are over the
+remaining keys: neither layer attends to the others. A window of 0 means all pairs.
 """
 
 from __future__ import annotations
@@ -57,19 +58,19 @@ def attention_mse(
 
     As in the original, where they mark padding, scores of -100 and below are set to 0. Pairs with
     padding do not count here, while the original divides by B * L * L; without padding both are the
-    same. Count: pairs of attended positions. Where a `window` hides some pairs of a row, the mean
+    same. Count: pairs of attended positions. Where a `window` hides some pairs of a text, the mean
     over its other pairs stands in for them, so that the count stays the same.
     """
-    lengths = mask.sum(dim=1)  # [B]
-    attended = lengths.square()
-    weights = attended / _pairs_within(window, lengths).clamp(min=1)
+    lengths = _lengths(mask)  # [B, L or 1]
+    weights = lengths.square() / _pairs_within(window, lengths).clamp(min=1)
+    attended = (lengths * (mask != 0)).sum()  # each position with all of its text
 
     def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
         ours, theirs = (F.threshold(scores, LOWEST_SCORE, 0.0) for scores in (ours, theirs))
         squares = (ours - theirs).square().mean(dim=1)
-        return (squares * (pairs * weights[rows, None, None])).sum()
+        return (squares * (pairs * weights[rows, None])).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask, window), attended.sum()
+    return _sum_over_blocks(loss, student, teacher, mask, window), attended
 
 
 def attention_cross_entropy(
@@ -85,7 +86,7 @@ def attention_cross_entropy(
         log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
         return -((log_p.exp() * log_q).sum(dim=-1).mean(dim=1) * pairs.any(dim=-1)).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask, window), mask.sum()
+    return _sum_over_blocks(loss, student, teacher, mask, window), (mask != 0).sum()
 
 
 def relation_kl(
@@ -103,7 +104,7 @@ def relation_kl(
         divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
         return (divergence.mean(dim=1) * pairs.any(dim=-1)).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask, window), mask.sum()
+    return _sum_over_blocks(loss, student, teacher, mask, window), (mask != 0).sum()
 
 
 def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
@@ -132,8 +133,17 @@ def _log_softmax(scores: Tensor, pairs: Tensor) -> Tensor:
     return scores.masked_fill(~pairs[:, None], HIDDEN).log_softmax(dim=-1)
 
 
+def _lengths(mask: Tensor) -> Tensor:
+    """The number of tokens in the text of each position as a key: int64 [B, L], or [B, 1]."""
+    if mask.dtype == torch.bool:
+        return mask.sum(dim=1, keepdim=True)
+    sizes = torch.zeros(mask.numel() + 1, dtype=torch.int64, device=mask.device)
+    numbers = mask.flatten()
+    return sizes.index_add(0, numbers, torch.ones_like(numbers))[mask] * (mask != 0)
+
+
 def _pairs_within(window: int, lengths: Tensor) -> Tensor:
-    """The number of position pairs within the window, [B], in rows of `lengths` int64 [B]."""
+    """The number of position pairs within the window in texts of these `lengths`, int64."""
     if not window:
         return lengths.square()
     reach = (lengths - 1).clamp(max=window // 2)
@@ -158,7 +168,8 @@ def _sum_over_blocks(
 def _pairs(mask: Tensor, near: Tensor | None, block: Block) -> Tensor:
     """The pairs of positions of a block that attend to each other, [b, l, L]."""
     rows, span = block
-    pairs = mask[rows, span, None] & mask[rows, None, :]
+    queries, keys = mask[rows, span, None], mask[rows, None, :]
+    pairs = queries & keys if mask.dtype == torch.bool else (queries == keys) & (queries != 0)
     return pairs if near is None else pairs & near[0, :, span]
 
 
@@ -344,7 +355,7 @@ class MatrixTerm(LayerTerm):
             self.loss(
                 self._matrix(ours[pair.ours]),
                 self._matrix(theirs[pair.theirs]),
-                inputs.batch.attention_mask,
+                inputs.batch.texts,
                 self._window(pair),
             )
             for pair in pairs

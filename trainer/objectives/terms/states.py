@@ -229,9 +229,14 @@ class PKDTerm(LayerTerm):
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
-        mask = inputs.batch.attention_mask[:, 0]
+        firsts, mask = inputs.batch.first_tokens
+
+        def states(of: Tensor) -> Tensor:
+            return of.flatten(0, 1).index_select(0, firsts)
+
         return [
-            patient_mse(ours[pair.ours][:, 0], theirs[pair.theirs][:, 0], mask) for pair in pairs
+            patient_mse(states(ours[pair.ours]), states(theirs[pair.theirs]), mask)
+            for pair in pairs
         ]
 
 
