@@ -238,7 +238,7 @@ class TransformersModel(Model):
             last_hidden_state=encoded.last_hidden_state,
             pooled=None,
             heads={
-                name: self._head(name, output, encoded.last_hidden_state, attention_mask)
+                name: self._head(name, output, encoded.last_hidden_state, mask)
                 for name in capture.heads
             },
             all_positions=everywhere if capture.all_positions else None,
