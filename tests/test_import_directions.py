@@ -24,8 +24,7 @@ ROOMS = {
         "order reading building examples augmentation"
     ),
     "data_pipeline/text": (
-        "compiled scripts surrogates text_files formats records documents joined_text sentences "
-        "sentence_search system_prose"
+        "scripts surrogates text_files formats records documents sentences system_prose"
     ),
     "data_pipeline/task_files": (
         "contents dropped tables squad conll multiple_choice parallel retrieval "
@@ -35,7 +34,7 @@ ROOMS = {
     "data_pipeline/shards": ("blocks manifest cached_counts index sources ranges writing locking"),
     "data_pipeline/tokenization": (
         "folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer rules comparison pruning training unigram word_table word_rules word_encoding"
+        "tokenizer rules comparison pruning training word_rules word_encoding"
     ),
     "data_pipeline/packing": "sequences pieces pairs documents kinds",
     "data_pipeline/packing/kinds": " ".join(

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from data_pipeline.building.near_duplicates import Signer
 from data_pipeline.errors import as_data_errors
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.text.compiled import interruptible
 from data_pipeline.text.documents import Problem, RawChunk, parse
 from data_pipeline.text.formats import ReadOptions
-from data_pipeline.text.joined_text import offsets
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.normalization_loss import LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import Vocabulary
-from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
+from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder, offsets
 
 DIGEST_BYTES = 16
 LOOKUP_TOKENS = 4096
@@ -56,7 +54,7 @@ class Encoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._loss = LossCounter(tokenizer)
-        self._words = WordEncoder(tokenizer, vocabulary.sep)
+        self._words = WordEncoder(tokenizer)
         self._dtype = token_dtype(vocabulary.vocab_size)
         self._reading = reading
         self._sign = Signer() if signs else None
@@ -64,7 +62,7 @@ class Encoder:
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """Encode the documents of a chunk; sentences without tokens are dropped."""
         parsed = parse(chunk, self._reading)
-        with as_data_errors(ENCODING_FAILED, also=None), interruptible():
+        with as_data_errors(ENCODING_FAILED, also=None):
             encoded = list(self._encode(parsed.documents))
         has_tokens = [len(document.tokens) > 0 for document in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]
@@ -88,9 +86,12 @@ class Encoder:
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:
         """The ids of each document."""
-        by_words = self._words(documents)
-        rest = [text for text, ids in zip(documents, by_words, strict=True) if ids is None]
-        others = encode_whole(self._tokenizer, rest, [sentence_ends(text) for text in rest])
+        ends = [*map(sentence_ends, documents)]
+        by_words = self._words(documents, ends)
+        rest = [number for number, ids in enumerate(by_words) if ids is None]
+        others = encode_whole(
+            self._tokenizer, [documents[at] for at in rest], [ends[at] for at in rest]
+        )
         for ids in by_words:
             yield next(others) if ids is None else ids
 

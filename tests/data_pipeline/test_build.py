@@ -363,3 +363,26 @@ def test_a_full_disk_is_one_line(text_file: Path, tokenizer_dir: Path) -> None:
 
     with pytest.raises(DataError, match="the disk is full"):
         fill()
+
+
+def test_ctrl_c_ends_a_build_with_one_line(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """All processes get the signal at once, as from a terminal."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("\n\n".join(make_documents(40000, 7)))
+    command = [sys.executable, "-m", "tandem", "data", "build", text]
+    process = subprocess.Popen(
+        [*command, "--tokenizer", tokenizer_dir, "--out", out, "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    until((out / "train").exists, "the first shard")
+    time.sleep(0.7)  # others are at work
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert said.splitlines()[-1] == "tandem: interrupted"
+    # Python ends by the signal where that interrupts an `exec` of source text, as in a dataclass.
+    assert process.returncode in (1, -signal.SIGINT)
+    assert "Traceback" not in said
+    assert not (out / "corpus.json").exists()

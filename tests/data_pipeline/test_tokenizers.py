@@ -320,10 +320,10 @@ def test_words_short_and_long_documents_are_cut_alike(
     trained: Trained, kind: str, cased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Words are looked up; otherwise sentences are found by lookups, or by all offsets."""
-    tokenizer, vocabulary = load(trained(kind, cased))
+    tokenizer, _ = load(trained(kind, cased))
     texts = [text.strip() for text in [*PROSE[::3], *TEXTS, *ODD]]
     ends = [sentence_ends(text) for text in texts]
-    words = WordEncoder(tokenizer, vocabulary.sep)(texts)
+    words = WordEncoder(tokenizer)(texts, ends)
     assert sum(one is not None for one in words) >= len(texts) - 8
     short = list(encode_whole(tokenizer, texts, ends))
     monkeypatch.setattr("data_pipeline.building.encoding.LOOKUP_TOKENS", 0)
@@ -349,21 +349,20 @@ def test_words_make_the_text(
     """Looked up word by word, any text gets the same ids as in one piece."""
     ends = [sentence_ends(text) for text in texts]
     for path in (byte_level, unigram, other_spaces, tokenizer_dir):
-        tokenizer, vocabulary = load_once(path)
+        tokenizer, _ = load_once(path)
         whole = list(encode_whole(tokenizer, texts, ends))
-        encoder = WordEncoder(tokenizer, vocabulary.sep)
-        for found, expected in zip(encoder(texts), whole, strict=True):
+        for found, expected in zip(WordEncoder(tokenizer)(texts, ends), whole, strict=True):
             assert found is None or plain(found) == plain(expected)
 
 
 def test_a_full_table_forgets_the_rarer_words(
     tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_pipeline.tokenization.word_encoding.TABLE_WORDS", 10)
-    tokenizer, vocabulary = load(tokenizer_dir)
-    encoder = WordEncoder(tokenizer, vocabulary.sep)
+    monkeypatch.setattr("data_pipeline.tokenization.word_encoding.CACHED_WORDS", 10)
+    tokenizer, _ = load(tokenizer_dir)
+    encoder = WordEncoder(tokenizer)
     for text in TEXTS[:5]:
-        (found,) = encoder([text.strip()])
+        (found,) = encoder([text.strip()], [sentence_ends(text.strip())])
         assert found is not None
         assert found.tokens.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
