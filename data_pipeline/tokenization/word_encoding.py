@@ -61,7 +61,9 @@ class WordEncoder:
         marks = np.append(np.flatnonzero(numbers == 0), len(numbers))
         in_context = offsets(self._in_context[numbers])[marks]
         self._evict()
-        counts = [0 if text is None else len(stops) for text, stops in zip(texts, ends, strict=True)]
+        counts = [
+            0 if text is None else len(stops) for text, stops in zip(texts, ends, strict=True)
+        ]
         return list(_documents(tokens, bounds[marks], in_context, counts))
 
     def _look_up(self, words: list[str]) -> NDArray[np.int32]:
