@@ -61,7 +61,7 @@ class MicroBatch:
 
     @property
     def visible(self) -> AttentionMask | None:
-        """What attends to what, as models take it: the documents, or `lengths`."""
+        """Which positions attend to which, as models take it: the documents, or `lengths`."""
         return self.lengths if self.documents is None else self.documents
 
     @property
