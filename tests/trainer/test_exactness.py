@@ -44,7 +44,6 @@ LOSS_SCALE = LossScaleConfig(initial=2.0**19, growth_interval=3)  # overflows, a
 SCALED = 8  # steps, within which it does both
 CAUSE = "perhaps a term's loss is not a sum over examples, or its count is not its denominator"
 ELSEWHERE = {  # terms that no learner of `tiny` has, and why
-    "rtd": "tests/trainer/test_replaced_tokens.py compares it on two ranks",
     "soft_cross_entropy": "tests/trainer/test_several_teachers.py compares it on two ranks",
     "from_student": "tests/trainer/test_two_way.py compares it on two ranks",
 }
