@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from configs.declared import declared
 from configs.section import Section
 from data_pipeline import DataConfig
-from model import EncoderConfig, ModelConfig
+from model import ModelConfig
 from trainer.batch_config import BatchConfig, GrowthConfig
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -148,23 +148,26 @@ def _small(learner: LearnerConfig, scale: float) -> LearnerConfig:
 
 
 def _narrow(model: ModelConfig, scale: float) -> ModelConfig:
-    """The model with as many layers and heads, of 2 to 4 numbers each."""
-    if not isinstance(model, EncoderConfig):
+    """The model, where it has attention, with as many layers and heads, of 2 to 4 numbers each."""
+    keys: Any = vars(model)
+    if not {"heads", "bottleneck_size", "ffn_size"} <= keys.keys():
         return model
-    inner = model.heads * max(2, model.head_size // 32 * 2)
+    size = keys["bottleneck_size"] or model.hidden_size
+    inner = model.heads * max(2, size // model.heads // 32 * 2)
 
-    def width(size: int) -> int:
-        return size and max(8, size * inner // model.inner_size)
+    def width(of: int) -> int:
+        return of and max(8, of * inner // size)
 
-    return replace(
-        model,
-        hidden_size=width(model.hidden_size) if model.bottleneck_size else inner,
-        bottleneck_size=model.bottleneck_size and inner,
-        embedding_size=width(model.embedding_size),
-        ffn_size=width(model.ffn_size),
-        max_positions=max(LONGEST + 2, round(model.max_positions * scale)),
-        local_window=model.local_window and max(2, round(model.local_window * scale / 2) * 2),
+    changed: ModelConfig = replace(
+        cast("Any", model),
+        hidden_size=width(model.hidden_size) if keys["bottleneck_size"] else inner,
+        bottleneck_size=keys["bottleneck_size"] and inner,
+        embedding_size=width(keys["embedding_size"]),
+        ffn_size=width(keys["ffn_size"]),
+        max_positions=max(LONGEST + 2, round(keys["max_positions"] * scale)),
+        local_window=keys["local_window"] and max(2, round(keys["local_window"] * scale / 2) * 2),
     )
+    return changed
 
 
 def _short(data: DataConfig, scale: float) -> DataConfig:
