@@ -27,6 +27,7 @@ FINE_TUNED = {
     "c_mlm_student": "c_mlm",
     "c_mlm_student_multi30k": "c_mlm_multi30k",
     "mt_dnn_kd": "mt_dnn",
+    "distil_vectors": "bi_encoder",
 }
 
 
@@ -116,7 +117,10 @@ def trainer_of(name: str, jobs: Mapping[str, Shipped]) -> str:
         return sum(model.get(key) != its.get(key) for key in {*model, *its})
 
     texts = {name: job.section["teacher"] for name, job in jobs.items() if not job.is_task}
-    return min((name for name, teacher in texts.items() if not is_frozen(teacher)), key=unlike)
+    pretrained = (
+        name for name, teacher in texts.items() if "model" in teacher and not is_frozen(teacher)
+    )
+    return min(pretrained, key=unlike)
 
 
 def text() -> str:

@@ -133,7 +133,7 @@ def test_labels_that_are_right_or_not_each_by_itself(exported, tmp_path) -> None
 
 
 def test_each_kind_of_head_has_a_predictor_or_is_refused() -> None:
-    assert set(KINDS) - PREDICTORS.keys() == {OTHER}
+    assert set(KINDS) - PREDICTORS.keys() == {OTHER, VECTOR, "detection"}  # vectors go by task
 
 
 def test_an_output_that_only_its_task_can_read_is_refused(exported, tmp_path) -> None:
@@ -405,7 +405,7 @@ def test_texts_that_are_cut_are_counted_once(exported, tmp_path, caplog) -> None
 
 def test_blank_queries_have_answers_too(exported, tmp_path, caplog) -> None:
     head = TaskHeadConfig(VECTOR, pooling=POOLINGS["mean"], transform="none", normalise=True)
-    folder = exported(head, TaskFacts((), sequence_length=64))
+    folder = exported(head, TaskFacts((), sequence_length=64, settings={"task": "retrieval"}))
     queries = f"{TEXTS[0]}\n \n{TEXTS[2]}\n"
     first, blank, third = predicted(folder, "-", given=queries)
     assert blank == {"query": "2", "vector": None}
