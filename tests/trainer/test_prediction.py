@@ -444,7 +444,8 @@ def test_blank_records_have_answers_too(exported, tmp_path, caplog) -> None:
     assert [one["id"] for one in spans] == ["a", None, None, "b"]
     assert spans[1] == dict.fromkeys(("id", "answer", "start", "score"))
     head = TaskHeadConfig(VECTOR, pooling=POOLINGS["mean"], transform="none", normalise=True)
-    encoder = exported(head, TaskFacts((), sequence_length=64))
+    facts = TaskFacts((), sequence_length=64, settings={"task": "retrieval"})
+    encoder = exported(head, facts)
     vectors = answers(encoder, {"_id": "a", "text": "no"}, {"_id": "b", "text": "Who?"})
     assert [one["query"] for one in vectors] == ["a", None, None, "b"]
     assert vectors[1] == {"query": None, "vector": None}
