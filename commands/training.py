@@ -55,7 +55,7 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     help="Processes on this machine.",
 )
 def rehearse(config: str, overrides: tuple[str, ...], steps: int, nproc: int) -> None:
-    """Run the job CONFIG on this machine's CPU in minutes, scaled down.
+    """Run the job CONFIG scaled down, in minutes on a CPU.
 
     Every phase, change of batch and rate, and joining student comes in its order, with narrow
     models of the same depth, short sequences and small batches, on the job's own text. The run is

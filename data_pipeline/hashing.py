@@ -53,7 +53,7 @@ class MaskChoice(IntEnum):
 
     TEXT = 11  # tokens, words or n-grams of a packed sequence; `MaskDraw` mixes in this key
     VIEW = 14  # tokens of an example's second text
-    REPLACED = 15  # the tokens that a generator samples for the masked positions of a sequence
+    REPLACED = 16  # the tokens that a generator samples for the masked positions of a sequence
 
 
 @unique

@@ -20,7 +20,7 @@ from tests import waiting
 from tests.conftest import REPOSITORY, command_environment
 from tests.fork_server import Program, command_line
 
-OWN = {"train", "store", "finetune", "evaluate", "data build", "tokenizer train"}
+OWN = {"train", "rehearse", "store", "finetune", "evaluate", "data build", "tokenizer train"}
 
 
 def predict_for_ever(out: str) -> None:

@@ -16,8 +16,9 @@ FOLDER = Path(hashing.__file__).parent
 NUMBERS = {
     "TextDraw": {"SHARDS": 1, "BLOCKS": 2, "SEQUENCES": 3, "PAIRS": 4},
     "ExampleDraw": {"BLOCKS": 4, "EXAMPLES": 5, "BATCHES": 6, "TASKS": 7},
-    "MaskChoice": {"TEXT": 11, "VIEW": 14},
+    "MaskChoice": {"TEXT": 11, "VIEW": 14, "REPLACED": 16},
     "MaskDraw": {"ACTION": 12, "REPLACEMENT": 13, "NGRAM": 14},
+    "TeacherDraw": {"TOKENS": 15},
     "PackingDraw": {"SHORT": 21},
     "PairDraw": {"SPLIT": 31, "LABEL": 32, "TIE_BREAK": 33},
     "PerturbationDraw": {"CHANGED": 1, "CHOSEN": 2, "CUT": 3},

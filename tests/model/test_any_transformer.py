@@ -24,10 +24,9 @@ XLM = {
     "max_position_embeddings": 40, "embed_init_std": 0.2, "init_std": 0.2,
 }  # fmt: skip
 CONFIGS = {
-    "Electra": {**SIZES, "embedding_size": 16},
     "DebertaV2": {**SIZES, **DEBERTA, "norm_rel_ebd": "layer_norm", "share_att_key": True},
     "XLM": XLM,
-    "RoFormer": SIZES,
+    "RoFormer": {**SIZES, "embedding_size": 16},
     "MPNet": SIZES,
 }
 LENGTHS = torch.tensor([9, 5])
@@ -51,7 +50,7 @@ def read(family: str) -> dict[str, torch.Tensor]:
     ids = torch.randint(5, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(9) < LENGTHS[:, None]).long()
     segments = {"token_type_ids": (torch.arange(9) > 3).long().expand(2, 9)}
-    has_segments = family in ("Electra", "RoFormer")
+    has_segments = family == "RoFormer"
     return {"input_ids": ids, "attention_mask": mask, **(segments if has_segments else {})}
 
 
@@ -82,7 +81,7 @@ def test_logits_and_states_are_the_librarys(tmp_path: Path, family: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["classification", "multi_label", "regression", "tagging"])
-@pytest.mark.parametrize("family", ["Electra", "DebertaV2", "MPNet"])
+@pytest.mark.parametrize("family", ["RoFormer", "DebertaV2", "MPNet"])
 @torch.no_grad()
 def test_heads_of_tasks_are_the_librarys(tmp_path: Path, family: str, kind: str) -> None:
     ending = "ForTokenClassification" if kind == "tagging" else "ForSequenceClassification"
@@ -120,17 +119,17 @@ def test_a_model_without_a_head_has_states_only(tmp_path: Path) -> None:
 
 
 def test_its_size_is_counted(tmp_path: Path) -> None:
-    saved(tmp_path, "Electra", "ForMaskedLM")
+    saved(tmp_path, "RoFormer", "ForMaskedLM")
     config = read_config(tmp_path)
     size = describe(config, 8)
-    theirs = transformers.ElectraForMaskedLM.from_pretrained(tmp_path)
+    theirs = transformers.RoFormerForMaskedLM.from_pretrained(tmp_path)
     assert size.parameters + size.head_parameters == theirs.num_parameters()
     with FlopCounterMode(display=False) as counted:
         theirs(torch.arange(8)[None])
     projections = 2 * 8 * VOCABULARY * 16
     wanted = counted.get_total_flops() - projections * (1 - 0.15)
     assert size.flops_per_token_forward * 8 == pytest.approx(wanted, rel=0.1)
-    assert "ElectraForMaskedLM of 3 layers of width 32" in config.description
+    assert "RoFormerForMaskedLM of 3 layers of width 32" in config.description
     assert build(config, seed=0).training
 
 
@@ -140,11 +139,11 @@ def test_its_size_is_counted(tmp_path: Path) -> None:
         ({"model_type": "t5"}, "is no encoder of text"),
         ({"model_type": "nonsense"}, "is not one of .* frozen teacher, pip install"),
         ({"num_hidden_layers": "many"}, "transformers cannot read it"),
-        ({"num_hidden_layers": 5}, "the weights have no electra.encoder.layer.3"),
+        ({"num_hidden_layers": 5}, "the weights have no roformer.encoder.layer.3"),
     ],
 )
 def test_other_folders_are_refused_in_one_line(tmp_path: Path, change: dict, why: str) -> None:
-    saved(tmp_path, "Electra", "ForMaskedLM")
+    saved(tmp_path, "RoFormer", "ForMaskedLM")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ModelError, match=why) as caught:
@@ -162,7 +161,7 @@ def test_a_model_whose_depth_its_states_do_not_show_is_refused(tmp_path: Path) -
 
 
 def test_without_the_library_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch) -> None:
-    saved(tmp_path, "Electra", "ForMaskedLM")
+    saved(tmp_path, "RoFormer", "ForMaskedLM")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match=r"pip install 'tandem-distill\[hf\]'"):
         from_pretrained(tmp_path)

@@ -51,13 +51,13 @@ def rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
 
 
-@pytest.fixture(scope="module", name="electra")
+@pytest.fixture(scope="module", name="roformer")
 def masked_language_model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("any") / "electra"
+    folder = tmp_path_factory.mktemp("any") / "roformer"
     shutil.copytree(corpus / "tokenizer", folder)
     torch.manual_seed(5)
-    config = transformers.ElectraConfig(**SIZES, embedding_size=12)
-    transformers.ElectraForMaskedLM(config).save_pretrained(folder)
+    config = transformers.RoFormerConfig(**SIZES, embedding_size=12)
+    transformers.RoFormerForMaskedLM(config).save_pretrained(folder)
     return folder
 
 
@@ -79,8 +79,8 @@ def trained(corpus: Path, runs: Path, teacher: Path) -> list[str]:
     return [str(folder.path) for folder in (whole, resumed, cut)]
 
 
-def test_it_teaches_on_text_and_resumes_exactly(corpus, tmp_path, electra) -> None:
-    paths = run_distributed(trained, 2, corpus, tmp_path / "runs", electra)[0]
+def test_it_teaches_on_text_and_resumes_exactly(corpus, tmp_path, roformer) -> None:
+    paths = run_distributed(trained, 2, corpus, tmp_path / "runs", roformer)[0]
     whole, resumed, cut = (RunFolder(Path(path)) for path in paths)
     curve = jobs.curve(whole, "students/small")
     assert {key.rpartition("/")[2] for _, key, _ in curve} >= {"soft_kl", "hidden_mse", "mlm"}
@@ -89,13 +89,13 @@ def test_it_teaches_on_text_and_resumes_exactly(corpus, tmp_path, electra) -> No
     results = json.loads(whole.evaluation.read_text())["learners"]
     assert results["teacher"]["loss"] > 0
     assert results["students/small"]["agreement"]
-    theirs = transformers.ElectraForMaskedLM.from_pretrained(electra).state_dict()
-    kept = transformers.ElectraForMaskedLM.from_pretrained(whole.path / "exports" / "teacher")
+    theirs = transformers.RoFormerForMaskedLM.from_pretrained(roformer).state_dict()
+    kept = transformers.RoFormerForMaskedLM.from_pretrained(whole.path / "exports" / "teacher")
     assert all(torch.equal(theirs[name], one) for name, one in kept.state_dict().items())
 
 
-def test_a_plan_counts_its_pass(corpus, tmp_path, electra) -> None:
-    found = footprints(job(corpus, tmp_path, electra), "gpu", 32)["teacher"]
+def test_a_plan_counts_its_pass(corpus, tmp_path, roformer) -> None:
+    found = footprints(job(corpus, tmp_path, roformer), "gpu", 32)["teacher"]
     assert found.parameters == 17236
     assert found.forward_flops > 0
 
@@ -124,21 +124,21 @@ ATTENTION = "gives no attention scores, queries, keys or values; compare states 
         ("teacher.model={kind: transformers, layers: 9}", "teacher.model.config: is that of a fol"),
     ],
 )
-def test_what_it_does_not_give_is_refused(corpus, tmp_path, electra, override, message) -> None:
+def test_what_it_does_not_give_is_refused(corpus, tmp_path, roformer, override, message) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        job(corpus, tmp_path, electra, override)
+        job(corpus, tmp_path, roformer, override)
     assert "\n" not in str(refused.value)
 
 
-def test_a_student_cannot_be_one(corpus, tmp_path, electra) -> None:
+def test_a_student_cannot_be_one(corpus, tmp_path, roformer) -> None:
     """Nor begin as its layers; import says what the folder is for."""
-    student = f"students.other={{init: {{pretrained: {electra}}}, objective: {{mlm: {{}}}}}}"
+    student = f"students.other={{init: {{pretrained: {roformer}}}, objective: {{mlm: {{}}}}}}"
     with pytest.raises(
         ConfigError, match=r"students\.other\.model.kind: transformers is for a froz"
     ):
-        job(corpus, tmp_path, electra, student)
+        job(corpus, tmp_path, roformer, student)
     with pytest.raises(ModelError, match="can only be a frozen teacher, which needs no import"):
-        import_folder(electra, tmp_path / "out")
+        import_folder(roformer, tmp_path / "out")
 
 
 def test_a_kind_of_model_says_who_reads_the_folder(corpus, tmp_path) -> None:
@@ -159,10 +159,10 @@ def fine_tuned(corpus: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "classifier"
     shutil.copytree(corpus / "tokenizer", folder)
     torch.manual_seed(5)
-    config = transformers.ElectraConfig(
+    config = transformers.RoFormerConfig(
         **SIZES, embedding_size=12, id2label=dict(enumerate(LABELS[::-1]))
     )
-    transformers.ElectraForSequenceClassification(config).save_pretrained(folder)
+    transformers.RoFormerForSequenceClassification(config).save_pretrained(folder)
     write(tmp_path / "train.tsv", lines(40, 0))
     return folder
 

@@ -131,9 +131,9 @@ def test_a_file_that_is_edited_between_hash_and_read_and_put_back_is_refused(
         edited.close()
 
     def store_edited(*asked: Any) -> None:
-        *folders, rows, references = asked
+        *before, rows, references, others = asked
         read = {split: put_back_after(list(rows[split])) for split in rows}
-        store(*folders, read, references)
+        store(*before, read, references, others)
 
     job = moods(tmp_path, corpus)
     with monkeypatch.context() as meanwhile:
