@@ -45,7 +45,7 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=300, show_default=True, help="Steps in all."
+    "--steps", type=click.IntRange(min=1), default=60, show_default=True, help="Steps in all."
 )
 @click.option(
     "--nproc",

@@ -23,7 +23,7 @@ LARGEST_BATCH = 16  # sequences
 MULTIPLE = 4  # of a batch's sequences, for up to as many ranks
 MICRO_BATCH = 4  # sequences
 MICRO_TOKENS = 1024
-SCORED = 64  # sequences of each corpus
+SCORED = 16  # sequences of each corpus
 _Section = TypeVar("_Section", bound=Section)
 
 

@@ -87,10 +87,10 @@ def test_what_cannot_be_rehearsed_is_refused_in_one_line(words, why, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ettin_family", "modernbert_base"])
-def test_a_whole_recipe_is_rehearsed_through_its_phases(name, corpus, tmp_path):
+def test_a_whole_recipe_is_rehearsed_through_its_phases(corpus, tmp_path):
+    name = "modernbert_base"  # the five models of ettin_family take twelve minutes
     texts = [f"data.mixture.{part}.path={corpus}" for part in ("pretraining", "extension", "decay")]
-    result = tandem("rehearse", name, "--steps", "60", *texts, f"output_dir={tmp_path}")
+    result = tandem("rehearse", name, *texts, f"output_dir={tmp_path}")
     assert result.returncode == 0, result.stderr
     folder = tmp_path / f"{name}-rehearsal"
     rows = metrics.read(folder / "metrics.jsonl")
