@@ -40,7 +40,7 @@ class ExampleStream:
     ) -> None:
         """Raise DataError when a batch does not divide by the ranks."""
         if any(size % world_size for size in sizes.sizes):
-            raise DataError(f"batch.size: must divide by {world_size} ranks")
+            raise DataError(f"batch.size: must be a multiple of the {world_size} ranks")
         self._split, self._sizes = split, sizes
         self._rank, self._world_size = rank, world_size
         self._order = ExampleOrder(split.table, seed, sizes)

@@ -44,7 +44,7 @@ def test_a_start_that_was_refused_says_why(run):
         assert "0 of ?" in out
         assert "demo logs to runs/demo/logs/rank-000.log" in out
     code, out = said("stop", "demo")
-    assert (code, "no job is at work in it" in out) == (1, True)
+    assert (code, "no job is running in it" in out) == (1, True)
 
 
 def test_a_start_that_is_loading_runs_and_can_be_stopped(run):

@@ -59,7 +59,7 @@ def test_a_queue_that_cannot_be_read_keeps_no_run_from_being_stopped(tmp_path, q
     assert (
         "runs/demo: queued jobs are not cancelled, SLURM's queue cannot be read: squeue: no" in said
     )
-    assert "no job is at work in it" in said
+    assert "no job is running in it" in said
     (tmp_path / "runs/local").mkdir()
     (tmp_path / "runs/local/config.yaml").write_text("steps: 10\n")
     assert "queue" not in stop(tmp_path, "runs/local")[1], "nothing of it was ever submitted"
@@ -95,4 +95,4 @@ def test_nothing_to_stop_is_one_line(tmp_path, queue):
     queue.write_text("")
     code, said, cancelled = stop(tmp_path)
     assert (code, cancelled) == (1, [])
-    assert "runs/demo: no job is at work in it" in said
+    assert "runs/demo: no job is running in it" in said

@@ -213,7 +213,7 @@ def test_bad_examples_are_named(corpus, tmp_path) -> None:
     with pytest.raises(DataError, match="differ in their sequences"):
         store_examples(tmp_path / "m", encoder, tokenizer, {}, {"train": mixed})
     assert not [*tmp_path.iterdir()]
-    with pytest.raises(DataError, match=r"batch\.size: must divide by 3 ranks"):
+    with pytest.raises(DataError, match=r"batch\.size: must be a multiple of the 3 ranks"):
         ExampleStream(None, 0, BatchSizes.constant(4), 0, 3)
 
 

@@ -113,7 +113,7 @@ def test_a_run_that_is_not_live_cannot_be_asked(stopped, kind):
     answer = command(kind, folder.path)
     assert answer.exit_code == 1
     assert answer.output == (
-        f"tandem: {folder.path}: no job is at work in it, so there is nothing to {kind}\n"
+        f"tandem: {folder.path}: no job is running in it, so there is nothing to {kind}\n"
     )
 
 

@@ -171,8 +171,8 @@ def test_a_term_may_come_beside_a_stage_that_is_a_fraction():
 @pytest.mark.parametrize(
     ("made", "override", "refusal"),
     [
-        (7, "steps=20", "would begin again, 7 steps on, with 10 in place of 5; put it back"),
-        (7, "students.tinybert.intermediate.fraction=0.9", "would begin again, 7 steps on, with 9"),
+        (7, "steps=20", "would begin again after 7 steps, with 10 steps in place of 5; put the old value back"),
+        (7, "students.tinybert.intermediate.fraction=0.9", "would begin again after 7 steps, with 9 steps"),
         (3, "steps=20", None),
         (7, "steps=12", None),
         (7, "students.tinybert.intermediate=null", None),

@@ -165,7 +165,7 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
     """
     owner = live_owner(run.path)
     if owner is None:
-        raise TrainingError(f"{run.path}: no job is at work in it, so there is nothing to {kind}")
+        raise TrainingError(f"{run.path}: no job is running in it, so there is nothing to {kind}")
     request = ask(run.requests, kind)
     end = ended_at = time.monotonic() + seconds
     while (now := time.monotonic()) < end:

@@ -41,7 +41,8 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
         most = learner.model.longest_sequence
         if most is not None and most < longest:
             raise TrainingError(
-                f"{section_of(key)}.model.max_positions: too few for data.sequence_length {longest}"
+                f"{section_of(key)}.model.max_positions: must be at least {longest}, the longest "
+                "data.sequence_length"
             )
 
 

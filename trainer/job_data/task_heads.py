@@ -54,7 +54,7 @@ def require_labels_of_kind(job: JobConfig, task: TaskConfig, layout: Layout) -> 
     if CLASSIFICATION in kinds and layout.targets.get(task.head, WHOLE) != WHOLE:
         raise TrainingError(
             f"{task.head}: its examples have several labels each, but its head is of kind "
-            f"{CLASSIFICATION}, which tells one; {task.name} has to make one of kind "
+            f"{CLASSIFICATION}, which predicts one; {task.name} has to make one of kind "
             f"{MULTI_LABEL} or {OTHER}"
         )
 

@@ -237,9 +237,10 @@ class Learners:
         elif counters.finished_at is not None and not over:
             made = counters.finished_at - counters.started_at
             raise TrainingError(
-                f"{section_of(name)}.budget: a larger budget comes too late, it was done at step "
-                f"{counters.finished_at}; put it back (a fraction of more steps is larger: set "
-                f"{section_of(name)}.budget.steps={made}), or fork the run from a step before"
+                f"{section_of(name)}.budget: a larger budget comes too late: the learner finished "
+                f"at step {counters.finished_at}; put the old budget back (if it is a fraction of "
+                f"steps that you have raised, set {section_of(name)}.budget.steps={made}), or fork "
+                "the run from an earlier step"
             )
         return counters.finished_at is not None
 

@@ -241,9 +241,10 @@ def require_no_first_stage_again(
         if made and first <= made < will_be:
             (key,) = new.learners[name].transfers
             raise TrainingError(
-                f"{section_of(name)}.{key}: would begin again, {made} steps on, with "
-                f"{will_be} in place of {first}; put it back (a fraction of more steps is "
-                f"longer: set {section_of(name)}.{key}.steps={first}, and fraction to null)"
+                f"{section_of(name)}.{key}: would begin again after {made} steps, with "
+                f"{will_be} steps in place of {first}; put the old value back (if it is a fraction "
+                f"of steps that you have raised, set {section_of(name)}.{key}.steps={first}, and "
+                "fraction to null)"
             )
 
 

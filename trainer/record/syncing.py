@@ -25,7 +25,7 @@ def sync(folder: RunFolder) -> str:
     metrics), if its metrics are damaged, and if W&B is off or cannot be reached.
     """
     if owner := live_owner(folder.path):
-        raise TrainingError(f"{folder.path}: at work ({owner}), and sending its metrics by itself")
+        raise TrainingError(f"{folder.path}: is running ({owner}), and sends its metrics itself")
     if not any(folder.attempts.glob("*.json")) and not published(folder.checkpoints):
         raise TrainingError(f"{folder.path}: never trained (no attempts/), so there is no W&B run")
     metrics.read(folder.metrics)  # raises for a line that is not a row
