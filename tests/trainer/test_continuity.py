@@ -171,8 +171,12 @@ def test_a_term_may_come_beside_a_stage_that_is_a_fraction():
 @pytest.mark.parametrize(
     ("made", "override", "refusal"),
     [
-        (7, "steps=20", "would begin again after 7 steps, with 10 steps in place of 5; put the old value back"),
-        (7, "students.tinybert.intermediate.fraction=0.9", "would begin again after 7 steps, with 9 steps"),
+        (7, "steps=20", "would begin again after 7 steps, with 10 steps in place of 5"),
+        (
+            7,
+            "students.tinybert.intermediate.fraction=0.9",
+            "would begin again after 7 steps, with 9 steps",
+        ),
         (3, "steps=20", None),
         (7, "steps=12", None),
         (7, "students.tinybert.intermediate=null", None),
@@ -201,8 +205,8 @@ def resume_in_stages(runs: Path) -> list[tuple[int, int]]:
         back = f"rollback=[{{checkpoint: {checkpoint}}}]"
         found.append((Resumption.find(job(*places, staged % stage, back)).checkpoint.step, stage))
     for checkpoint, stage in ((6, 7), (4, 5)):
-        back, made = f"rollback=[{{checkpoint: {checkpoint}}}]", f"{checkpoint} steps on"
-        with pytest.raises(TrainingError, match=f"again, {made}, with {stage} in place of 3"):
+        back, made = f"rollback=[{{checkpoint: {checkpoint}}}]", f"after {checkpoint} steps"
+        with pytest.raises(TrainingError, match=f"again {made}, with {stage} steps in place of 3"):
             Resumption.find(job(*places, staged % stage, back))
     return found
 
