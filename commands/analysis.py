@@ -31,14 +31,14 @@ NUMBERS, PAGE = "analysis.json", "analysis.html"
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
-    help="Sequences of TEXT, examples of TASK or sentences of --parsed that are looked at.",
+    help="How many sequences of TEXT, examples of TASK or sentences of --parsed to analyse.",
 )
-@click.option("--length", type=click.IntRange(min=4), help="Tokens of a sequence of TEXT. [128]")
+@click.option("--length", type=click.IntRange(min=4), help="Tokens in a sequence of TEXT. [128]")
 @click.option(
     "--disable",
     "way",
     type=click.Choice(["zero", "uniform"]),
-    help="How a head is disabled: its attention is uniform, or its output is 0. [uniform; with"
+    help="How to disable a head: uniform attention, or an output of 0. [uniform; with"
     " --prune: zero]",
 )
 @click.option(
@@ -62,12 +62,12 @@ def analyze(
     out: str | None,
     as_json: bool,
 ) -> None:
-    """Show what attention heads look at, and what each is worth.
+    """Show what attention heads attend to, and what each is worth.
 
-    On a TEXT (a file, or - for standard input), each head is disabled in turn, and the loss of
-    masked words is compared. On a TASK that DIR was fine-tuned on (a YAML file, or a name from
-    configs/task/), the score of its validation examples is. Job keys change the task's job, as in
-    data.root=/data.
+    Each head is disabled in turn, and the model is scored without it. On a TEXT (a file, or - for
+    standard input) the score is the loss of masked words. On a TASK on which DIR was fine-tuned (a
+    YAML file, or a name from configs/task/), it is the score of the validation examples. Job keys
+    change the task's job, as in data.root=/data.
     """
     _refuse_misuse(named, overrides, length, way, prune)
     source = Path(folder)
@@ -135,7 +135,7 @@ def _examples(
 
 
 def _refuse_other_files(target: Path, folder: str, named: str) -> None:
-    """Raise DataError where `target` has files of these names that this analysis does not renew."""
+    """Raise DataError if `target` has files of these names that this analysis does not renew."""
     from data_pipeline.errors import DataError
     from data_pipeline.shards.writing import refuse_existing
 
@@ -192,7 +192,7 @@ def _written(analysis: Analysis, target: Path, as_json: bool) -> str:
 
 
 def _is_task(named: str) -> bool:
-    """Whether a name is a task's: that of a YAML file, or of a shipped task and no file."""
+    """Whether a name is a YAML file, or the name of a shipped task and of no file."""
     import configs
 
     if named.endswith((".yaml", ".yml")):

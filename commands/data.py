@@ -31,12 +31,12 @@ COPIES = click.option(
     type=click.IntRange(1, 1000),
     default=30,
     show_default=True,
-    help="Copies of each text; those that come out alike are written once.",
+    help="Copies of each text. Equal copies are written once.",
 )
 LEARNER = click.option(
     "--learner",
     type=TEXT,
-    help="Whose view to read: teacher, or a student's name. Needed if their views differ.",
+    help="Read this learner's view: teacher, or a student's name. Needed if the views differ.",
 )
 SEED = click.option(
     "--seed",
@@ -55,33 +55,41 @@ def data() -> None:
 @data.command("build")
 @click.argument("text", type=PATH, nargs=-1, required=True)
 @click.option(
-    "--tokenizer", "tokenizer_dir", type=PATH, required=True, help="A tokenizer's folder."
+    "--tokenizer", "tokenizer_dir", type=PATH, required=True, help="The tokenizer's folder."
 )
 @click.option("--out", type=PATH, required=True, help="The corpus folder to write.")
 @click.option(
-    "--shard-mb", type=POSITIVE, default=64.0, show_default=True, help="A shard's size, in MiB."
+    "--shard-mb",
+    type=POSITIVE,
+    default=64.0,
+    show_default=True,
+    help="The size of a shard, in MiB.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 1024), default=1, show_default=True, help="Processes."
+    "--workers",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="How many processes to use.",
 )
 @click.option(
     "--val-fraction",
     type=float,
     default=0.01,
     show_default=True,
-    help="The fraction of the documents that is held out.",
+    help="The fraction of the documents to hold out for validation.",
 )
 @click.option(
     "--task", type=TEXT, metavar="I/N", help="Build slice I of N; `data merge` joins them."
 )
 @SEPARATOR
 @FIELD
-@click.option("--keep-duplicates", is_flag=True, help="Keep documents that repeat exactly.")
+@click.option("--keep-duplicates", is_flag=True, help="Keep exact duplicates of documents.")
 @click.option(
     "--near-duplicates",
     type=click.FloatRange(0.5, 1.0),
     metavar="SIMILARITY",
-    help="Drop documents that share this much with an earlier one (0.8, say), and list them.",
+    help="Drop and list documents that are at least this similar to an earlier one, such as 0.8.",
 )
 @click.option("--strict", is_flag=True, help="Stop at the first bad document.")
 def data_build(
@@ -150,7 +158,11 @@ def data_check(folder: str) -> None:
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--samples", type=click.IntRange(min=1), default=4, show_default=True, help="How many to show."
+    "--samples",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="How many samples to show.",
 )
 @LEARNER
 def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: str | None) -> None:
@@ -169,7 +181,13 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: st
 @data.command("dump")
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--steps", type=TEXT, metavar="A:B", required=True, help="From step A up to step B.")
+@click.option(
+    "--steps",
+    type=TEXT,
+    metavar="A:B",
+    required=True,
+    help="Steps from A up to, but not including, B.",
+)
 @click.option(
     "--world-size",
     type=click.IntRange(min=1),
@@ -185,7 +203,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: st
     type=click.Choice(["train", "val"]),
     default="train",
     show_default=True,
-    help="The training or the held-out part.",
+    help="Which part to write: training or held-out.",
 )
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
 @LEARNER
@@ -214,7 +232,7 @@ def data_dump(
 @click.option("--model", type=PATH, required=True, help="A pre-trained masked language model.")
 @click.option("--out", type=PATH, required=True, help="The table to write, .tsv.")
 @click.option(
-    "--vectors", type=PATH, help="Word vectors, as GloVe's; default: the model's embeddings."
+    "--vectors", type=PATH, help="Word vectors in GloVe's format. Default: the model's embeddings."
 )
 @COPIES
 @click.option(
@@ -222,25 +240,25 @@ def data_dump(
     type=click.IntRange(1, 1000),
     default=15,
     show_default=True,
-    help="Words that may take a word's place.",
+    help="How many candidates there are for a word's replacement.",
 )
 @click.option(
     "--probability",
     type=FRACTION,
     default=0.4,
     show_default=True,
-    help="How often a word is replaced in a copy.",
+    help="The probability that a word of a copy is replaced.",
 )
 @click.option(
     "--stop-words",
     type=PATH,
-    help="A file of words that stay, one a line, for texts that are not English.",
+    help="For texts that are not English: a file of words to leave, one on each line.",
 )
 @SEED
 @click.option(
     "--mask-alone",
     is_flag=True,
-    help="Predict words from the masked text alone, without the original text beside it.",
+    help="Predict words from the masked text only, without the original text beside it.",
 )
 def data_augment(
     task: str,
@@ -256,8 +274,8 @@ def data_augment(
     """Augment the training examples of TASK as TinyBERT does.
 
     It writes a table for `data.train`: each example, and copies in which some words are replaced.
-    The candidates for a word are those that the model predicts in its place; if the word has
-    several pieces, those with the nearest word vectors. Repeating the command resumes it.
+    The candidates for a word are the words that the model predicts in its place. If the word has
+    several tokens, they are the words with the nearest vectors. Repeating the command resumes it.
     """
     from data_pipeline.augmentation.replacement import Replacement
     from trainer.augmentation.replacing import Replacing
@@ -278,9 +296,11 @@ def data_augment(
 @click.argument("task", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--out", type=PATH, required=True, help="The table to write, .tsv.")
-@click.option("--tagged", type=PATH, help="A file of CoNLL's columns: words with parts of speech.")
+@click.option("--tagged", type=PATH, help="A file in CoNLL's columns: words with parts of speech.")
 @click.option(
-    "--tag-column", type=click.IntRange(2), help="The column of the parts of speech; default: last."
+    "--tag-column",
+    type=click.IntRange(2),
+    help="The column of the parts of speech. Default: the last.",
 )
 @click.option(
     "--encoding",
@@ -292,28 +312,28 @@ def data_augment(
 @click.option(
     "--copies",
     type=click.IntRange(1, 1000),
-    help="Copies of each example; default: 20 of a text, 10 of a pair.",
+    help="Copies of each example. Default: 20 of a text, 10 of a pair.",
 )
 @click.option(
     "--mask",
     type=FRACTION,
     default=0.1,
     show_default=True,
-    help="How often a word is masked in a copy.",
+    help="The probability that a word of a copy is masked.",
 )
 @click.option(
     "--replace",
     type=FRACTION,
     default=0.1,
     show_default=True,
-    help="How often a word is replaced in a copy.",
+    help="The probability that a word of a copy is replaced.",
 )
 @click.option(
     "--ngram",
     type=FRACTION,
     default=0.25,
     show_default=True,
-    help="How often a copy is cut to an n-gram.",
+    help="The probability that a copy is cut to an n-gram.",
 )
 @click.option(
     "--longest",
@@ -325,7 +345,7 @@ def data_augment(
 @click.option(
     "--mask-token",
     type=TEXT,
-    help="What a masked word becomes; default: the mask token of data.tokenizer, or [MASK].",
+    help="The token for a masked word. Default: the mask token of data.tokenizer, or [MASK].",
 )
 @SEED
 def data_perturb(
@@ -340,8 +360,8 @@ def data_perturb(
     """Augment the training examples of TASK as Tang et al. do.
 
     It writes a table for `data.train`: each example, and copies in which some words are masked, and
-    some replaced by others of the same part of speech. Some copies are cut to 1 to --longest words.
-    Repeating the command resumes it.
+    some are replaced by others of the same part of speech. Some copies are cut to 1 to --longest
+    words. Repeating the command resumes it.
     """
     from data_pipeline.augmentation.perturbation import Perturbation
     from trainer.augmentation.perturbing import Perturbing, TaggedFile, mask_token

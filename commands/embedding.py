@@ -40,22 +40,22 @@ class _Row:
     type=click.Choice(["cls", "mean", "static"]),
     default="mean",
     show_default=True,
-    help="The first token's state, the mean of all, or the mean of the input vectors.",
+    help="The first token's state, the mean of all states, or the mean of the word embeddings.",
 )
 @click.option(
-    "--word", type=TEXT, help="The vectors of this word in each text: the mean of its pieces."
+    "--word", type=TEXT, help="Print the vectors of this word in each text: the mean of its tokens."
 )
 @click.option(
     "--vectors",
     "vectors_file",
     type=PATH,
-    help="Static vectors from this file (GloVe's or word2vec's text form), not the model's own.",
+    help="Take static vectors from this file, in the text format of GloVe or word2vec.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole vectors.")
 @click.option(
     "--out",
     type=PATH,
-    help="For a file of texts: where to write the vectors, as .npy or JSON lines.",
+    help="For a file of texts: the file to write the vectors to, .npy or JSON lines.",
 )
 @click.option(
     "--column",
@@ -77,9 +77,9 @@ def embed(
 ) -> None:
     """Print the vectors of texts, and their cosine similarities.
 
-    A single TEXT may be the name of a file, or - for standard input, with a text on each line, or
-    a table with the column text. Then each row gets its vector, in JSON lines, or as a row of an
-    array in --out FILE.npy. A row without a text gets null, or NaN.
+    A single TEXT may be the name of a file, or - for standard input. The file has a text on each
+    line, or it is a table with the column text. Each row then gets its vector, in JSON lines, or as
+    a row of an array in --out FILE.npy. A row without a text gets null, or NaN.
     """
     is_file = len(texts) == 1 and bool(out or texts[0] == "-" or os.path.isfile(texts[0]))
     if is_file:
@@ -232,7 +232,7 @@ def _block(row: _Row, pooling: str) -> str:
 
 
 def _table(rows: Sequence[_Row]) -> str:
-    """The similarity of each two rows by each pooling, side by side."""
+    """The similarity of each pair of rows by each pooling, side by side."""
     from trainer.evaluation.text_vectors import cosine
 
     pairs = {

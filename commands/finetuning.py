@@ -33,9 +33,9 @@ def finetune(
 ) -> None:
     """Fine-tune the model in a folder on TASK.
 
-    TASK is a file, or a name of `tandem list tasks`. The run is called after the task and the
-    model, unless name=NAME is given. With several seeds there is a run for each, and their best,
-    mean and standard deviation are reported.
+    TASK is a file, or a name of `tandem list tasks`. The run is named after the task and the
+    model, unless you give name=NAME. With several seeds there is a run for each seed. The command
+    then prints the best, the mean and the standard deviation of their scores.
     """
     ignore_write_errors()
     if not Path(model).is_dir():
@@ -54,7 +54,7 @@ def finetune(
 def _train_seeds(
     task: str, words: list[str], seeds: list[int], nproc: int | None
 ) -> dict[int, JobConfig]:
-    """Train a run for each seed; the jobs by seed. Exits with the code of one that does not end."""
+    """Train a run for each seed; the jobs by seed. Exits with the code of a run that stops."""
     name = load_job(task, tuple(words), ["task"]).name
     jobs = {}
     for seed in seeds:
@@ -79,7 +79,7 @@ def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
 def _train(
     job: JobConfig, words: Sequence[str], nproc: int | None, one_of_several: bool = False
 ) -> int:
-    """Train the run to its end, unless it has come to it already; the exit code.
+    """Train the run to its end, unless it is finished; the exit code.
 
     words: the name of the task's config, and the overrides.
     """
@@ -92,10 +92,10 @@ def _train(
 
 
 def _require_same(job: JobConfig) -> None:
-    """Raise ConfigError where the run by that name is another one's.
+    """Raise ConfigError if the run of that name belongs to another job.
 
-    That is, of another model, or finished and of other settings. An unfinished one may resume with
-    others, such as more epochs.
+    It does if its model differs, or if it is finished and its settings differ. An unfinished run
+    may resume with other settings, such as more epochs.
     """
     has_ended = final_results(job) is not None
     if differences := [

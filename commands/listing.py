@@ -33,7 +33,7 @@ _SENTENCE = re.compile(r".+?(?:(?<!\bal)[.?](?=\s)|$)")  # "et al." ends none
 def list_names(kind: str | None, as_json: bool) -> None:
     """List the shipped models, jobs, tasks, terms and so on.
 
-    With a KIND, each has a line that says what it is.
+    With a KIND, each name has a line that describes it.
     """
     from configs.strict_json import strict_json
 

@@ -62,7 +62,7 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(min=1),
-    help="GPUs of each node.  [8; of a consumer card: 1]",
+    help="GPUs of each node.  [8; for a consumer card: 1]",
 )
 @click.option(
     "--device",
@@ -104,7 +104,7 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
     "--time",
     "time_limit",
     callback=time_limit,
-    help="The time limit of each start, as sbatch takes it: 24:00:00, 2-0.",
+    help="The time limit of each start, written as for sbatch: 24:00:00, or 2-0.",
 )
 @click.option(
     "--warning-seconds",

@@ -82,13 +82,13 @@ POSITIVE = Number(0, 1e9, min_open=True)
 SEPARATOR = click.option(
     "--separator",
     type=TEXT,
-    help="The line between documents; 'line': each line is one; default: blank lines.",
+    help="The line between documents, or 'line': each line is one. Default: blank lines.",
 )
 FIELD = click.option(
     "--field",
     "text_field",
     type=TEXT,
-    help="Key or column of the text, a.b if nested; default: text. Refuses files without.",
+    help="Key or column of the text; a.b if nested. Default: text. Files without it are refused.",
 )
 
 

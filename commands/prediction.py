@@ -18,7 +18,7 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
 @click.command()
 @click.argument("folder", type=PATH, metavar="DIR")
 @click.argument("input_", type=PATH, metavar="INPUT")
-@click.option("--out", type=PATH, help="The file to write; standard output without it.")
+@click.option("--out", type=PATH, help="The file to write. Default: standard output.")
 @click.option("--head", type=TEXT, help="The task of INPUT, if the model has several.")
 @click.option(
     "--column",
@@ -26,11 +26,9 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
     type=TEXT,
     multiple=True,
     metavar="FIELD=COLUMN",
-    help="The column that holds a field, by name or number; may be repeated.",
+    help="The column that holds a field, by name or number. May be repeated.",
 )
-@click.option(
-    "--encoding", type=ENCODING, help="The encoding of INPUT. [that of the files in training]"
-)
+@click.option("--encoding", type=ENCODING, help="The encoding of INPUT. [as in training]")
 @click.option(
     "--speed",
     type=FRACTION,
@@ -38,7 +36,7 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
     " below this.",
 )
 @click.option("--documents", type=PATH, help="Rank the documents in this file for each query.")
-@click.option("--candidates", type=PATH, help="The run that a cross-encoder is to re-rank.")
+@click.option("--candidates", type=PATH, help="The ranking that a cross-encoder re-ranks.")
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -49,7 +47,7 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
     "plugins",
     type=PATH,
     multiple=True,
-    help="A Python file that the model's training named in `plugins`; may be repeated.",
+    help="A Python file that the model's training named in `plugins`. May be repeated.",
 )
 def predict(
     folder: str,
@@ -70,12 +68,13 @@ def predict(
     read. In a .txt file and on standard input, each line is a text, or two texts with a tab between
     them; for a tagger it may be a raw sentence. For questions, standard input is SQuAD's JSON.
 
-    Prints one JSON object per line. Its "row" is the line or row of INPUT that it answers, from 1.
-    A row without a text gets null. Long sentences and passages are read in windows; other long
-    texts are cut, and counted on stderr. With --speed, "layer" is where the example left. Input
-    from a pipe is answered whenever its writer pauses.
+    The command prints one JSON object per line. Its "row" is the number of the line or row of
+    INPUT that it answers, from 1. A row without a text gets null. Long sentences and passages are
+    read in windows. Other long texts are cut, and their number is printed on stderr. With --speed,
+    "layer" is the layer at which the example left. Input from a pipe is answered whenever its
+    writer pauses.
 
-    For retrieval, INPUT holds queries. Each gets its vector, or, with --documents, a ranking.
+    For retrieval, INPUT holds queries. Each query gets its vector, or, with --documents, a ranking.
     """
     from data_pipeline.text.text_files import STDIN
     from trainer.device import own_device

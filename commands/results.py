@@ -21,14 +21,16 @@ TIMED_TOKENS = 128  # of the text that ONNX files are timed with
 @click.option("--head", type=TEXT, help="The task to score, if the model has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--suite", type=PATH, help="A suite: a file, or a name from configs/suite/.")
-@click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
+@click.option("--out", type=PATH, help="The folder for the runs and the report of a suite.")
 @click.option("--seeds", callback=numbers, help="Seeds instead of the suite's, such as 1,2,3.")
 @click.option(
     "--untrained",
     is_flag=True,
-    help="Also compare with the first DIR's architecture at random weights.",
+    help="Also compare with the first DIR's architecture with random weights.",
 )
-@click.option("--nproc", type=click.IntRange(min=1), help="Processes that train for a suite.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="Processes that train each run of a suite."
+)
 def evaluate(
     names: tuple[str, ...],
     learner: str | None,
@@ -42,13 +44,13 @@ def evaluate(
 ) -> None:
     """Score a RUN's learners, a model in DIR, or a suite of models.
 
-    The learners of RUN are scored on its held-out text or examples. The model in DIR, an export or
-    an imported model, is scored on the labelled examples of its task in data.validation=FILE.
-    Columns, lengths and labels are those of its training, unless other job keys about data, or
-    teacher.objective.TASK, say otherwise.
+    The learners of RUN are scored on the run's held-out text or examples. The model in DIR, an
+    export or an imported model, is scored on the labelled examples of its task in
+    data.validation=FILE. Columns, lengths and labels are as in its training. Job keys about data,
+    and teacher.objective.TASK, change them.
 
-    With --suite, every model in DIRs is fine-tuned on every task and compared with the first one;
-    job keys change every task's job. The same command resumes a comparison that was stopped.
+    With --suite, every model in DIRs is fine-tuned on every task and compared with the first model.
+    Job keys change the job of every task. The same command resumes a comparison that was stopped.
     """
     from cluster.ranks import reported
 
@@ -103,7 +105,7 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
 def which_step(
     _context: click.Context, _option: click.Parameter, value: str | None
 ) -> str | int | None:
-    """The checkpoint that is meant: best, last, or the one of a step."""
+    """The chosen checkpoint: best, last, or a step."""
     if value is None or value in ("best", "last"):
         return value
     if not value.isdecimal():
@@ -113,21 +115,23 @@ def which_step(
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.option("--learner", type=TEXT, required=True, help="teacher, or a student's name.")
+@click.option(
+    "--learner", type=TEXT, required=True, help="The learner: teacher, or a student's name."
+)
 @click.option("--out", type=PATH, required=True, help="The folder to write.")
 @click.option(
     "--head",
     type=TEXT,
-    help="Write only the head of this task, if the model has several: transformers can load it.",
+    help="If the model has several heads, write only this task's, for transformers.",
 )
 @click.option(
     "--step",
     metavar="best|last|N",
     callback=which_step,
-    help="Which checkpoint: the one with the learner's best evaluation.metric on validation, the "
+    help="The checkpoint: the one with the learner's best evaluation.metric on validation, the "
     "last one, or one of this step. default: as evaluation.final says.",
 )
-@click.option("--average", is_flag=True, help="The learner's averaged weights.")
+@click.option("--average", is_flag=True, help="Write the learner's averaged weights.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")
 @click.option(
     "--int8",

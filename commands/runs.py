@@ -23,7 +23,7 @@ _WAIT = click.option(
 def stop(run: str, wait: float) -> None:
     """Make the job of RUN save and end, from any node.
 
-    The rest of its chain is cancelled.
+    If the job is one of a chain (`submit --chain`), the following jobs are cancelled.
     """
     from cluster.commands import cancel_waiting
     from trainer.checkpoint import live_owner
@@ -78,7 +78,7 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
 def sync(run: str) -> None:
     """Make Weights & Biases match RUN's metrics.jsonl.
 
-    Without a key this is done offline.
+    Without a key the result is a complete offline folder.
     """
     from trainer.record.syncing import sync as sync_run
     from trainer.run_folder.folder import RunFolder

@@ -33,13 +33,13 @@ from commands.options import PATH
 @click.option("--teacher", type=PATH, help="The teacher to pre-train: a name of `list models`.")
 @click.option("--student", type=PATH, multiple=True, help="A student to distil. May be repeated.")
 @click.option("--task", type=click.Choice(TASKS), help="What the examples are.  [single_sentence]")
-@click.option("--hardware", type=click.Choice([*HARDWARE]), help="What it will run on.")
-@click.option("--output-dir", type=PATH, help="Where the run's folder goes.  [runs]")
+@click.option("--hardware", type=click.Choice([*HARDWARE]), help="What the job will run on.")
+@click.option("--output-dir", type=PATH, help="The folder for the run's folder.  [runs]")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def init(file: str, force: bool, **options: Any) -> None:
     """Write the YAML of a new job to FILE, job.yaml by default.
 
-    In a terminal it asks for what no option says.
+    In a terminal it asks for everything that you have not given as an option.
     """
     path = Path(file)
     if path.exists() and not force:
@@ -140,7 +140,7 @@ def _ask(
 
 
 def _is_asked() -> bool:
-    """Whether somebody sits at a terminal."""
+    """Whether the command runs in a terminal."""
     return sys.stdin.isatty()
 
 

@@ -58,16 +58,18 @@ class _Submission:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Submit this many jobs that follow each other, for queues without requeues.",
+    help="Submit this many jobs, each after the one before, for queues without requeues.",
 )
 @click.option("--model", type=PATH, help="The folder of the model that a task fine-tunes.")
-@click.option("--store", is_flag=True, help="Store the teacher's predictions first, in one job.")
+@click.option(
+    "--store", is_flag=True, help="In the same job, store the teacher's predictions first."
+)
 @click.option("--suite", type=PATH, help="The suite on which `submit evaluate` compares DIRs.")
-@click.option("--out", type=PATH, help="Where the runs and the report of a suite go.")
+@click.option("--out", type=PATH, help="The folder for the runs and the report of a suite.")
 @click.option(
     "--untrained",
     is_flag=True,
-    help="Also compare with the first DIR's architecture at random weights.",
+    help="Also compare with the first DIR's architecture with random weights.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option(
@@ -83,8 +85,8 @@ def submit(
 ) -> None:
     """Submit the job CONFIG to SLURM, with any option of sbatch.
 
-    `tandem submit store CONFIG`, `submit evaluate RUN` and `submit evaluate --suite SUITE DIR...`
-    submit these commands instead. Names and keys come before the options of sbatch.
+    To submit another command, write its name: `tandem submit store CONFIG`, `submit evaluate RUN`
+    or `submit evaluate --suite SUITE DIR...`. Give names and keys before the options of sbatch.
     """
     from cluster.commands import submit as submit_job
 
@@ -209,9 +211,9 @@ def _evaluation(names: Sequence[str], overrides: tuple[str, ...], check: bool) -
 
 
 def _require_startable(job: JobConfig, seeds: Sequence[int], stores_first: bool) -> None:
-    """Raise what would end each run of the job as it starts, if that can be known here.
+    """Raise the error that would end each run of the job at its start, if it can be known here.
 
-    Raises LaunchError where no run has anything left to do.
+    Raises LaunchError if no run has anything left to do.
     """
     from cluster import LaunchError
     from commands.training import final_results

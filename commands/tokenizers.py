@@ -20,7 +20,7 @@ def tokenizer() -> None:
     "--kind",
     type=click.Choice(["wordpiece", "bpe", "unigram"]),
     required=True,
-    help="The kind: BERT's, RoBERTa's or ALBERT's.",
+    help="The kind of BERT, RoBERTa or ALBERT.",
 )
 @click.option(
     "--vocab-size", type=click.IntRange(min=1), required=True, help="Entries of the vocabulary."
@@ -34,7 +34,7 @@ def tokenizer() -> None:
 @click.option(
     "--strip-accents",
     is_flag=True,
-    help="Drop all accents and vowel signs, as BERT's uncased models do; for wordpiece.",
+    help="For wordpiece: drop all accents and vowel signs, as BERT's uncased models do.",
 )
 @SEPARATOR
 @FIELD
@@ -93,11 +93,11 @@ def tokenizer_train(
 def tokenizer_compare(
     text: str, tokenizers: tuple[str, ...], separator: str | None, text_field: str | None
 ) -> None:
-    """Compare what each TOKENIZER makes of TEXT.
+    """Compare how each TOKENIZER cuts TEXT.
 
-    TEXT is read as `data build` reads it. Words stand between white space. A word is unknown if a
-    part of it is. A character is lost if the tokenizer's normalizer removes it, its accent or its
-    vowel sign.
+    TEXT is read as `data build` reads it. A word is what stands between white space. It is unknown
+    if a part of it has no entry. A character is lost if the tokenizer's normalizer removes it, its
+    accent or its vowel sign.
     """
     from data_pipeline.text.formats import ReadOptions
     from data_pipeline.tokenization.comparison import compare
@@ -121,9 +121,7 @@ def tokenizer_compare(
 @tokenizer.command("prune")
 @click.argument("folder", type=PATH, metavar="DIR")
 @click.argument("text", type=PATH, nargs=-1, required=True)
-@click.option(
-    "--size", type=click.IntRange(min=1), required=True, help="Entries that remain at most."
-)
+@click.option("--size", type=click.IntRange(min=1), required=True, help="The most entries to keep.")
 @click.option("--out", type=PATH, required=True, help="The folder to write.")
 @SEPARATOR
 @FIELD
@@ -132,8 +130,8 @@ def tokenizer_prune(
 ) -> None:
     """Prune the vocabulary in DIR to what TEXT needs.
 
-    The most frequent entries of the model or tokenizer remain, and the model's weights for them.
-    TEXT is read as `data build` reads it.
+    DIR holds a model or a tokenizer. Its most frequent entries in TEXT remain, and the model's
+    weights for these. TEXT is read as `data build` reads it.
     """
     from data_pipeline.text.formats import ReadOptions
     from data_pipeline.tokenization.pruning import prune

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Train the job CONFIG, or resume it.
 
-    Also the entry point of each rank under srun and torchrun.
+    srun and torchrun start each rank by this command too.
     """
     ignore_write_errors()
 
@@ -57,9 +57,9 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 def rehearse(config: str, overrides: tuple[str, ...], steps: int, nproc: int) -> None:
     """Run the job CONFIG scaled down, in minutes on a CPU.
 
-    Every phase, change of batch and rate, and joining student comes in its order, with narrow
-    models of the same depth, short sequences and small batches, on the job's own text. The run is
-    NAME-rehearsal; the same command resumes it.
+    The rehearsal reads the job's own text and runs every phase, change of batch and rate, and
+    joining student in its order. Its models have the same depth but are narrow, and its sequences
+    and batches are small. The run is NAME-rehearsal; the same command resumes it.
     """
     from trainer.device import choose_device
     from trainer.rehearsal import rehearsal
@@ -80,8 +80,9 @@ def rehearse(config: str, overrides: tuple[str, ...], steps: int, nproc: int) ->
 def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Store the predictions of the frozen teacher of a job.
 
-    Other jobs can read them. The section teacher.stored says where, and how many logits. Repeating
-    the command writes what is missing. Also the entry point of each rank under srun and torchrun.
+    Other jobs can read them. The section teacher.stored says where they are written, and how many
+    logits. Repeating the command writes what is missing. srun and torchrun start each rank by this
+    command too.
     """
     ignore_write_errors()
 
@@ -109,10 +110,10 @@ def load_on_device(config: str, overrides: tuple[str, ...]) -> JobConfig:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute in this thread alone, as whoever reads a config or a model before ranks are forked.
+    """Compute only in this thread, while a config or a model is read before ranks are forked.
 
-    A fork of a process whose OpenMP threads have worked waits for them for ever. `_leave_as_fork`
-    gives each rank its own threads.
+    If OpenMP threads of a process have worked, a fork of it waits for them for ever.
+    `_leave_as_fork` gives each rank its own threads.
     """
     import torch
 
@@ -127,7 +128,7 @@ def one_thread() -> Iterator[None]:
 def run_if_launched(
     as_rank: Callable[[], int], nproc: int | None, config: str, overrides: tuple[str, ...]
 ) -> None:
-    """Where srun or torchrun has started this process as a rank, call `as_rank` and exit."""
+    """Call `as_rank` and exit, if srun or torchrun has started this process as a rank."""
     from cluster.ranks import is_launched
 
     if is_launched():
@@ -140,7 +141,7 @@ def run_if_launched(
 
 
 def _choose_device_of_rank(config: str, overrides: tuple[str, ...]) -> None:
-    """Choose the device before the ranks meet, by which they do. A bad config is rank 0's to tell.
+    """Choose the device, which decides how the ranks meet. Rank 0 reports a bad config later.
 
     Raises TrainingError for a GPU that cannot be used.
     """
@@ -174,10 +175,10 @@ def launch_ranks(
     nproc: int | None,
     one_of_several: bool = False,
 ) -> int:
-    """Run ``tandem WORDS`` as ranks on this machine; returns the launcher's exit code, only there.
+    """Run ``tandem WORDS`` as ranks on this machine. In the launcher, returns its exit code.
 
-    Without GPUs a rank is a fork of this process, which calls `as_fork`. Raises LaunchError where
-    there are fewer GPUs than ranks, since NCCL refuses two ranks on one.
+    Without GPUs a rank is a fork of this process, which calls `as_fork`. Raises LaunchError if
+    there are fewer GPUs than ranks, since NCCL refuses two ranks on one GPU.
     """
     from cluster import LaunchError
     from cluster.local import becoming, launch
@@ -238,9 +239,9 @@ def _announce(folder: Any, results: dict[str, Any]) -> None:
 
 
 def final_results(job: JobConfig) -> dict[str, Any] | None:
-    """The results of the job's run; None where it has not reached its end.
+    """The results of the job's run; None if it has not reached its end.
 
-    Nor has it where a test file has changed: what is left to do is to score it.
+    A run whose test file has changed has not reached its end: the new file must be scored.
     """
     from configs.runs import has_ended
     from trainer.lifecycle.finalize import has_scored
