@@ -56,8 +56,8 @@ class ClusterConfig(Section):
     sbatch: Annotated[
         dict[OptionName, str],
         Doc(
-            "Options of sbatch by their long names. An option without a value is `true` or an "
-            "empty string; `false` removes an option that a `base` sets."
+            "Options of sbatch by their long names. For an option without a value write `true` "
+            "or an empty string; `false` removes an option that a `base` sets."
         ),
     ] = field(default_factory=dict)
     srun: Annotated[dict[OptionName, str], Doc("Options of srun, written as in `sbatch`.")] = field(
@@ -109,14 +109,14 @@ class ClusterConfig(Section):
         str,
         PATH,
         Doc(
-            "The ranks' Python interpreter. Empty: the one that submits, or `python` where `venv`, "
-            "`conda` or `container` is set."
+            "The ranks' Python interpreter. Empty: `python` if `venv`, `conda` or `container` "
+            "is set, otherwise the interpreter that submits."
         ),
     ] = ""
     interface: Annotated[
         str,
         Matches(r"[\w.=^,:-]*", "the name of an interface, such as ib0"),
-        Doc("The network interface for NCCL and gloo, where a node has several."),
+        Doc("The network interface for NCCL and gloo, if a node has several."),
     ] = ""
     variables: Annotated[
         dict[Annotated[str, Matches(r"[A-Za-z_]\w*", "a variable's name")], str],

@@ -41,10 +41,10 @@ class DeviceConfig(Section):
         default_factory=list
     )
     per_node: Annotated[
-        int, COUNT, Doc("Accelerators of a usual node: `tandem plan` assumes as many.")
+        int, COUNT, Doc("Accelerators of a usual node, which `tandem plan` assumes.")
     ] = 8
     is_cpu: Annotated[
-        bool, Doc("A CPU, whose memory is that of the node; a rank has all of its cores.")
+        bool, Doc("A CPU: its memory is the node's memory, and a rank has all of its cores.")
     ] = False
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -27,13 +27,13 @@ class ArmConfig(Section):
         list[str], Doc("The learners with a row in the table: `teacher`, or a student's name.")
     ] = field(default_factory=lambda: ["teacher"])
     task: Annotated[
-        str, Doc("The task that its job begins with; empty: that of the study, if it has one.")
+        str, Doc("The task with which its job begins; empty: the task of the study, if it has one.")
     ] = ""
     speeds: Annotated[
         list[Annotated[float, Range(0.0, 1.0)]],
         Doc(
-            "The thresholds at which examples leave a teacher with branches early, each with a "
-            "row of its own, scored on the validation file."
+            "Thresholds at which examples leave a teacher with branches early. Each has a row, "
+            "scored on the validation file."
         ),
     ] = field(default_factory=list)
 
@@ -57,7 +57,8 @@ class StudyConfig(Section):
     arms: Annotated[dict[str, ArmConfig], Doc("The arms by name.")]
     seeds: Annotated[list[int], Doc("Every arm runs once with each of these seeds.")]
     task: Annotated[
-        str, Doc("A task, a name of configs/task, that the jobs begin with; empty: they read text.")
+        str,
+        Doc("A task (a name of configs/task) with which the jobs begin; empty: they read text."),
     ] = ""
     files: Annotated[
         dict[str, list[str]],
@@ -69,24 +70,24 @@ class StudyConfig(Section):
     scores: Annotated[
         list[str],
         Doc(
-            "Columns of the table, named as in `evaluation.json` (so are retention, parameters and "
-            "sequences_per_second); differences use the first."
+            "Columns of the table, named as in `evaluation.json`, which also has retention, "
+            "parameters and sequences_per_second. Differences use the first column."
         ),
     ] = field(default_factory=lambda: ["accuracy", "loss"])
     against: Annotated[
         dict[str, str],
         Doc(
-            "Which row, as `ARM.LEARNER`, a learner is compared with. The keys are a "
-            "learner's name, for all arms, or `ARM.LEARNER`, for one. Other learners are "
-            "compared with the first row."
+            "The row, as `ARM.LEARNER`, with which a learner is compared. A key is a learner's "
+            "name, for all arms, or `ARM.LEARNER`, for one arm. Other learners are compared "
+            "with the first row."
         ),
     ] = field(default_factory=dict)
     minimal_pairs: Annotated[
         str | None,
         NOT_EMPTY,
         Doc(
-            "A file of minimal pairs in the corpus's folder, by which the models in the table are "
-            "scored too: the score `minimal_pairs`."
+            "A file of minimal pairs in the corpus's folder. The models in the table are also "
+            "scored on it: the score `minimal_pairs`."
         ),
     ] = None
 

@@ -19,10 +19,14 @@ class SuiteTaskConfig(Section):
     task: Annotated[
         str,
         PATH,
-        Doc("A task: a file, or a name from configs/task/; empty: the name that it has here."),
+        Doc("A task: a file, or a name from configs/task/; empty: the key of this entry."),
     ] = ""
     job: Annotated[
-        dict[str, Any], Doc("Keys of the task's job, over its own and those shared by all tasks.")
+        dict[str, Any],
+        Doc(
+            "Keys of the task's job. They override the task's own keys, and the "
+            "keys shared by all tasks."
+        ),
     ] = field(default_factory=dict)
 
 

@@ -92,8 +92,8 @@ class TaskFilesConfig(Section):
     columns: Annotated[
         dict[str, str],
         Doc(
-            "Which column holds each field of a task: its name (of nested records: doc.text), or, "
-            "in a file without a header, its number from 1."
+            "The column that holds each field of a task: its name (doc.text in nested "
+            "records), or, in a file without a header, its number from 1."
         ),
     ] = field(default_factory=dict)
     encoding: Annotated[str, TEXT_ENCODING, Doc("The character encoding of a task's files.")] = (
@@ -175,15 +175,15 @@ class DataConfig(TaskFilesConfig):
     ] = ""
     tasks: Annotated[
         dict[Annotated[str, TASK_NAME], TaskDataConfig],
-        Doc("The examples of each of several tasks that are learnt together, by its name."),
+        Doc("The examples of each task, by name, if several tasks are learned together."),
     ] = field(default_factory=dict)
     tokenizer: Annotated[
         str | None,
         PATH,
         NOT_EMPTY,
         Doc(
-            "A task's tokenizer; null: that of the first learner with init.pretrained, teachers "
-            "before students."
+            "A task's tokenizer; null: the tokenizer of the first learner with "
+            "init.pretrained, teachers before students."
         ),
     ] = None
     mixture: Annotated[
@@ -194,8 +194,8 @@ class DataConfig(TaskFilesConfig):
         LENGTHS,
         Unit("tokens"),
         Doc(
-            "The length of every sequence, special tokens included; of a task's examples, the "
-            "longest."
+            "The length of every sequence, special tokens included; for a task, the largest "
+            "length of an example."
         ),
     ] = 128
     packing: Annotated[
@@ -210,8 +210,8 @@ class DataConfig(TaskFilesConfig):
         list[PhaseConfig],
         Ascending(by="from_step"),
         Doc(
-            "Changes at later steps. One of length, packing or mixture begins a new pass over the "
-            "corpora."
+            "Changes at later steps. A change of length, packing or mixture begins a new pass "
+            "over the corpora."
         ),
     ] = field(default_factory=list)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -225,28 +225,28 @@ class DataConfig(TaskFilesConfig):
         PATH,
         NOT_EMPTY,
         Doc(
-            "Where shards of URLs are kept, shared by the ranks of a node; null: "
-            "`$XDG_CACHE_HOME/tandem`, or `~/.cache/tandem`. Where a web server sends parts of "
-            "files, only the index is kept."
+            "The folder for shards from URLs, shared by the ranks of a node; null: "
+            "`$XDG_CACHE_HOME/tandem`, or `~/.cache/tandem`. If a web server can send parts of "
+            "files, only the index is kept there."
         ),
     ] = None
     cache_gb: Annotated[
         float,
         positive(1e9),
         Unit("GB"),
-        Doc("The largest size of the cache; the corpora of a mixture have equal parts of it."),
+        Doc("The largest size of the cache; each corpus of a mixture has an equal part of it."),
     ] = 50.0
     stage: Annotated[
         str | None,
         VERBATIM,
         NOT_EMPTY,
         Doc(
-            "A folder on each node's own disk, or a variable of its environment such as `$TMPDIR`, "
-            "to which what the node will read is copied ahead."
+            "A folder on each node's own disk, or a variable of its environment such as "
+            "`$TMPDIR`. The data that the node will read next is copied there."
         ),
     ] = None
     stage_gb: Annotated[
-        float, positive(1e9), Unit("GB"), Doc("How much is copied ahead at a time.")
+        float, positive(1e9), Unit("GB"), Doc("The largest size of the data copied ahead.")
     ] = 20.0
 
     def conflicts(self) -> Iterator[Refusal]:

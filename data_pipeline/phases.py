@@ -20,7 +20,9 @@ class PhaseMaskingConfig(Section):
     """The keys of `masking` that a phase changes; null: as before."""
 
     rate: Annotated[
-        float | None, FRACTION, Doc("The rate of the phase; `final_rate` has no effect in it.")
+        float | None,
+        FRACTION,
+        Doc("The rate of the phase; `final_rate` has no effect during the phase."),
     ] = None
     unit: Annotated[str | None, OneOf(*UNITS), Doc("What is chosen as one.")] = None
     mask_fraction: Annotated[

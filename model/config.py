@@ -114,7 +114,9 @@ class EncoderConfig(ModelConfig):
         ),
     ] = False
     norm_placement: Annotated[
-        str, OneOf("post", "pre"), Doc("Norms after each residual sum (post) or before each part.")
+        str,
+        OneOf("post", "pre"),
+        Doc("post: norms after each residual sum; pre: norms before each part."),
     ] = "post"
     activation: Annotated[
         str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
@@ -138,8 +140,8 @@ class EncoderConfig(ModelConfig):
         str,
         OneOf("hidden", "shared", "inner"),
         Doc(
-            "What Q and K read: the hidden states, a bottleneck that they share, or the layer's "
-            "inner states, which V then reads too."
+            "The input of Q and K: the hidden states, a bottleneck that they share, or the "
+            "layer's inner states, which V then reads too."
         ),
     ] = "hidden"
     local_window: Annotated[
@@ -186,7 +188,10 @@ class EncoderConfig(ModelConfig):
     ] = ""
     head_transform: Annotated[
         bool,
-        Doc("The masked-LM head has a dense layer, an activation and a norm; false: none of them."),
+        Doc(
+            "The masked-LM head has a dense layer, an activation and a norm; false: it has none "
+            "of these."
+        ),
     ] = True
     head_bias: Annotated[bool, Doc("The masked-LM transform has a bias.")] = True
     tied_decoder: Annotated[

@@ -98,8 +98,8 @@ class TaskHeadConfig(Section):
         list[int],
         Range(-4097, 4096),
         Doc(
-            "The hidden states that it reads, side by side: 0 is the embedding output, 1 the first "
-            "layer's, -1 the last; empty: the last."
+            "The hidden states that it reads, concatenated: 0 is the embedding output, 1 the "
+            "output of the first layer, -1 of the last; empty: the last."
         ),
     ] = field(default_factory=list)
     transform: Annotated[
@@ -113,7 +113,7 @@ class TaskHeadConfig(Section):
     activation: Annotated[
         str,
         OneOf("", "relu"),
-        Doc("The activation applied to what the output layer reads; TinyBERT's code has relu."),
+        Doc("The activation before the output layer; TinyBERT's code has relu."),
     ] = ""
     numbers: Annotated[
         list[str],
@@ -138,7 +138,7 @@ class TaskHeadConfig(Section):
     dropout: Annotated[
         float | None,
         PROBABILITY,
-        Doc("Dropout probability of what its last layer reads; null: the model's."),
+        Doc("Dropout probability of the input of its last layer; null: the model's dropout."),
     ] = field(default=None, compare=False)
     branches: Annotated[
         bool,
@@ -152,8 +152,8 @@ class TaskHeadConfig(Section):
     module: Annotated[
         HeadModuleConfig | None,
         Doc(
-            "A module of its own, which reads the states of all tokens and gives the output; null: "
-            "a pooled state, a transform and an output layer."
+            "The module of the head, which reads the states of all tokens and gives the "
+            "output; null: a pooled state, a transform and an output layer."
         ),
     ] = None
 

@@ -47,7 +47,7 @@ class BatchConfig(Section):
         int | None,
         ROWS,
         Unit("sequences"),
-        Doc(f"The global batch in sequences; {DEFAULT_SIZE} where `tokens` is not set either."),
+        Doc(f"The global batch in sequences; {DEFAULT_SIZE} if `tokens` is not set either."),
     ] = None
     tokens: Annotated[
         int | None,
@@ -62,7 +62,10 @@ class BatchConfig(Section):
         int,
         ROWS,
         Unit("sequences"),
-        Doc("Sizes that `tokens` gives are multiples of this, which the ranks must divide."),
+        Doc(
+            "Sizes that follow from `tokens` are multiples of this. It must be a multiple of the "
+            "number of ranks."
+        ),
     ] = 8
     micro_batch: Annotated[
         int,
@@ -78,8 +81,8 @@ class BatchConfig(Section):
         TOKENS,
         Unit("tokens"),
         Doc(
-            "At most this many tokens in a micro-batch too, so that a phase of longer sequences "
-            "fits the memory; null: no limit but `micro_batch`."
+            "A micro-batch also has at most this many tokens, so that a phase of longer "
+            "sequences fits into memory; null: only `micro_batch` limits it."
         ),
     ] = None
     growth: Annotated[

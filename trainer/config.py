@@ -81,8 +81,9 @@ class EvaluationConfig(Section):
             "accuracy or pair_accuracy; on a task it is HEAD_SCORE, such as "
             "single_sentence_accuracy, or bleu. It decides when students start and which "
             "checkpoints are kept, and learners are compared by it. null: the primary score of "
-            "the first head; of several tasks, task_mean, the mean of theirs. A student without "
-            "that score has the primary one of its own first head."
+            "the first head; with several tasks task_mean, the mean of their primary scores. "
+            "If a student does not have this score, the primary score of its own first head is "
+            "used."
         ),
     ] = None
     final: Annotated[
@@ -121,15 +122,15 @@ class CheckpointConfig(Section):
     every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between checkpoints.")] = 500
     keep: Annotated[int, COUNT, Doc("How many of the newest are kept.")] = 3
     keep_every: Annotated[
-        int | None, COUNT, Unit("steps"), Doc("Also keep those at multiples of this step.")
+        int | None, COUNT, Unit("steps"), Doc("Also keep checkpoints at multiples of this step.")
     ] = None
     keep_best: Annotated[
         int,
         INDEX,
         Doc(
             "For each trained learner, also keep this many checkpoints with its best "
-            "evaluation.metric, among those saved right after an evaluation. In a job of "
-            "a task, and where evaluation.final is best, every new best is saved."
+            "evaluation.metric, among the checkpoints saved right after an evaluation. In a "
+            "job of a task, and if evaluation.final is best, every new best is saved."
         ),
     ] = 1
     max_failures: Annotated[
@@ -145,7 +146,10 @@ class WatchConfig(Section):
         int,
         COUNT,
         Unit("steps"),
-        Doc("How often the ranks compare their replicas; they also do before every checkpoint."),
+        Doc(
+            "Steps between comparisons of the ranks' replicas. The ranks also compare them "
+            "before every checkpoint."
+        ),
     ] = 100
     hang_timeout_s: Annotated[
         float,
@@ -179,7 +183,10 @@ class LogConfig(Section):
     notes: Annotated[str, Doc("A description of the run there.")] = ""
     trackers: Annotated[
         list[str],
-        Doc("Trackers beside Weights & Biases: tensorboard, or those that `plugins` register."),
+        Doc(
+            "Trackers in addition to Weights & Biases: tensorboard, or trackers that `plugins` "
+            "register."
+        ),
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -206,7 +213,7 @@ class JobConfig(Section):
         Doc("Further teachers, frozen, by name; a term names one of them, or their mean."),
     ] = field(default_factory=dict, kw_only=True)
     steps: Annotated[
-        int, INDEX, Unit("steps"), Doc("Optimizer steps of the job; 0: `epochs` says how many.")
+        int, INDEX, Unit("steps"), Doc("Optimizer steps of the job; 0: `epochs` decides.")
     ] = 0
     epochs: Annotated[
         float | None,
@@ -218,8 +225,8 @@ class JobConfig(Section):
         dict[Annotated[str, TASK_NAME], str],
         PATH,
         Doc(
-            "Tasks that are learnt together, one in each step: a name of configs/task, or a file, "
-            "for each. They become `data.tasks` and the `tasks` of objectives."
+            "Tasks that are learned together, one in each step: for each task a name of "
+            "configs/task, or a file. They become `data.tasks` and the `tasks` of objectives."
         ),
     ] = field(default_factory=dict)
     students: Annotated[
@@ -255,8 +262,8 @@ class JobConfig(Section):
     deterministic: Annotated[
         bool,
         Doc(
-            "On GPUs use kernels that add in a fixed order, which are slower: equal runs are then "
-            "equal to the last bit, as they always are on CPUs."
+            "On GPUs, use kernels that add in a fixed order. They are slower, but repeated "
+            "runs are then equal to the last bit, as they always are on CPUs."
         ),
     ] = False
     hours: Annotated[
@@ -272,8 +279,8 @@ class JobConfig(Section):
         str,
         OneOf("auto", "cuda", "cpu"),
         Doc(
-            "Where the job computes. auto: on GPUs where PyTorch sees them, else on the CPU; a GPU "
-            "that PyTorch cannot use is refused. cuda: nowhere else than on GPUs."
+            "Where the job computes. auto: on GPUs if PyTorch sees any, otherwise on the CPU; "
+            "a GPU that PyTorch cannot use is refused. cuda: only on GPUs."
         ),
     ] = "auto"
     license: Annotated[

@@ -83,8 +83,8 @@ class InitConfig(Section):
         PATH,
         NOT_EMPTY,
         Doc(
-            "A folder with a smaller model: its tensors, repeated, and its layers fill this one "
-            "(ModernBERT-large)."
+            "A folder with a smaller model, whose tensors and layers are repeated to fill this "
+            "model (ModernBERT-large)."
         ),
     ] = None
     word_vectors: Annotated[
@@ -110,15 +110,17 @@ class InitConfig(Section):
     heads: Annotated[
         str,
         OneOf("loaded", "new"),
-        Doc("new: the heads of tasks in `pretrained` are left out, and those here begin anew."),
+        Doc(
+            "new: the heads of tasks in `pretrained` are left out, and the heads of this job "
+            "begin with random weights."
+        ),
     ] = "loaded"
     labels: Annotated[
         list[str] | None,
         Doc(
-            "What the examples call the labels of the head in `pretrained`, in the head's"
-            " order, if its config.json names them differently. null: the names in "
-            "config.json; where that has none (LABEL_0, LABEL_1), the examples' labels, "
-            "sorted."
+            "The examples' names for the labels of the head in `pretrained`, in the head's "
+            "order, if its config.json names them differently. null: the names in config.json; "
+            "if it has none (LABEL_0, LABEL_1), the examples' labels, sorted."
         ),
     ] = None
     seed: Annotated[
@@ -177,18 +179,18 @@ class LearnerConfig(Section):
         str,
         NOT_EMPTY,
         Doc(
-            "The form in which the learner reads an example, where its task has several. "
-            "sentence_pair has `first` and `second`; translation has `masked` and `every_token`, "
-            "for models without a decoder. default: the whole example."
+            "The form in which the learner reads an example, if its task has several. "
+            "sentence_pair has `first` and `second`; translation has `masked` and "
+            "`every_token`, for models without a decoder. default: the whole example."
         ),
     ] = DEFAULT_VIEW
     generator: Annotated[
         str | None,
         NOT_EMPTY,
         Doc(
-            "The learner whose samples replace the masked tokens of what this one reads, so that "
-            "`rtd` can detect them (ELECTRA): `teacher`, or the name of a student. null: it reads "
-            "the masked text."
+            "The learner whose samples replace the masked tokens in this learner's text, so "
+            "that `rtd` can detect them (ELECTRA): `teacher`, or the name of a student. null: "
+            "this learner reads the masked text."
         ),
     ] = None
     tokenizer: Annotated[
@@ -196,31 +198,30 @@ class LearnerConfig(Section):
         PATH,
         NOT_EMPTY,
         Doc(
-            "The folder of the learner's own tokenizer, by which it reads a task's examples. null: "
-            "the job's."
+            "The folder of the learner's own tokenizer, with which it reads a task's examples. "
+            "null: the job's tokenizer."
         ),
     ] = None
     embedding_sharing: Annotated[
         str,
         OneOf(SEPARATE, DISENTANGLED),
         Doc(
-            "The word embedding of a learner with a `generator`. disentangled: the generator's, "
-            "without its gradient, plus a table of its own that begins at zero (DeBERTaV3, arXiv "
-            "2111.09543, section 3.2)."
+            "The word embedding of a learner with a `generator`. disentangled: the generator's "
+            "embedding, without gradient, plus a table of its own that begins at zero "
+            "(DeBERTaV3, arXiv 2111.09543, section 3.2)."
         ),
     ] = SEPARATE
     masked_only: Annotated[
         bool,
         Doc(
-            "The teacher's last layer computes only the masked positions, or only the first tokens "
-            "where a task reads no others, which saves up to 12% of the work. Students can then "
-            "learn only from its predictions there. A student's last layer does this by itself."
+            "The teacher's last layer computes only the masked positions. If a task reads only "
+            "the first tokens, it computes only these. This saves up to 12% of the computing. "
+            "Students can then learn only from the teacher's predictions at these positions. A "
+            "student's last layer does this automatically."
         ),
     ] = False
     stacking: StackingConfig = field(default_factory=StackingConfig)
-    frozen: Annotated[
-        bool, Doc("The teacher is not trained, only read (offline distillation).")
-    ] = False
+    frozen: Annotated[bool, Doc("The teacher is not trained (offline distillation).")] = False
     stored: Annotated[
         StoredConfig | None,
         Doc(
@@ -248,8 +249,8 @@ class LearnerConfig(Section):
         str,
         OneOf(*OFFLOADS),
         Doc(
-            "What is kept in host memory. optimizer: its states; parameters: parameters and "
-            "optimizer states."
+            "What is kept in host memory. optimizer: the optimizer states; parameters: "
+            "parameters and optimizer states."
         ),
     ] = "none"
     precision: Annotated[
@@ -261,9 +262,9 @@ class LearnerConfig(Section):
         str,
         OneOf(*COMMUNICATIONS),
         Doc(
-            "The precision in which ranks exchange gradients and, at stage 3, the parameters of "
-            "layers that compute. bf16 halves the bytes; a sum of gradients is then rounded for "
-            "each rank, so results depend on the number of ranks."
+            "The precision in which ranks exchange gradients and, at stage 3, the parameters "
+            "of the layers that are computed next. bf16 halves the bytes. Each rank's gradient "
+            "is then rounded before it is summed, so results depend on the number of ranks."
         ),
     ] = "fp32"
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
@@ -273,8 +274,8 @@ class LearnerConfig(Section):
     clip_each_parameter: Annotated[
         bool,
         Doc(
-            "Clip the gradient of each parameter by its own norm, as the Adam of BERT's PyTorch "
-            "code does (TinyBERT, PKD); false: by the norm of all together."
+            "Clip the gradient of each parameter by its own norm, as the Adam of BERT's "
+            "PyTorch code does (TinyBERT, PKD); false: by the norm of the whole gradient."
         ),
     ] = False
     guard: GuardConfig = field(default_factory=GuardConfig)
@@ -282,8 +283,9 @@ class LearnerConfig(Section):
         float,
         PROBABILITY,
         Doc(
-            "Hidden and attention dropout in this training; exports keep the model's own. A frozen "
-            "teacher with dropout runs in training mode, as TinyBERT's does."
+            "Hidden and attention dropout in this training; exports keep the rate of the "
+            "model's config. A frozen teacher with dropout runs in training mode, as "
+            "TinyBERT's does."
         ),
     ] = 0.0
     checkpoint_activations: Annotated[

@@ -42,7 +42,9 @@ class StoredConfig(Section):
         ),
     ] = None
     temperature: Annotated[
-        float, positive(1000.0), Doc("That of the distribution that `samples` are drawn from.")
+        float,
+        positive(1000.0),
+        Doc("The temperature of the distribution from which `samples` are drawn."),
     ] = 1.0
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -22,7 +22,10 @@ class MaskingConfig(Section):
     final_rate: Annotated[
         float | None,
         FRACTION,
-        Doc("The rate changes linearly from step 0 to this at `final_rate_step`, and stays there."),
+        Doc(
+            "The rate changes linearly until it has this value at `final_rate_step`, and then "
+            "stays constant."
+        ),
     ] = None
     final_rate_step: Annotated[
         int, INDEX, Unit("steps"), Doc("The step at which `final_rate` is reached.")
@@ -30,7 +33,7 @@ class MaskingConfig(Section):
     unit: Annotated[
         str,
         OneOf(*UNITS),
-        Doc("What is chosen as one: a token, a whole word, or up to `max_ngram` whole words."),
+        Doc("What is chosen as a unit: a token, a whole word, or up to `max_ngram` whole words."),
     ] = "token"
     max_ngram: Annotated[
         int,
@@ -52,7 +55,7 @@ class MaskingConfig(Section):
         ),
     ] = 0
     on_device: Annotated[
-        bool, Doc("Make token masks on the device that trains; the same masks, to the bit.")
+        bool, Doc("Make token masks on the device that trains. The masks are the same, to the bit.")
     ] = False
     mask_fraction: Annotated[
         float, FRACTION, Doc("Fraction of the chosen positions that becomes the mask token.")
@@ -60,7 +63,10 @@ class MaskingConfig(Section):
     random_fraction: Annotated[
         float,
         FRACTION,
-        Doc("Fraction that becomes a random ordinary token; the rest stays as it is."),
+        Doc(
+            "Fraction of the chosen positions that becomes a random ordinary token; the others "
+            "are unchanged."
+        ),
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:

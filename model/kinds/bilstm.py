@@ -97,13 +97,13 @@ class BiLSTMConfig(ModelConfig):
     siamese: Annotated[
         bool,
         Doc(
-            "Both texts of a pair are read apart, by the same weights; with h1 and h2 their last "
-            "states, the hidden layer reads [h1, h2, h1 * h2, |h1 - h2|]."
+            "The two texts of a pair are read separately, by the same weights. If h1 and h2 "
+            "are their last states, the hidden layer reads [h1, h2, h1 * h2, |h1 - h2|]."
         ),
     ] = False
     pad_token_id: PaddingToken = 0
     dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability of what the heads of tasks read.")
+        float, PROBABILITY, Doc("Dropout probability of the input of the heads of tasks.")
     ] = 0.1
     initializer_range: Annotated[
         float,

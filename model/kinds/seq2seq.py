@@ -53,14 +53,16 @@ class Seq2SeqConfig(ModelConfig):
         int, WIDTH, Unit("tokens"), Doc("The longest source, and the longest target.")
     ] = 512
     norm_placement: Annotated[
-        str, OneOf("post", "pre"), Doc("Norms after each residual sum (post) or before each part.")
+        str,
+        OneOf("post", "pre"),
+        Doc("post: norms after each residual sum; pre: norms before each part."),
     ] = "post"
     norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-5
     activation: Annotated[
         str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
     ] = "gelu"
     pad_token_id: PaddingToken = 0
-    dropout: Annotated[float, PROBABILITY, Doc("Dropout probability, of attention too.")] = 0.1
+    dropout: Annotated[float, PROBABILITY, Doc("Dropout probability, also of attention.")] = 0.1
     initializer_range: Annotated[
         float, positive(100.0), Doc("Standard deviation of random weights.")
     ] = 0.02

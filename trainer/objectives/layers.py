@@ -88,8 +88,9 @@ def _named(strategy: str, student_layers: int, teacher_layers: int) -> dict[int,
 LayerMap = Annotated[
     Layers,
     Doc(
-        "The teacher's layer that each of the student's learns from: a named map, a list with one "
-        "number for each student layer, or `{student layer: teacher layer}`."
+        "For each layer of the student, the layer of the teacher from which it learns: a named "
+        "map, a list with one number for each student layer, or `{student layer: teacher "
+        "layer}`."
     ),
 ]
 

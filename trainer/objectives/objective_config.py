@@ -242,7 +242,7 @@ def model_read_by(section: TermConfig, teachers: Mapping[str, ModelShape]) -> Mo
 _TASKS = Annotated[
     dict[Annotated[str, TASK_NAME], KindOfTask] | None,
     Doc(
-        "Several tasks that share the model, each with a head of its own; `data.tasks` has their "
+        "Several tasks that share the model; each has its own head. `data.tasks` has their "
         "examples."
     ),
 ]

@@ -134,7 +134,7 @@ class FirstStageConfig(StagesConfig):
     learning_rate: Annotated[
         float | None,
         positive(1e2),
-        Doc("Its learning rate, or the peak of it; null: that of the optimizer."),
+        Doc("Its learning rate, or the peak of it; null: the optimizer's learning rate."),
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -171,7 +171,7 @@ class ProgressiveConfig(StagesConfig):
     simplified: ClassVar[str] = "students learn all of their layers at once"
 
     steps_per_layer: Annotated[
-        int, COUNT, Unit("steps"), Doc("How long each layer is compared with the teacher's.")
+        int, COUNT, Unit("steps"), Doc("How many steps each layer is trained.")
     ] = 10_000
     current: Annotated[
         float, positive(1e4), Doc("Factor on the learning rate of the layer that learns.")
@@ -246,14 +246,15 @@ class TaskFirstConfig(FirstStageConfig):
         int | None,
         INDEX,
         Unit("steps"),
-        Doc("How long it takes; 0: the initial weights have already learnt the task."),
+        Doc("Its number of steps; 0: the initial weights have already learned the task."),
     ] = None
 
     from_best: Annotated[
         bool,
         Doc(
-            "Train the branches on the first stage's weights with the best "
-            "evaluation.metric, as FastBERT's code does; false: on its last weights."
+            "Train the branches on the weights of the first stage with the best "
+            "evaluation.metric, as FastBERT's code does; false: on the last weights of the "
+            "first stage."
         ),
     ] = True
 

@@ -184,20 +184,26 @@ class TaskConfig(TermConfig):
     head_name: Annotated[
         str | None,
         TASK_NAME,
-        Doc("The name of its head, with which its scores begin; null: that of this section."),
+        Doc(
+            "The name of its head, with which the names of its scores begin; null: the name of "
+            "this section."
+        ),
     ] = None
 
     dropout: Annotated[
         float | None,
         PROBABILITY,
-        Doc("Dropout probability of what its head's last layer reads; null: the learner's."),
+        Doc(
+            "Dropout probability of the input of the head's last layer; null: the learner's "
+            "dropout."
+        ),
     ] = None
 
     module: Annotated[
         HeadModuleConfig | None,
         Doc(
-            "A module of its own for the head, such as {kind: attention_pooling}, which reads the "
-            "states of all tokens; null: the head that `transformers` has for the architecture."
+            "The module of the head, such as {kind: attention_pooling}, which reads the states "
+            "of all tokens; null: the head that `transformers` has for the architecture."
         ),
     ] = None
 

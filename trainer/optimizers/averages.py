@@ -19,7 +19,7 @@ from configs.rules import PROBABILITY, Doc, OneOf, Range
 from configs.section import Section
 
 AVERAGE = "average"  # its name among a parameter's states
-KIND = Doc("Over which weights the mean is.")
+KIND = Doc("Which weights are averaged.")
 
 
 @dataclass
@@ -49,7 +49,7 @@ class ExponentialAverage(AverageConfig):
 
     kind: Annotated[str, OneOf("ema"), KIND] = "ema"
     decay: Annotated[
-        float, PROBABILITY, Doc("The part of the mean that stays in a step, at most.")
+        float, PROBABILITY, Doc("The largest fraction of the mean that is kept in a step.")
     ] = 0.999
 
     def kept(self, steps: int) -> float:
@@ -64,7 +64,9 @@ class CheckpointAverage(AverageConfig):
 
     kind: Annotated[str, OneOf("last"), KIND] = "last"
     checkpoints: Annotated[
-        int, Range(2, 1000), Doc("Of how many checkpoints, which are kept for it.")
+        int,
+        Range(2, 1000),
+        Doc("How many of the last checkpoints are averaged; the run keeps them for this."),
     ] = 5
 
     @property

@@ -20,8 +20,8 @@ from configs.section import Section
 
 MATRICES, EMBEDDINGS, BIASES, NORMS = PARTS = ("matrices", "embeddings", "biases", "norms")
 KIND = Doc(
-    "The optimizer. A run may resume with another one, which begins with fresh states where it "
-    "keeps others."
+    "The optimizer. A run may resume with another one; if its states are different, they begin "
+    "fresh."
 )
 _Config = TypeVar("_Config", bound="type[OptimizerConfig]")
 
@@ -43,7 +43,7 @@ class OptimizerConfig(Section, ABC):
     no_decay: Annotated[
         list[str],
         OneOf(*PARTS),
-        Doc("Parameters without weight decay. norms are all vectors that are no biases."),
+        Doc("Parameters without weight decay. norms are all vectors that are not biases."),
     ] = field(default_factory=lambda: [BIASES, NORMS])
 
     @abstractmethod

@@ -24,7 +24,10 @@ class LossScaleConfig(Section):
 
     initial: Annotated[float, PowerOfTwo(SMALLEST, LARGEST), Doc("The first scale.")] = 2.0**16
     growth_interval: Annotated[
-        int, COUNT, Unit("steps in a row"), Doc("Without overflow; then the scale is doubled.")
+        int,
+        COUNT,
+        Unit("steps in a row"),
+        Doc("After this many steps without overflow, the scale is doubled."),
     ] = 2000
 
 

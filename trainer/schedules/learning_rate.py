@@ -64,7 +64,7 @@ class DecayConfig(ScheduleConfig):
     """A schedule that falls to a minimum."""
 
     min_lr_ratio: Annotated[
-        float, FRACTION, Doc("Where the rate ends, as a fraction of its peak.")
+        float, FRACTION, Doc("The rate at the end, as a fraction of its peak.")
     ] = 0.0
 
     def fraction(self, progress: Progress) -> float:

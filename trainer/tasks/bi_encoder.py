@@ -37,13 +37,11 @@ class BiEncoder(TaskConfig):
         str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
     ] = "mean"
     dense: Annotated[bool, Doc("Put the pooled state through a dense layer with tanh.")] = False
-    size: Annotated[
-        int, INDEX, Doc("Width to which vectors are projected; 0: they keep that of the states.")
-    ] = 0
+    size: Annotated[int, INDEX, Doc("Width to which vectors are projected; 0: no projection.")] = 0
     highest: Annotated[
         float,
         positive(1e9),
-        Doc("The label of texts that mean the same (STS-B: 5); labels are divided by it."),
+        Doc("The label of two texts with the same meaning (STS-B: 5); labels are divided by it."),
     ] = 1.0
     metrics: Annotated[
         list[str],

@@ -26,8 +26,8 @@ from trainer.objectives.task import Part, ScoredByReferences, TaskFile
 from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
 
 NEGATIVES = Doc(
-    "How many documents that are not relevant each example has. Documents judged not "
-    "relevant come first, then those of data.files.candidates by score, then any others."
+    "How many irrelevant documents each example has. Documents judged irrelevant come first, "
+    "then documents of data.files.candidates by score, then any others."
 )
 
 

@@ -57,9 +57,7 @@ class Retrieval(CollectionTask):
     pooling: Annotated[
         str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
     ] = "mean"
-    size: Annotated[
-        int, INDEX, Doc("Width to which vectors are projected; 0: they keep that of the states.")
-    ] = 0
+    size: Annotated[int, INDEX, Doc("Width to which vectors are projected; 0: no projection.")] = 0
     query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after this many.")] = 64
     query_prefix: Annotated[str, Doc("Text before every query, such as 'query: '.")] = ""
     document_prefix: Annotated[str, Doc("Text before every document.")] = ""

@@ -69,23 +69,23 @@ class SentenceTask(TaskConfig):
 
     labels: Annotated[
         list[str],
-        Doc("The labels, two or more; empty: those in the training file, sorted."),
+        Doc("The labels, two or more; empty: the labels in the training file, sorted."),
     ] = field(default_factory=list)
     target: Annotated[
         str,
         OneOf(CLASSES, LABELS, NUMBER),
         Doc(
-            "What is predicted: one of the labels (cross-entropy); any of them, of lists in JSON, "
-            "each by itself (binary cross-entropy); or a number (squared error)."
+            "What is predicted: one of the labels (cross-entropy), any number of the labels "
+            "(binary cross-entropy for each; a row has a list in JSON), or a number (squared "
+            "error)."
         ),
     ] = CLASSES
     activation: Annotated[
         str,
         OneOf("", "relu"),
         Doc(
-            "The activation applied to what the output layer reads; TinyBERT's code has "
-            "relu. `transformers` has no class with one, so exports are in Tandem's own "
-            "format."
+            "The activation before the output layer; TinyBERT's code has relu. `transformers` "
+            "has no class with such an activation, so exports are in Tandem's own format."
         ),
     ] = ""
     class_weights: ClassWeights = field(default_factory=dict)
@@ -97,40 +97,41 @@ class SentenceTask(TaskConfig):
         ),
     ] = field(default_factory=list)
     means: Annotated[
-        list[float], Doc("The means of `numbers`; empty: of the rows that are trained on.")
+        list[float], Doc("The means of `numbers`; empty: the means over the training rows.")
     ] = field(default_factory=list)
     deviations: Annotated[
         list[float],
-        Doc("The standard deviations of `numbers`; empty: of the rows that are trained on."),
+        Doc("The standard deviations of `numbers`; empty: the deviations over the training rows."),
     ] = field(default_factory=list)
     unlabelled: Annotated[
         bool,
         Doc(
-            "Rows may have an empty label; only terms that need none, such as branches, learn from "
-            "them."
+            "Rows may have an empty label; only terms that need no label, such as branches, "
+            "learn from these rows."
         ),
     ] = False
     skip_malformed: Annotated[
         bool,
         Doc(
-            "Leave out rows that have another number of columns than the header, counted; they are "
-            "refused otherwise. QQP has such rows."
+            "Leave out rows that have another number of columns than the header, and count "
+            "them; false: refuse them. QQP has such rows."
         ),
     ] = False
     ignored_labels: Annotated[
         list[str],
         Doc(
-            "Rows with one of these labels are left out, counted: in MNLI and SNLI, - says "
-            "that the annotators disagree."
+            "Rows with one of these labels are left out and counted. In MNLI and SNLI, the "
+            "label - means that the annotators disagree."
         ),
     ] = field(default_factory=list)
     metrics: Annotated[
         list[str],
         OneOf(*SCORES),
         Doc(
-            "The scores, the primary one first; empty: accuracy for classes; micro_f1, macro_f1 "
-            "and accuracy (of every decision) for labels; pearson and spearman for a number. map, "
-            "mrr and the like rank the pairs that have the same text_a by their second label."
+            "The scores, the primary one first; empty: accuracy for classes; micro_f1, "
+            "macro_f1 and accuracy (of every decision) for labels; pearson and spearman for a "
+            "number. map, mrr and similar scores rank the pairs that have the same text_a by "
+            "their second label."
         ),
     ] = field(default_factory=list)
 

@@ -114,7 +114,7 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
         float, positive(1e3), Doc("T, which divides the logits of teacher and student.")
     ] = 1.0
     mean_over_labels: Annotated[
-        bool, Doc("Divide by the number of labels too, as the originals' code does.")
+        bool, Doc("Also divide by the number of labels, as the originals' code does.")
     ] = False
 
     first_choice: Annotated[

@@ -46,7 +46,7 @@ NO_ENTITIES = (
 class Tagging(TaskConfig):
     """The tag of each word, as for named entities. Reads the columns word and tag."""
 
-    labels: Annotated[list[str], Doc("The tags; empty: those in the training file, sorted.")] = (
+    labels: Annotated[list[str], Doc("The tags; empty: the tags in the training file, sorted.")] = (
         field(default_factory=list)
     )
     crf: Annotated[

@@ -64,13 +64,13 @@ class Translation(ScoredByReferences):
     label_smoothing: Annotated[
         float, FRACTION, Doc("e: the label counts 1 - e, and e is shared by the whole vocabulary.")
     ] = 0.1
-    beams: Annotated[int, COUNT, Doc("Width of the beam that searches; 1: greedy search.")] = 5
+    beams: Annotated[int, COUNT, Doc("Width of the beam; 1: greedy search.")] = 5
     length_penalty: Annotated[
         float,
         Range(0, 10),
         Doc(
-            "a: a beam's log probability is divided by its `length_divisor` ** a; 0 prefers short "
-            "ones."
+            "a: the log probability of a sequence is divided by its `length_divisor` ** a; 0 "
+            "prefers short sequences."
         ),
     ] = 1.0
     length_divisor: Annotated[
@@ -79,10 +79,10 @@ class Translation(ScoredByReferences):
         Doc("length: the number of tokens n; gnmt: (5 + n) / 6 (arXiv 1609.08144, eq. 14)."),
     ] = LENGTH
     max_length: Annotated[
-        int, COUNT, Unit("tokens"), Doc("No translation that is generated is longer.")
+        int, COUNT, Unit("tokens"), Doc("The largest number of tokens in a generated translation.")
     ] = 128
     lowercase: Annotated[
-        bool, Doc("Compare small letters (sacreBLEU's -lc), as for uncased vocabularies.")
+        bool, Doc("Compare texts in lower case (sacreBLEU's -lc), for uncased vocabularies.")
     ] = False
 
     bleu_words: Annotated[

@@ -66,9 +66,7 @@ class Vectors(TaskConfig, TeacherTermConfig):
         str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
     ] = "mean"
     normalise: Annotated[bool, Doc("Scale a text's vector to length 1.")] = True
-    size: Annotated[
-        int, INDEX, Doc("Width to which vectors are projected; 0: they keep that of the states.")
-    ] = 0
+    size: Annotated[int, INDEX, Doc("Width to which vectors are projected; 0: no projection.")] = 0
     unit: Annotated[
         str, OneOf(TEXT, SENTENCE), Doc("An example is a text, or each of its sentences.")
     ] = TEXT

@@ -31,7 +31,7 @@ class GuardConfig(Section):
         ),
     ] = 6.0
     window: Annotated[
-        int, Range(2, 10**6), Unit("losses"), Doc("How many losses the mean is taken over.")
+        int, Range(2, 10**6), Unit("losses"), Doc("The number of losses in the mean.")
     ] = 128
     max_consecutive_skips: Annotated[
         int, INDEX, Unit("skips"), Doc("The job fails after more than this many skips in a row.")

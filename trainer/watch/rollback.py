@@ -32,7 +32,7 @@ class RollbackConfig(Section):
         INDEX,
         Length(2),
         Ascending(),
-        Doc("The first batch to skip, and the one after the last; null: skip none."),
+        Doc("The first batch to skip, and the batch after the last one to skip; null: skip none."),
     ] = None
 
     def __str__(self) -> str:

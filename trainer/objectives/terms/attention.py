@@ -268,9 +268,9 @@ class RelationTermConfig(MatrixTermConfig):
         int | None,
         WIDTH,
         Doc(
-            "How many relation heads to compare (MiniLMv2): the vectors of all attention "
-            "heads are joined and cut into this many parts. null: the attention heads "
-            "themselves, of which both models must have the same number."
+            "How many relation heads to compare (MiniLMv2): the vectors of all attention heads "
+            "are joined and cut into this many parts. null: the attention heads are compared, "
+            "so both models must have the same number of them."
         ),
     ] = None
 

@@ -45,7 +45,10 @@ class EarlyExits(TermConfig):
         list[int],
         Range(1, 4096),
         Ascending(),
-        Doc("The layers that learn, from 1. All learn from the last layer, which is not listed."),
+        Doc(
+            "The layers that learn, counted from 1. All of them learn from the last layer, which "
+            "is not listed."
+        ),
     ] = field(default_factory=list)
     temperature: Temperature = 1.0
 

@@ -161,10 +161,10 @@ MinLead = Annotated[
     positive(100.0),
     Unit("nats"),
     Doc(
-        "How far ahead a teacher that this job trains must be before the term counts, by the terms "
-        "that both learn from labels. From twice this lead on it counts fully. The rule also holds "
-        "after the teacher's budget. null: the term always counts fully, as it does beside a "
-        "frozen teacher, and where the two share no such term."
+        "How far the teacher must be ahead of the student before the term counts, measured by "
+        "the loss that both learn from labels. From twice this lead on the term counts fully. "
+        "The rule also holds after the teacher's budget. null: the term always counts fully. "
+        "It also does if the teacher is frozen, or if the two share no loss from labels."
     ),
 ]
 
@@ -177,7 +177,7 @@ class PredictionTermConfig(DivergenceConfig, TeacherTermConfig):
     top_k: Annotated[
         int | None,
         COUNT,
-        Doc("k: only the teacher's k largest logits count, as if it had no others. null: all."),
+        Doc("k: only the teacher's k largest logits count. null: all."),
     ] = field(default=None, kw_only=True)
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:

@@ -49,7 +49,7 @@ class AdadeltaConfig(AdamConfig):
         list[float],
         Length(2),
         PROBABILITY,
-        Doc("The second is the decay rate of both averages, per step; the first has no part."),
+        Doc("The second is the decay rate of both averages, per step; the first is not used."),
     ] = field(default_factory=lambda: [0.9, 0.999])
     epsilon: Annotated[float, positive(1.0), Doc("Added below both square roots.")] = 1e-6
 

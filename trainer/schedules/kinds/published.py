@@ -73,10 +73,13 @@ class WarmupStableDecay(DecayConfig):
 
     kind: Annotated[str, OneOf("wsd"), KIND] = "wsd"
     decay_fraction: Annotated[
-        float, positive(1.0), Doc("The last fraction of the steps after the warm-up: the decay.")
+        float, positive(1.0), Doc("The decay, as the last fraction of the steps after the warm-up.")
     ] = 0.1
     decay_steps: Annotated[
-        int, INDEX, Unit("steps"), Doc("The decay in steps, instead of decay_fraction; 0: that.")
+        int,
+        INDEX,
+        Unit("steps"),
+        Doc("The decay in steps, instead of decay_fraction; 0: decay_fraction decides."),
     ] = 0
     decay_shape: Fall = "linear"
 
