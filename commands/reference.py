@@ -17,24 +17,23 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m commands.reference` from the declarations in the code: do not edit. -->
 
-Every other key is refused. So is a value of another type, or a value that is not allowed. The
-message begins with the file and the key. A section may be the name of a file of its kind
-(`model: bert_base`), or a path. A file or a section with `base: NAME` starts from that file.
+A key that is not listed here is refused. So is a value of another type, or a value that is not
+allowed. The message begins with the file and the key. A section may be the name of a file of its
+kind (`model: bert_base`), or a path. A file or a section with `base: NAME` starts from that file.
 
 On the command line, `key=value` changes any key: `students.small.model.layers=2`, or, in a list,
 `data.phases[0].from_step=100`. `students.small=null` removes an entry. `teacher.model=bert_mini`
 replaces a section; `teacher.model.base=bert_mini` keeps what a file sets beside its `base`.
 
-A value may be that of another key, `${data.sequence_length}`, or of a variable of the environment,
-`${oc.env:SCRATCH}`: files are read with
+A value may refer to another key, `${data.sequence_length}`, or to a variable of the environment,
+`${oc.env:SCRATCH}`. Files are read with
 [OmegaConf](https://omegaconf.readthedocs.io/en/latest/usage.html#variable-interpolation), whose
 interpolations and resolvers work (in braces, `{path: "${oc.env:SCRATCH}/corpus"}`, they need
-quotes). `\\${` is a plain `${`. In a key that is a path, `$SCRATCH/corpus` and `~/corpus` work
-too. Shell lines, such as a cluster's `before`, are left to the shell.
+quotes). `\\${` is a plain `${`. In a key that is a path, `$SCRATCH/corpus` and `~/corpus` work too.
+Shell lines, such as a cluster's `before`, are left to the shell.
 
-A task's file, in `configs/task/`, is a job's and has its keys; its schema is
-`configs/schema/task.json`, which refers to `job.json` beside it. Where a shipped file has `???`,
-whoever uses it must give the value.
+A task's file, in `configs/task/`, has the keys of a job; its schema is `configs/schema/task.json`,
+which refers to `job.json` beside it. Where a shipped file has `???`, you must give the value.
 
 An editor that knows JSON schemas completes and checks these files. With the
 [YAML language server](https://github.com/redhat-developer/yaml-language-server) (VS Code's YAML

@@ -135,7 +135,7 @@ class TaskFilesConfig(Section):
 
 @dataclass
 class TaskDataConfig(TaskFilesConfig):
-    """The examples of one of several tasks that are learnt together."""
+    """The examples of one of several tasks that are learned together."""
 
     path: Annotated[
         str,

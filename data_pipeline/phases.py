@@ -42,7 +42,7 @@ class PhaseMaskingConfig(Section):
 
 @dataclass
 class PhaseConfig(Section):
-    """The keys that change from a step on; whatever is null stays as before."""
+    """The keys that change from a step on; a key that is null keeps its value."""
 
     from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
     sequence_length: Annotated[

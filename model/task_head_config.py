@@ -31,7 +31,7 @@ _Config = TypeVar("_Config", bound="type[HeadModuleConfig]")
 
 @dataclass
 class HeadModuleConfig(Section, ABC):
-    """The own module of a head: `kind` names it, and decides what other keys there are.
+    """The module of a head: `kind` names it, and decides which other keys there are.
 
     It is a module of `model.head_modules`, or a file of `plugins:`, that `register_head` decorates.
     """
@@ -64,10 +64,10 @@ def register_head(config: _Config) -> _Config:
 
 @dataclass
 class TaskHeadConfig(Section):
-    """A head: what it reads of the encoder, and what it makes of it.
+    """A head: what it reads from the encoder, and what it computes.
 
-    `model.with_task_head` chooses `pooling` and `transform` where they are empty, so that the head
-    is the one that `transformers` has for the architecture.
+    If `pooling` and `transform` are empty, `model.with_task_head` chooses them so that the head
+    equals the head that `transformers` has for the architecture.
     """
 
     kind: Annotated[

@@ -20,9 +20,9 @@ class StoredConfig(Section):
     These are the masked tokens of text, and the tokens of a translation.
 
     `tandem store` writes it; a job with the same teacher and data reads it instead of running the
-    teacher. The target is the softmax over the largest logits alone at the term's temperature: with
-    all of them in fp32, exactly the teacher's. With `samples` it is the share of each token among
-    draws from the teacher's distribution, whose expectation is that distribution.
+    teacher. The target is the softmax over the largest logits at the term's temperature. With all
+    logits in fp32 it equals the teacher's distribution. With `samples` the target is the share of
+    each token among draws from the teacher's distribution; its expectation is that distribution.
     """
 
     path: Annotated[str, PATH, NOT_EMPTY, Doc("The folder.")]

@@ -39,11 +39,11 @@ _TOLERANCE = 1e-4
 
 @dataclass
 class TransformersConfig(ModelConfig):
-    """Any encoder that `AutoModel` or `AutoModelForMaskedLM` of `transformers` reads.
+    """Any encoder that `AutoModel` or `AutoModelForMaskedLM` of `transformers` can read.
 
-    It is a frozen teacher, by its predictions and hidden states; models of
-    `AutoModelForSequenceClassification` and `AutoModelForTokenClassification` are those of tasks.
-    Every key comes from the folder in `init.pretrained`. Needs `tandem-distill[hf]`.
+    It can only be a frozen teacher, which gives predictions and hidden states. Models of
+    `AutoModelForSequenceClassification` and `AutoModelForTokenClassification` are teachers for
+    tasks. Every key comes from the folder in `init.pretrained`. Needs `tandem-distill[hf]`.
     """
 
     # Students then read predictions alone; the library computes the whole last layer all the same.

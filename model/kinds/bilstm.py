@@ -73,8 +73,8 @@ class BiLSTMConfig(ModelConfig):
     """A bidirectional LSTM: one layer, and a hidden layer before the labels (Tang et al., 2019).
 
     The pooled state is a dense layer with ReLU on the concatenated last states of both directions.
-    A masked-LM head, tied to the word vectors, predicts tokens. Sequences may have any length.
-    With `siamese` it encodes the texts of a pair apart. Initial weights are those of the original's
+    A masked-LM head, tied to the word vectors, predicts tokens. Sequences may have any length. With
+    `siamese` it encodes the texts of a pair separately. Initial weights are those of the original's
     code (castorini/d-bert).
     """
 

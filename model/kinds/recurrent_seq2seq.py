@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class RecurrentSeq2SeqConfig(ModelConfig):
     """A bidirectional LSTM, and an LSTM with attention to its states (Luong et al., 1508.04025).
 
-    Both have equally many layers; a layer of the decoder begins with the last states of the
-    encoder's. Attention is Luong's `general` one. Both sides and the output share the word vectors.
-    Texts may have any length. An example is two rows, the source and the target.
+    Both have the same number of layers; a layer of the decoder begins with the last states of the
+    encoder's layer. The attention is Luong's `general` form. Both sides and the output share the
+    word vectors. Texts may have any length. An example is two rows, the source and the target.
     """
 
     abilities: ClassVar[frozenset[Ability]] = frozenset({Ability.GENERATE})

@@ -26,7 +26,7 @@ TASKS = "tasks"
 
 @dataclass
 class KindOfTask(Section):
-    """One of several tasks: the section of its kind, such as single_sentence, and no other.
+    """One of several tasks: only the section of its kind, such as single_sentence.
 
     Its fields are the tasks that are registered, as in `ObjectiveConfig`.
     """

@@ -210,8 +210,8 @@ class IntermediateConfig(FirstStageConfig):
     """Intermediate layers first: all layers learn from the teacher's before predictions do.
 
     In this first part of a student's steps only the terms about states and attention are on, at a
-    constant learning rate, and the heads and the pooler stay as they are. Afterwards only the
-    other terms are on, the optimizer has fresh moments, and the schedule begins.
+    constant learning rate, and the heads and the pooler are frozen. Afterwards only the other terms
+    are on, the optimizer has fresh moments, and the schedule begins.
     """
 
     first: ClassVar[frozenset[str]] = frozenset((STATES, LAYERS))
@@ -234,8 +234,8 @@ class IntermediateConfig(FirstStageConfig):
 class TaskFirstConfig(FirstStageConfig):
     """The task first: the model learns it without its branches, which then learn alone.
 
-    Meanwhile the branches stay as they are; afterwards everything else does. The schedule runs over
-    each of the two stages, and the optimizer begins the second with fresh moments.
+    In this stage the branches are frozen; afterwards everything else is. The schedule runs over
+    each of the two stages, and the optimizer begins the second stage with fresh moments.
     """
 
     first: ClassVar[frozenset[str]] = frozenset((PREDICTIONS, STATES, LAYERS))

@@ -27,10 +27,10 @@ POOLINGS = {"mean": "mean", "cls": "first"}
 @register("bi_encoder")
 @dataclass
 class BiEncoder(TaskConfig):
-    """How alike two texts are, by the cosine of their vectors; reads text_a, text_b and label.
+    """The similarity of two texts, by the cosine of their vectors; reads text_a, text_b and label.
 
-    One encoder reads each text by itself (Sentence-BERT, arXiv 1908.10084). The loss is the squared
-    difference of the cosine from the label, which is a number.
+    One encoder reads each text separately (Sentence-BERT, arXiv 1908.10084). The loss is the
+    squared difference of the cosine from the label, which is a number.
     """
 
     pooling: Annotated[

@@ -37,8 +37,9 @@ _QUESTION_WORD = re.compile(rf"\b({'|'.join(QUESTION_WORDS)})(?:m|se)?\b")
 class MultipleChoice(TaskConfig):
     """Choose the right one of several answers (the JSON format of RACE and DREAM).
 
-    An example has one sequence per answer: the passage, then the question with that answer in
-    its blank ``_``, or behind it, in DREAM behind a separator.
+    An example has one sequence per answer: the passage, then the question with the answer in its
+    blank ``_``. If the question has no blank, the answer stands after it, in DREAM after a
+    separator.
     """
 
     metrics: Annotated[

@@ -23,7 +23,8 @@ from trainer.replaced_tokens import REPLACED
 class ReplacedTokenDetection(TermConfig):
     """Binary cross-entropy at every token: is it a sample of the learner's `generator`?
 
-    ELECTRA, arXiv 2003.10555, whose weight is 50. The mean over all tokens, masked or not.
+    ELECTRA (arXiv 2003.10555) has a weight of 50. The loss is the mean over all tokens, masked or
+    not.
     """
 
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)

@@ -36,9 +36,9 @@ NAME = "reranking"
 class Reranking(CollectionTask):
     """The score of a query and a document in one sequence (arXiv 1901.04085).
 
-    The first `depth` of data.files.candidates, a run of a first stage, are put in the order of
-    their scores. The loss is the cross-entropy of the relevant document among those of its example
-    (arXiv 2101.08751).
+    The first `depth` of data.files.candidates, the ranking of a first stage, are put in the order
+    of their scores. The loss is the cross-entropy of the relevant document among the documents of
+    its example (arXiv 2101.08751).
     """
 
     negatives: Annotated[int, COUNT, NEGATIVES] = 4

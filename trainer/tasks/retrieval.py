@@ -38,9 +38,9 @@ class Retrieval(CollectionTask):
     """One encoder makes a vector of a query and of a document; the nearest is the best.
 
     The loss is the cross-entropy of the relevant document among the candidates (DPR, arXiv
-    2004.04906). With `in_batch` these are the documents of all examples of the global batch of the
-    step, on whatever rank and in whatever micro-batch, without those that are judged relevant to
-    the query too; otherwise the example's own.
+    2004.04906). With `in_batch` these are the documents of all examples of the step's global batch,
+    without other documents that are judged relevant to the query. Otherwise they are the example's
+    own documents.
     """
 
     in_batch: Annotated[

@@ -96,9 +96,9 @@ SOFT_LABEL_LOSSES = {
 class SoftLabels(HeadTermConfig, TeacherTermConfig):
     """A loss between the predictions of a task's head and the teacher's: soft labels.
 
-    Of a number, the squared difference. The mean over the labelled examples, or words. The
-    objective must contain the task too, whose weight may be 0; with several tasks there is a term
-    for each.
+    For a number the loss is the squared difference. It is the mean over the labelled examples, or
+    words. The objective must also contain the task, whose weight may be 0. With several tasks there
+    is a term for each.
     """
 
     loss: Annotated[

@@ -48,9 +48,10 @@ SEQUENCES = math.ceil(1 / MASKED_FRACTION)  # in which each token is masked once
 class Translation(ScoredByReferences):
     """Cross-entropy of every token of a translation and of the [SEP] behind it.
 
-    Reads the columns source and target of a table, or two parallel files with a text a line. A
-    model without a decoder has the view `masked` ([CLS] source [SEP] target [SEP], with 15% of the
-    target's tokens masked) or `every_token` (seven such sequences, which mask each token once).
+    It reads the columns source and target of a table, or two parallel files with a text on each
+    line. A model without a decoder has the view `masked` ([CLS] source [SEP] target [SEP], with 15%
+    of the target's tokens masked) or `every_token` (seven such sequences, which mask each token
+    once).
     """
 
     source_language: Annotated[

@@ -57,9 +57,10 @@ def squared_distance(ours: Tensor, theirs: Tensor) -> Tensor:
 class Vectors(TaskConfig, TeacherTermConfig):
     """1 - cos of a text's vector and the teacher's, of texts without labels.
 
-    It reads a text a line, or a table with the column text. Where the widths differ, a linear
-    projection that is not exported maps the student's vector to the teacher's width. A teacher
-    without a head for vectors, which has none in its modules.json either, pools as this task says.
+    It reads a file with a text on each line, or a table with the column text. If the widths differ,
+    a linear projection maps the student's vector to the teacher's width; it is not exported. If the
+    teacher has no head for vectors, and no modules.json that says how it pools, it pools as this
+    task says.
     """
 
     pooling: Annotated[
@@ -164,9 +165,9 @@ class VectorMSE(VectorTermConfig):
 class VectorSimilarities(VectorTermConfig):
     """How similar each text of the global batch is to the others, by the student and the teacher.
 
-    Similarities are cosines, so that the widths may differ. The objective must contain the task
-    too: vectors, retrieval or bi_encoder. The loss is that of the whole global batch, on however
-    many ranks and in however many micro-batches.
+    Similarities are cosines, so the widths may differ. The objective must also contain the
+    task: vectors, retrieval or bi_encoder. The loss is computed over the whole global batch, on any
+    number of ranks and in any micro-batches.
     """
 
     loss: Annotated[

@@ -254,8 +254,8 @@ class SoftKL(PredictionTermConfig):
 class SoftCrossEntropy(PredictionTermConfig):
     """-softmax(t / T') . log softmax(s / T) at masked positions, without T^2.
 
-    TinyBERT's (eq. 10), where T' = T. C-MLM's (arXiv 1911.03829) has T = 1, T' = 10, the 8 largest
-    logits, and no mean over labels.
+    In TinyBERT (eq. 10), T' = T. C-MLM (arXiv 1911.03829) has T = 1, T' = 10, the 8 largest logits,
+    and no mean over labels.
     """
 
     temperature: Temperature = 1.0
@@ -332,7 +332,7 @@ class JensenShannon(PredictionTermConfig):
 @register("decoupled_kd", order=64)
 @dataclass
 class DecoupledKD(PredictionTermConfig):
-    """T^2 times the KL of label against rest, and that among the rest (arXiv 2203.08679, eq. 7)."""
+    """T^2 times the KL of label against rest, and of the rest alone (arXiv 2203.08679, eq. 7)."""
 
     temperature: Temperature = 1.0
     label_weight: Annotated[float, WEIGHT, Doc("Alpha: of label against rest.")] = 1.0

@@ -21,8 +21,8 @@ LEAST = 1e-3  # of the elements, to which the others' share is given at most
 class CautiousAdamWConfig(AdamConfig):
     """Cautious AdamW (Liang et al., arXiv 2411.16085), as in its code (C-AdamW) and timm.
 
-    Elements whose first moment has another sign than their gradient are not updated, and the others
-    of the parameter by as much more.
+    Elements whose first moment has another sign than their gradient are not updated. The updates of
+    the other elements of the parameter are scaled up in proportion.
     """
 
     kind: Annotated[str, OneOf("cautious_adamw"), KIND] = "cautious_adamw"

@@ -19,7 +19,7 @@ from trainer.optimizers.shards import Tensorwise, parameter_views
 @register_optimizer
 @dataclass
 class LambConfig(AdamConfig):
-    """LAMB (You et al., arXiv 1904.00962) as in ALBERT's code: its moments are not corrected.
+    """LAMB (You et al., arXiv 1904.00962) as in ALBERT's code, without bias correction.
 
     A trust ratio for each matrix scales its step.
     """

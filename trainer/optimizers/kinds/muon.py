@@ -26,8 +26,8 @@ class MuonConfig(AdamConfig):
     """Muon (Jordan et al., https://kellerjordan.github.io/posts/muon) as `torch.optim.Muon`.
 
     The matrices of the layers take Nesterov momentum, orthogonalised by five Newton-Schulz
-    iterations in bfloat16. Embeddings, heads and vectors are AdamW's, to which `betas` and
-    `epsilon` belong. From ZeRO stage 1 on, ranks gather the momenta, and share the iterations.
+    iterations in bfloat16. AdamW updates embeddings, heads and vectors; `betas` and `epsilon`
+    belong to AdamW. From ZeRO stage 1 on, ranks gather the momenta, and share the iterations.
     """
 
     kind: Annotated[str, OneOf("muon"), KIND] = "muon"

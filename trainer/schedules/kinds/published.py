@@ -116,7 +116,7 @@ class Noam(DecayConfig):
 @register_schedule
 @dataclass
 class Points(DecayConfig):
-    """Goes from point to point: a rate that falls in several phases, or restarts lower."""
+    """Interpolates between points: a rate that falls in several phases, or restarts lower."""
 
     kind: Annotated[str, OneOf("points"), KIND] = "points"
     points: Annotated[
