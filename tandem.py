@@ -18,7 +18,7 @@ _PACKAGES = ("cluster", "commands", "configs", "data_pipeline", "model", "traine
 
 
 class _PackagesHere:
-    """An import hook that finds Tandem's packages in this file's folder alone.
+    """An import hook that finds Tandem's packages only in this file's folder.
 
     Python looks first in the user's folder, which may have a `configs/` or a `model.py` of its own.
     """
@@ -120,8 +120,8 @@ for command in (
     analysis.analyze,
 ):
     main.add_command(command)
-# These stop on request, resume what is left undone, or run for long in libraries where Python
-# handles no signal.
+# The commands in `but` stop on request, resume unfinished work, or run for long in libraries where
+# Python handles no signal.
 unwind_all(
     main,
     but=["train", "rehearse", "store", "finetune", "evaluate", "data build", "tokenizer train"],

@@ -1,8 +1,8 @@
 """The public Python API: the names that `import tandem` promises.
 
-Each function does what the command of its name does, and returns its result. What a user can mend
-is raised as an exception of one line: ConfigError, DataError, ModelError, TrainingError and their
-kind, as the commands print them; OSError for files.
+Each function does what the command of its name does, and returns its result. For a mistake that a
+user can correct, it raises an exception whose message is one line, as the commands print it:
+ConfigError, DataError, ModelError, TrainingError and similar ones, or OSError for files.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def load(config: str | Path, *overrides: str) -> JobConfig:
 def train(
     config: str | Path | JobConfig, *overrides: str, nproc: int | None = None
 ) -> dict[str, Any]:
-    """Train a job, or resume it, in processes of its own; returns the results of `evaluate`.
+    """Train a job, or resume it, in new processes; returns the results of `evaluate`.
 
-    `config` may be what `load` has returned. `nproc`: processes on this machine, by default one
-    for each GPU. What the processes print is printed here. Raises TrainingError with their last
-    message where they fail, or where the run was stopped before its end.
+    `config` may be what `load` has returned. `nproc`: processes on this machine, by default one for
+    each GPU. The output of the processes is printed here. Raises TrainingError with their last
+    message if they fail, or if the run was stopped before its end.
     """
     from trainer.errors import TrainingError
     from trainer.run_folder.folder import RunFolder
@@ -91,7 +91,7 @@ def evaluate(run: str | Path, learner: str | None = None) -> dict[str, Any]:
     """The held-out scores, sizes and speeds of a run's learners, or of one.
 
     Returns the tree that ``tandem evaluate RUN --json`` prints. Raises TrainingError for a folder
-    that is no run, or a learner that it does not have.
+    that is not a run, or a learner that the run does not have.
     """
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners
@@ -110,9 +110,9 @@ def export(
 ) -> Path:
     """Write a learner of a run to the folder `out`, in Hugging Face format; returns it.
 
-    `step`: ``best``, ``last`` or a checkpoint's, by default as the run's ``evaluation.final`` says.
-    `average`: its averaged weights.
-    Raises ModelError where `out` exists, TrainingError for an unknown run, learner or step.
+    `step`: ``best``, ``last`` or the step of a checkpoint; by default the run's
+    ``evaluation.final`` decides. `average`: write its averaged weights. Raises ModelError if `out`
+    exists, TrainingError for an unknown run, learner or step.
     """
     from model import require_free
     from trainer.evaluation.export import export_learner
@@ -182,10 +182,10 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The predictions of a fine-tuned model, in the order of `examples`.
 
-    `examples` are a file, as for ``tandem predict``, or a list: of texts, of sequences of texts (a
-    pair, for a task about pairs) and the numbers behind them that the head reads, or of mappings
-    with the columns of the training file. `head`
-    names one of several; `speed` lets examples leave at a branch. Raises DataError, ModelError.
+    `examples` are a file, as for ``tandem predict``, or a list. An item of the list is a text, a
+    sequence of texts (a pair, for a task about pairs) followed by the numbers that the head reads,
+    or a mapping with the columns of the training file. `head` names one of several heads; `speed`
+    lets examples leave at a branch. Raises DataError, ModelError.
     """
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
@@ -199,9 +199,9 @@ def embed(
 ) -> NDArray[np.float32]:
     """The vectors of texts, float32 [texts, size]; NaN for a text without a token.
 
-    `texts` is a list, or a file of a text a line or with the column ``text``. `pooling`: ``mean``
-    or ``cls`` of the last states, or ``static``, the mean of the input vectors. Raises DataError,
-    ModelError.
+    `texts` is a list, or a file with a text on each line or with the column ``text``. `pooling`:
+    ``mean`` or ``cls`` of the last states, or ``static``, the mean of the input vectors. Raises
+    DataError, ModelError.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
 """Denominators of the losses: counts of a batch that are known before its first forward pass.
 
 A denominator is a pure function of a rank's rows of the global batch, with a name by which terms
-declare it. A name that is not registered is a target's: the count of its labels. One all-reduce
-sums those in use over the ranks, along with the step's other counts.
+declare it. A name that is not registered is the name of a target, and stands for the count of its
+labels. One all-reduce sums the denominators in use over the ranks, with the step's other counts.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def register(name: str, count: Count) -> None:
 class WeightedLabels(str):
     """The denominator of labels with weights: the sum of the weights of a target's labels.
 
-    Its name tells target and weights. The labels are classes; several of an example are right (1)
-    or wrong (0), each with its own weight.
+    Its name holds target and weights. The labels are classes, or, if an example has several, right
+    (1) or wrong (0), each with its own weight.
     """
 
     target: str

@@ -163,7 +163,7 @@ class Job:
     def finish(self) -> None:
         """Save the last checkpoint, and mention students that never joined.
 
-        Raises TrainingError where a learner has diverged, or learnt nothing.
+        Raises TrainingError if a learner has diverged, or has learned nothing.
         """
         self.saving.save(wait=True, is_last=True)
         for name in self.learners.waiting:
@@ -232,7 +232,7 @@ def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
 def setup_line(
     config: JobConfig, shape: StepShape, rows: int, device: torch.device, folder: Path
 ) -> str:
-    """The line with which a run begins: device, ranks, threads, precision, batch and folder.
+    """The first line of a run: device, ranks, threads, precision, batch and folder.
 
     rows: the size of its largest global batch.
     """

@@ -54,9 +54,10 @@ def train_step(
 
     A learner whose loss or gradient is non-finite or spikes skips the step on all ranks; the other
     learners take theirs. `requests` is called after the last backward pass, so that a request to
-    stop takes effect at the end of the step during which it arrived. `seconds` is the training
-    time so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked. `others` are
-    further teachers, which are frozen; one that no term reads in this step does not run.
+    stop takes effect at the end of the step during which it arrived. `seconds` is the training time
+    so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked. `others` are
+    further teachers, which are frozen. If no term reads a further teacher in this step, it does not
+    run.
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     measured = [learner for learner in (teacher, *students) if learner.has_terms]
@@ -89,7 +90,7 @@ def train_step(
 
 
 def _about(learner: Learner, terms: Mapping[str, float], batch: Batch) -> dict[str, float]:
-    """The learner's terms about this batch: some are about the examples of another task."""
+    """The learner's terms about this batch; terms about another task's examples are left out."""
     return {name: terms[name] for name in learner.objective.about(batch.targets)}
 
 
@@ -165,8 +166,8 @@ class _Totals:
 def _sum_by_rank(values: np.ndarray) -> list[float]:
     """[ranks, n] summed over the ranks, in their order.
 
-    An all-reduce of three ranks or more adds in an order that depends on where in the tensor a
-    number lies, so that a learner's loss would depend on who else is trained.
+    An all-reduce of three ranks or more adds in an order that depends on a number's place in the
+    tensor. A learner's loss would then depend on the other learners.
     """
     total: list[float] = np.add.accumulate(values, axis=0)[-1].tolist()
     return total

@@ -1,4 +1,4 @@
-"""The teachers' side of a step: one forward of each, whatever its students read of it.
+"""The teachers' side of a step: one forward of each teacher, for all of its students.
 
 Generators run before the learners that read their samples (`trainer.replaced_tokens`).
 """
@@ -100,7 +100,7 @@ class TeacherPasses:
         step: int,
         targets: Collection[str],
     ) -> TeacherPasses:
-        """Who reads whom at `step` of a batch with these `targets`. Collective."""
+        """The passes of a step, for a batch with these `targets`. Collective."""
         passes = [TeacherPass.of(teacher, students, step, targets) for teacher in teachers]
         is_mean_read = any(
             student.objective.reads(student.own_step(step), MEAN, targets) for student in students

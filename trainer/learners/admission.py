@@ -31,8 +31,8 @@ def is_due(start: StartConfig, state: JobState, unigram: Mapping[str, float], pr
 def is_over(budget: BudgetConfig, counters: LearnerState, step: int, seconds: float) -> bool:
     """Whether a learner has used up its budget once the job has done `step` steps in `seconds`.
 
-    Of one that is done: whether it had at the step and time at which it was done, since the budget
-    may have been edited.
+    For a learner that is done, the answer is about the step and time at which it was done, since
+    the budget may have been edited.
     """
     if counters.finished_at is not None:
         step, seconds = counters.finished_at, counters.finished_after or seconds
@@ -67,7 +67,7 @@ def schedule_steps(budget: BudgetConfig, counters: LearnerState, step: int, last
 def time_used(budget: BudgetConfig, counters: LearnerState, seconds: float, last: float) -> float:
     """The fraction of its time that a learner has used after `seconds` of the job.
 
-    `last` is the job's own limit in seconds. Returns 0 where neither the budget nor the job has a
+    `last` is the job's own limit in seconds. Returns 0 if neither the budget nor the job has a
     limit.
     """
     if counters.clocked_from is None:

@@ -27,7 +27,7 @@ def has_means(engine: DeepSpeedEngine) -> bool:
 
 @contextlib.contextmanager
 def averaged(engine: DeepSpeedEngine) -> Iterator[None]:
-    """In the block the model has its averaged weights; afterwards its own again, to the last bit.
+    """Give the model its averaged weights in the block, and its own afterwards, to the last bit.
 
     A parameter without a mean, which has never been trained, keeps its weights.
     """
@@ -53,7 +53,7 @@ def _exchange(engine: DeepSpeedEngine) -> None:
 
 @torch.no_grad()
 def average_checkpoints(engine: DeepSpeedEngine, name: str, earlier: Sequence[Checkpoint]) -> None:
-    """Set the means to those of the current weights and the weights in `earlier` checkpoints.
+    """Set the means to the mean of the current weights and the weights in `earlier` checkpoints.
 
     Checkpoints without this learner, or with another shape of it, do not count.
     """

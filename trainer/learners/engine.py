@@ -81,9 +81,9 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of a learner with this many parameters.
 
-    Precision is not in it: parameters and optimizer states stay float32, and bf16 and fp16 are
-    autocast in the learner's forward pass, which is right at every stage (DeepSpeed's `bf16` is not
-    at 0). Nor is clipping: the learner's optimizer does it.
+    It does not set the precision. Parameters and optimizer states stay float32, and the learner's
+    forward pass autocasts to bf16 or fp16, which is correct at every stage (DeepSpeed's `bf16` is
+    not at stage 0). It does not set clipping either, because the learner's optimizer clips.
     """
     bucket = bucket_size(parameters)
     return {
@@ -116,7 +116,7 @@ def deepspeed_config(
 def import_for_engines() -> None:
     """Import what DeepSpeed's first engine would: it looks for its Muon, which loads a compiler.
 
-    That takes two seconds, which the forks of a process that calls this do not spend again.
+    This takes two seconds. Forks of a process that has called it do not spend them again.
     """
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
@@ -144,8 +144,8 @@ def _offload(config: LearnerConfig) -> dict[str, Any]:
 def partitioned_linear(engine: DeepSpeedEngine) -> Iterator[None]:
     """At stage 3, make linear layers in the block save no whole weights for their backward.
 
-    DeepSpeed's `memory_efficient_linear` would do so for the whole process: the rounding of one
-    learner's gradients would then depend on which other learners are in the job.
+    DeepSpeed's `memory_efficient_linear` would do this for the whole process. The rounding of one
+    learner's gradients would then depend on the other learners in the job.
     """
     if engine.zero_optimization_stage() < 3:
         yield
@@ -185,7 +185,7 @@ def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
 def gradient_scale(loss_scale: float) -> float:
     """The scale of gradients averaged over the ranks, if each computes at `loss_scale`.
 
-    Dividing by the number of ranks makes float16 overflow at the same scale on any number of them.
+    Dividing by the number of ranks makes float16 overflow at the same scale on any number of ranks.
     """
     return loss_scale if loss_scale == 1.0 else loss_scale / dist.get_world_size()
 

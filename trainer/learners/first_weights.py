@@ -44,10 +44,10 @@ def from_folder(
 ) -> Mapping[str, Tensor]:
     """The weights in the folder of `init` with which a model of `config` begins.
 
-    A task's head that another program has trained is kept where it fits a task of `config`, and
-    that of a frozen learner under whatever name `config` has for it. A line says where it does not,
-    where the labels of the task's own head have changed, and where labels without names are taken
-    for those of the examples.
+    A task's head that another program has trained is kept if it fits a task of `config`. The head
+    of a frozen learner is kept under the name that `config` has for it. A line is printed if the
+    head does not fit, if the labels of the task's own head have changed, or if labels without names
+    are taken to be the examples' labels.
     """
     assert init.weights is not None
     model = from_pretrained(Path(init.weights), config.kind)
@@ -69,7 +69,7 @@ def from_folder(
 
 
 def from_smaller(section: str, folder: str, config: ModelConfig, seed: int) -> Mapping[str, Tensor]:
-    """The weights of a model of `config`, tiled of the smaller one in a folder."""
+    """The weights of a model of `config`, tiled from the smaller model in a folder."""
     model = from_pretrained(Path(folder))
     if why := cannot_tile(config, model.config):
         raise TrainingError(f"{section}.init.tile: {folder}: {why}")
@@ -121,7 +121,7 @@ def _shown(labels: Sequence[str]) -> str:
 
 
 def from_word_vectors(file: str, tokenizer_dir: Path, model: Model) -> Mapping[str, Tensor]:
-    """The word embedding of a `model`, with the vectors in `file` of the tokens that have one."""
+    """The word embedding of a `model`, with the vectors in `file` for the tokens that it has."""
     vectors = token_vectors(Path(file), tokenizer_dir)
     if not vectors:
         raise DataError(f"{file}: has no word of the tokenizer in {tokenizer_dir}")
@@ -151,8 +151,8 @@ def _selected(
 def from_embeddings(teacher: Learner, config: ModelConfig) -> Mapping[str, Tensor]:
     """The teacher's current embeddings and heads, without its layers. Collective.
 
-    MobileBERT's code initialises a student this way. The norm of the embeddings is left out where
-    the student uses another kind of norm; the norm in the head is a layer norm in every model.
+    MobileBERT's code initialises a student in this way. If the student uses another kind of norm,
+    the norm of the embeddings is left out; the norm in the head is a layer norm in every model.
     """
     same_norm = config.has_same_norm(teacher.config.model)
     left_out = "encoder." if same_norm else ("encoder.", "embeddings.norm.")
@@ -173,7 +173,7 @@ def heads_in(weights: Mapping[str, Tensor], expected: Iterable[str] = ()) -> lis
 
 
 def heads_without_weights(model: Model) -> list[str]:
-    """The task heads that pool states and do nothing else, which nobody has to train."""
+    """The task heads that only pool states, and so need no training."""
     return [name for name, head in model.task_heads.items() if not head.state_dict()]
 
 

@@ -1,7 +1,7 @@
-"""The norm of a learner's gradient, however ZeRO has cut it, and how gradients are clipped by it.
+"""The norm of a learner's gradient, at every ZeRO stage, and clipping by it.
 
 DeepSpeed's own norms take a collective for each parameter group, and the host waits for each. Here
-every rank computes its part on the device, and the step adds up those of all learners at once.
+every rank computes its part on the device, and the step adds up the parts of all learners at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def fill_gradients(engine: DeepSpeedEngine) -> None:
     """At stage 0: give a parameter without a gradient one of zeros.
 
-    DeepSpeed has it so at the other stages, and on several ranks.
+    DeepSpeed does this at the other stages, and on several ranks.
     """
     for parameter in engine.module.parameters():
         if parameter.requires_grad and parameter.grad is None:
@@ -31,7 +31,8 @@ def fill_gradients(engine: DeepSpeedEngine) -> None:
 def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
     """This rank's part of the squared L2 norm of the gradient: float64 [], on the device.
 
-    Summed over the ranks it is that of the whole gradient, as the step's backward passes left it.
+    The sum over the ranks is the squared norm of the whole gradient, as the step's backward passes
+    left it.
     """
     stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
     if stage == 0:
@@ -56,8 +57,8 @@ def _is_offloaded(engine: DeepSpeedEngine) -> bool:
 def gradient_factor(norm: float, clipping: float, scale: float) -> float:
     """The factor of gradients that divides out their `scale` and clips them.
 
-    `norm` is that of the gradient without the scale; a clipping of 0 is none. The formula is that
-    of `torch.nn.utils.clip_grad_norm_`.
+    `norm` is the norm of the gradient without the scale. A clipping of 0 means no clipping. The
+    formula is the one of `torch.nn.utils.clip_grad_norm_`.
     """
     clip = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
     return clip / scale

@@ -1,6 +1,6 @@
 """A learner: a model in training, with its objective, optimizer, schedule and engine.
 
-A frozen teacher is one without objective and optimizer: it runs forward and changes nothing.
+A frozen teacher is a learner without objective and optimizer: it only runs forward.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LEAD_STEPS = 50  # time constant of the running mean of a teacher's lead
 
 
 class Learner:
-    """One model in training. All methods are collective: every rank calls them alike."""
+    """One model in training. All methods are collective: every rank calls each of them."""
 
     # Facts about the last step.
     rate = math.nan
@@ -82,8 +82,8 @@ class Learner:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
         `started_at` is the job's step at which this learner began. `metrics` score it; None means
-        those of its own objective and heads. Its terms may read its `teacher`, or further teachers:
-        `others`, by name. Raises TrainingError when the `weights` do not fit.
+        the metrics of its own objective and heads. Its terms may read its `teacher`, or further
+        teachers: `others`, by name. Raises TrainingError when the `weights` do not fit.
         """
         config = config.in_steps(step_shape.steps)
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.form
@@ -130,7 +130,7 @@ class Learner:
     ) -> Mapping[str, Tensor]:
         """The outputs of heads for a micro-batch, as its pass in the step will compute them.
 
-        They are those that its own terms read, and these `heads`.
+        These are the heads that its own terms read, and the given `heads`.
         """
         step, own_step = micro_step.step, self.own_step(micro_step.step)
         read = self.objective.student_capture(own_step, batch.targets)
@@ -216,7 +216,7 @@ class Learner:
         return shares
 
     def squared_gradient_norm(self) -> Tensor:
-        """This rank's part of it, [1], after the step's last backward pass; see `gradients`."""
+        """This rank's part of the squared norm, [1], after the step's last backward pass."""
         if not self.is_trained:
             return torch.zeros(1, device=self.device)
         if self.config.zero_stage == 0:
@@ -234,9 +234,9 @@ class Learner:
     ) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is that of the global batch of sequences of `length` (0: it varies) with these
-        `targets`, and `squared_norm` the sum of the ranks' `squared_gradient_norm`; the job has
-        been trained for this many `seconds`, on which all ranks agree.
+        `loss` is the loss of the global batch, whose sequences have this `length` (0: it varies)
+        and these `targets`. `squared_norm` is the sum of the ranks' `squared_gradient_norm`.
+        `seconds` is the job's training time so far; it is equal on all ranks.
         """
         begins = self.objective.stages.last_begins
         if self.own_step(step) <= begins or self.counters.clocked_from is None:
@@ -268,7 +268,7 @@ class Learner:
             group["lr"] = self.rate * self.objective.factor(group["name"], own_step, targets)
 
     def compare_with(self, teacher: Learner) -> None:
-        """Before a step: let terms with a `min_lead` count by how far the teacher is ahead.
+        """Before a step: weigh the terms with a `min_lead` by how far the teacher is ahead.
 
         A teacher that was never trained in this job is not compared.
         """
@@ -307,8 +307,8 @@ class Learner:
     def learning_rate(self, step: int, seconds: float = 0.0) -> float:
         """The learning rate at the job's `step`, after `seconds` of training.
 
-        A schedule runs over each stage that has no constant rate; the last one's ends with the
-        budget.
+        A schedule runs over each stage that has no constant rate. The schedule of the last stage
+        ends with the budget.
         """
         config, (stage, done) = self.config, self.objective.stages.at(self.own_step(step))
         peak = stage.learning_rate or config.optimizer.learning_rate
@@ -345,7 +345,7 @@ class Learner:
         return OutputProjection(weight.detach(), None if bias is None else bias.detach())
 
     def share_embedding(self, learners: Mapping[str, Learner]) -> None:
-        """Read the present word embedding of its generator, where it shares that."""
+        """Read the present word embedding of its generator, if it shares that embedding."""
         if self.config.embedding_sharing == DISENTANGLED:
             assert self.generator is not None
             generator = learners[self.generator]

@@ -136,7 +136,7 @@ class Learners:
         return True
 
     def finish_teacher(self) -> str:
-        """Freeze the teacher once it is done; it keeps teaching. Returns why, empty if it is not.
+        """Freeze the teacher once it is done; it keeps teaching. Returns the reason, or "".
 
         The engine and the optimizer states are freed; the weights stay.
         """
@@ -168,7 +168,7 @@ class Learners:
 
     @property
     def are_done(self) -> bool:
-        """Whether nobody is left to train, now or later."""
+        """Whether no learner is left to train, now or later."""
         has_finished = self.teacher.counters.finished_at is not None
         return (
             not self.active and not self.waiting and (has_finished or not self.teacher.is_trained)
@@ -227,8 +227,8 @@ class Learners:
     def _is_done(self, name: str, config: LearnerConfig, state: JobState) -> bool:
         """Whether a learner of the checkpoint has used up its budget, which may have been edited.
 
-        A smaller budget may finish it. Raises TrainingError where a larger one comes too late: the
-        learner was already done.
+        A smaller budget may finish it. Raises TrainingError if a larger budget comes too late,
+        because the learner was already done.
         """
         counters = state.learners[name]
         over = is_over(config.budget, counters, state.step, state.seconds)

@@ -39,7 +39,7 @@ class LearnerModule(nn.Module):
         self._frozen: list[nn.Module] = []
 
     def freeze_encoder(self) -> None:
-        """Train only the heads and the pooler; what they read is that of evaluation.
+        """Train only the heads and the pooler; they read the features of evaluation mode.
 
         The features of BERT's feature-based approach are fixed: they have no dropout (arXiv
         1810.04805, section 5.3).
@@ -83,8 +83,8 @@ def build_module(
 
     Its terms may read its `teacher`, or further teachers: `others`, by name.
 
-    Random weights are a pure function of (seed, name), or of `init.seed` alone where it is set.
-    Raises TrainingError, naming the config's section, when the weights do not fit.
+    Random weights are a pure function of (seed, name), or only of `init.seed` if it is set. Raises
+    TrainingError, naming the config's section, when the weights do not fit.
     """
     drawn = weights_seed(name, config, seed)
     module = assemble(name, config, teacher, seed, lambda model: build(model, drawn), others)
@@ -122,7 +122,7 @@ def assemble(
 
 
 def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, complete: bool) -> None:
-    """Load `weights` into the model. Those that the model does not have are ignored.
+    """Load `weights` into the model. Weights that the model does not have are ignored.
 
     The pooler and the heads may be missing from `weights` and keep their initial values. With
     `complete`, anything else that is missing raises TrainingError.

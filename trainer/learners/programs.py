@@ -38,8 +38,8 @@ class Train:
     """Returns the loss share (a scalar to run backward), the term shares [terms], the features.
 
     totals: the denominators of the global batch; sources: the outputs of other learners, by name;
-    capture: what the features are to hold; step: the learner's own, which the objective depends on;
-    whole_batch: as in `LossInputs`.
+    capture: what the features must hold; step: the learner's own step, on which the objective
+    depends; whole_batch: as in `LossInputs`.
     """
 
     totals: Totals
@@ -93,7 +93,7 @@ def score(
 ) -> tuple[Tensor, ...]:
     """Run `model` on a micro-batch; returns what each metric reads from the result.
 
-    Only the heads run that the batch has labels for. `teachers` are as in `ScoreInputs`.
+    Only heads for which the batch has labels run. `teachers` are as in `ScoreInputs`.
     """
     heads = {metric.head for metric in metrics if _has_labels(batch, metric.head)}
     capture = capture_for(metric for metric in metrics if metric.head in heads)
@@ -108,7 +108,7 @@ def score(
 def compared_heads(
     metrics: Iterable[Metric[ScoreInputs]], batch: MicroBatch
 ) -> dict[str, tuple[str, ...]]:
-    """The heads of other learners with which metrics compare, by the learner, for this batch."""
+    """The heads of other learners with which metrics compare this batch, by learner."""
     compared = [metric for metric in metrics if metric.compares and metric.head in batch.targets]
     sources = dict.fromkeys(metric.compares or "" for metric in compared)
     return {

@@ -55,7 +55,7 @@ class LearnerState:
 
     @property
     def is_skipping(self) -> bool:
-        """Whether it has skipped its last step, and may skip the next; never once it is done."""
+        """Whether it has skipped its last step and may skip the next one. False once it is done."""
         return self.finished_at is None and self.guard.in_a_row > 0
 
     @property

@@ -22,7 +22,7 @@ def loss_scale(config: LearnerConfig, counters: LearnerState) -> LossScale:
 def regime(
     config: LearnerConfig, objective: Objective, own_step: int, conditions: tuple[object, ...]
 ) -> str:
-    """A key of what losses must share to be comparable: terms, dropout, and these `conditions`.
+    """A key of the facts that comparable losses share: terms, dropout, and these `conditions`.
 
     A weight or temperature that reaches the next segment of its schedule may make the loss jump,
     so the segments are part of the key.

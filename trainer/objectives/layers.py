@@ -50,7 +50,7 @@ def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict
 
 
 def at_depth(layers: Mapping[int, int], final_layers: int, teacher_layers: int) -> dict[int, int]:
-    """Rewrite a map onto a teacher of `final_layers` for one that so far has `teacher_layers`.
+    """Rewrite a map onto a teacher of `final_layers` for its present `teacher_layers`.
 
     Each teacher layer is replaced by the one at the same relative depth, rounded up: layer 10 of 12
     becomes layer 5 of 6. Layer 0 stays.
@@ -149,7 +149,7 @@ class LayerTerm(Term):
     """A term over pairs of layers: the weighted sum, or mean, of the pairs' losses.
 
     The map refers to the teacher's final number of layers. While a growing teacher has fewer, the
-    layer at the same relative depth stands in (`at_depth`).
+    layer at the same relative depth is used (`at_depth`).
     """
 
     reads_attention: ClassVar[bool] = False  # instead of hidden states

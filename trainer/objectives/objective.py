@@ -30,9 +30,9 @@ class Objective(nn.Module):
     What the terms read and weigh may change with the learner's own step, which starts at 0. When
     the teacher grows, `set_teacher_layers` changes the layer maps; the learnable parts stay.
 
-    The objective also implements its learner's `trainer.optimizers.Rates`, those of its stages. The
-    learnable parts of a term that is off at some steps neither
-    learn nor decay while it is off, and nor does the head of a task at the steps of other tasks.
+    The objective also implements its learner's `trainer.optimizers.Rates`, from its stages. While a
+    term is off, its learnable parts neither learn nor decay. The same holds for the head of a task
+    at the steps of other tasks.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Objective(nn.Module):
         return {name: cast(Term, term) for name, term in self.terms.items()}
 
     def task_among(self, targets: Collection[str]) -> str:
-        """Which of several tasks a batch with these targets is of; empty where there is one."""
+        """The task, among several, of a batch with these targets; empty if there is one task."""
         terms = (term for term in self.by_name.values() if isinstance(term, TaskTerm))
         tasks = dict.fromkeys(term.head for term in terms)
         return next((head for head in tasks if head in targets), "") if len(tasks) > 1 else ""
@@ -167,7 +167,7 @@ class Objective(nn.Module):
         return any(term.reads_logits for term in self._reading(source, step))
 
     def reads(self, step: int, source: str, targets: Targets = None) -> bool:
-        """Whether any term reads this source at the learner's `step`, of such a batch."""
+        """Whether any term reads this source at the learner's `step`, for such a batch."""
         return bool(self._reading(source, step, targets))
 
     def total(self, terms: Mapping[str, float], step: int) -> float:
@@ -216,7 +216,7 @@ class Objective(nn.Module):
         return [term for term in self._on(step, targets).values() if term.source == source]
 
     def _on(self, step: int, targets: Targets = None) -> dict[str, Term]:
-        """The terms about a batch that weigh anything at a step; all of them where none does.
+        """The terms about a batch whose weight is not 0 at a step; all of them if there is none.
 
         A stage turns on only the terms that compare what it `compares`.
         """
@@ -263,9 +263,9 @@ def _build(
 class Demand:
     """The demand of all students' terms on one teacher.
 
-    is_read: whether any does, by itself or in the mean of several; capture: what its features are
-    to hold; own_logits, mean_logits: how many students compare with its distributions, and with
-    those of the mean.
+    is_read: whether any term reads it, alone or in the mean of several; capture: what its features
+    must hold; own_logits, mean_logits: how many students compare with its distributions, and with
+    the mean's.
     """
 
     is_read: bool
@@ -284,9 +284,9 @@ class Demand:
     ) -> Demand:
         """The students' demand on this teacher, by the objective and own step of each student.
 
-        `heads` are the teacher's task heads: it has no part in the mean of others. `targets` are
-        those of the batch; None: whatever they are. `discriminators` is the number of students that
-        read samples of its predictions.
+        `heads` are the teacher's task heads; only for these it is part of a mean. `targets` are the
+        targets of the batch; None: any. `discriminators` is the number of students that read
+        samples of its predictions.
         """
         students = list(students)
         direct, mean = (

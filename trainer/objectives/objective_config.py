@@ -110,7 +110,7 @@ class ObjectiveConfig(Section):
 
     @property
     def sources(self) -> set[str]:
-        """The names of those whose outputs any term reads."""
+        """The names of the learners whose outputs any term reads."""
         return {config.source for config in self.terms().values() if config.source is not None}
 
     def needs_teacher(self) -> bool:
@@ -235,7 +235,7 @@ def _misfits(
 
 
 def model_read_by(section: TermConfig, teachers: Mapping[str, ModelShape]) -> ModelShape:
-    """The model of the teacher that a term reads; the job's own if it reads none, or the mean."""
+    """The model of the teacher that a term reads; of the job's own if it reads none or the mean."""
     return teachers.get(section.source or TEACHER, teachers[TEACHER])
 
 

@@ -1,8 +1,9 @@
 """Losses of rows of logits over the vocabulary: ordinary functions of log-probabilities.
 
 log_q: a student's, log_p: a teacher's, [C, V], float32 or wider. Labels: int64 [C], -100 where
-there is nothing to predict. A loss returns that of each row, [C]. Autograd differentiates it inside
-a chunk of rows; the two losses that most students have also have a gradient written by hand.
+there is nothing to predict. A loss function returns the loss of each row, [C]. Autograd
+differentiates it inside a chunk of rows; the two losses that most students have also have a
+gradient written by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Room = Callable[[], Tensor]
 
 
 class Target(Protocol):
-    """The distribution that a student's is compared with."""
+    """The distribution with which a student's distribution is compared."""
 
     def dot(self, scaled: Tensor, rows: slice, room: Room) -> Tensor:
         """``target . s`` [C] plus any constant that the loss subtracts; `scaled` is s, [C, V].
