@@ -21,6 +21,7 @@ from model.hugging_face.eurobert import EUROBERT
 from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
+from model.hugging_face.nomic_bert import NOMIC_BERT
 from model.hugging_face.task_heads import (
     ENDINGS,
     in_form,
@@ -38,7 +39,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 _TRANSFORM = ".transform."
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA, DISTILBERT, ALBERT),
-    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA),
+    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA, NOMIC_BERT),
 )
 _ALIASES = {"xlm-roberta": ROBERTA, "camembert": ROBERTA}  # the same model under other names
 _WRAPPER = "module."  # of torch's DataParallel and DistributedDataParallel
@@ -166,6 +167,8 @@ def nearest_family(config: EncoderConfig) -> Family:
     if config.embedding_projection == "word" or config.bottleneck_size:
         return MOBILEBERT
     if config.positions == "rotary":
+        if config.norm_placement == "post":
+            return NOMIC_BERT
         return EUROBERT if config.norm == "rms_norm" else MODERNBERT
     if any(head.transform == "gelu" for head in config.task_heads.values()):
         return ELECTRA

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from model.config import EncoderConfig
-from model.errors import ModelError
 from model.hugging_face.family import (
     ATTENTION,
+    BOTH_GATES,
     STACK,
     Family,
     Rules,
+    join_gates,
     read_activation,
     refuse,
     require,
+    split_gates,
     write_activation,
 )
-
-_GATE, _UP, _BOTH = ".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.gate_up."
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -101,7 +98,7 @@ def _rules(config: EncoderConfig) -> Rules:
         (ATTENTION + r"\.value\.(.+)", layer + r".self_attn.v_proj.\2"),
         (ATTENTION + r"\.output\.(.+)", layer + r".self_attn.o_proj.\2"),
         (ATTENTION + r"\.norm\.(.+)", layer + r".input_layernorm.\2"),
-        (STACK + r"\.input\.(.+)", layer + _BOTH + r"\2"),
+        (STACK + r"\.input\.(.+)", layer + BOTH_GATES + r"\2"),
         (STACK + r"\.output\.(.+)", layer + r".mlp.down_proj.\2"),
         (STACK + r"\.norm\.(.+)", layer + r".post_attention_layernorm.\2"),
         (r"encoder\.final_norm\.(.+)", r"model.norm.\1"),
@@ -110,31 +107,4 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join each gate and up projection. Raises ModelError for a gate without its other half."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if _GATE in name:
-            if name.replace(_GATE, _UP) not in state:
-                raise ModelError(f"the weights have no {name.replace(_GATE, _UP)}")
-            pair = [tensor, state[name.replace(_GATE, _UP)]]
-            result[name.replace(_GATE, _BOTH)] = torch.cat(pair)
-        elif _UP not in name:
-            result[name] = tensor
-    return result
-
-
-def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse of `_to_ours`."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if _BOTH in name:
-            gate, up = tensor.chunk(2)
-            result |= {name.replace(_BOTH, _GATE): gate.clone()}
-            result |= {name.replace(_BOTH, _UP): up.clone()}
-        else:
-            result[name] = tensor
-    return result
-
-
-EUROBERT = Family("eurobert", _read, _write, _rules, {}, _to_ours, _to_theirs)
+EUROBERT = Family("eurobert", _read, _write, _rules, {}, join_gates, split_gates)

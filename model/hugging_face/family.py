@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from model.config import EncoderConfig
@@ -28,6 +29,9 @@ Rules = tuple[tuple[str, str], ...]
 # Our names of the two halves of a layer, as patterns whose first group is its number from 0.
 ATTENTION = r"encoder\.attention\.(\d+)"
 STACK = r"encoder\.feed_forward\.(\d+)\.stack\.0"
+# Both halves of a gated unit are one matrix here, and two in some classes of `transformers`.
+BOTH_GATES = ".mlp.gate_up."
+_GATE, _UP = ".mlp.gate_proj.", ".mlp.up_proj."
 
 
 class Inexpressible(ModelError):
@@ -103,3 +107,30 @@ def require(config: EncoderConfig, model_type: str, **needed: object) -> None:
             raise Inexpressible(
                 f"transformers' {model_type} cannot express {key}: {getattr(config, key)!r}"
             )
+
+
+def join_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Join each gate and up projection. Raises ModelError for a gate without its other half."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if _GATE in name:
+            if name.replace(_GATE, _UP) not in state:
+                raise ModelError(f"the weights have no {name.replace(_GATE, _UP)}")
+            pair = [tensor, state[name.replace(_GATE, _UP)]]
+            result[name.replace(_GATE, BOTH_GATES)] = torch.cat(pair)
+        elif _UP not in name:
+            result[name] = tensor
+    return result
+
+
+def split_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse of `join_gates`."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if BOTH_GATES in name:
+            gate, up = tensor.chunk(2)
+            result |= {name.replace(BOTH_GATES, _GATE): gate.clone()}
+            result |= {name.replace(BOTH_GATES, _UP): up.clone()}
+        else:
+            result[name] = tensor
+    return result

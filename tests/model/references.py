@@ -19,6 +19,8 @@ from transformers import (
     MobileBertForPreTraining,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    NomicBertConfig,
+    NomicBertForMaskedLM,
     PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -63,6 +65,11 @@ def _eurobert(layers: int, hidden: int, heads: int, ffn: int, **more: object) ->
         pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **more,
     )  # fmt: skip
+
+
+def _nomic_bert(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> NomicBertConfig:
+    rope = {"rope_type": "default", "rope_theta": 300.0}
+    return NomicBertConfig(**_sizes(layers, hidden, heads, ffn, rope_parameters=rope, **more))
 
 
 CASES = {
@@ -139,6 +146,10 @@ CASES = {
             tie_word_embeddings=True,
             hidden_act="gelu",
         )
+    ),
+    "nomic bert": NomicBertForMaskedLM(_nomic_bert(3, 36, 3, 27)),
+    "nomic bert wide heads": NomicBertForMaskedLM(
+        _nomic_bert(2, 64, 2, 31, hidden_act="gelu", type_vocab_size=1, layer_norm_eps=1e-6)
     ),
 }
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -170,6 +171,27 @@ def test_modernbert_is_described_to_transformers_4_and_5(tmp_path: Path) -> None
         some = {key: value for key, value in saved.items() if key not in unknown}
         (tmp_path / "config.json").write_text(json.dumps(some))
         assert model.from_pretrained(tmp_path).config.meaning() == config.meaning()
+
+
+def test_nomic_berts_first_checkpoints_are_read(tmp_path: Path) -> None:
+    theirs, ours = pair("nomic bert")
+    theirs.save_pretrained(tmp_path)
+    weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert "nomic_bert.encoder.layers.0.attn.Wqkv.weight" in weights  # files keep the first names
+    renamed = {name.replace("nomic_bert.", "bert."): tensor for name, tensor in weights.items()}
+    safetensors.torch.save_file(renamed, tmp_path / "model.safetensors")
+    config = {"model_type": "nomic_bert", "activation_function": "swiglu", "vocab_size": 101}
+    config |= {"n_embd": 36, "n_layer": 3, "n_head": 3, "n_inner": 27, "n_positions": 160}
+    config |= {"rotary_emb_base": 300, "layer_norm_epsilon": 1e-12, "prenorm": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = model.from_pretrained(tmp_path)
+    assert again.config.meaning() == ours.config.meaning()
+    assert all(torch.equal(again.state_dict()[n], t) for n, t in ours.state_dict().items())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"prenorm": True}))
+    with pytest.raises(model.ModelError, match=r"prenorm: True is not supported"):
+        model.from_pretrained(tmp_path)
+    model.save_pretrained(ours, tmp_path / "ours")
+    assert safetensors.torch.load_file(tmp_path / "ours/model.safetensors").keys() == weights.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""Nomic BERT (arXiv 2402.01613): BERT with rotary positions, gated units and few biases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.config import EncoderConfig
+from model.hugging_face.bert import PLAIN, read_sizes, require_segments, write_sizes
+from model.hugging_face.family import (
+    ATTENTION,
+    BOTH_GATES,
+    STACK,
+    Family,
+    Rules,
+    join_gates,
+    refuse,
+    require,
+    split_gates,
+)
+from model.hugging_face.task_heads import PROBLEMS, linear
+from model.task_head_config import TAGGING
+
+_PREFIX = "nomic_bert."
+_HEADS = {
+    **dict.fromkeys(PROBLEMS, linear("classifier", "pooler")),
+    TAGGING: linear("classifier"),
+}
+# The keys of the checkpoints that came with a class of their own, and of `transformers`.
+_FIRST_KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "embd_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "rotary_emb_base": "rope_theta",
+}
+# The names of tensors in files, which are those of that class, and in `transformers`' class.
+_IN_FILES = {
+    "encoder.layers.": "layers.",
+    "emb_ln.": "embeddings.LayerNorm.",
+    ".attn.out_proj.": ".self_attn.o_proj.",
+    ".fc11.": ".up_proj.",
+    ".fc12.": ".gate_proj.",
+    ".fc2.": ".down_proj.",
+    ".norm1.": ".post_attention_layernorm.",
+    ".norm2.": ".post_mlp_layernorm.",
+}
+_QUERY, _FUSED = ".self_attn.q_proj.", ".attn.Wqkv."
+
+
+def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    renamed = {_FIRST_KEYS.get(key, key): value for key, value in theirs.items()}
+    defaults = {"vocab_size": 30528, "hidden_act": "silu", "max_position_embeddings": 2048}
+    renamed = defaults | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} | renamed
+    if "n_embd" in theirs:
+        _refuse_other_parts(renamed)
+    sizes = read_sizes(renamed)
+    refuse(renamed, {"head_dim": (None, sizes["hidden_size"] // sizes["heads"])})
+    rope = renamed.get("rope_parameters") or {}
+    refuse(rope, {"rope_type": ("default",)})
+    return sizes | {
+        "positions": "rotary",
+        "global_rope_theta": float(rope.get("rope_theta", renamed.get("rope_theta", 1000.0))),
+        "feed_forward": "glu",
+        "attention_bias": False,
+        "ffn_bias": False,
+        "pooler": "tanh" if _PREFIX + "pooler.dense.weight" in names else "none",
+        "initializer": "normal",
+    }
+
+
+def _refuse_other_parts(theirs: Mapping[str, Any]) -> None:
+    """Refuse settings of the first class that the checkpoints do not use."""
+    refuse(
+        theirs,
+        {
+            "activation_function": ("swiglu",),
+            "prenorm": (False,),
+            "use_rms_norm": (False, None),
+            "qkv_proj_bias": (False,),
+            "mlp_fc1_bias": (False,),
+            "mlp_fc2_bias": (False,),
+            "rotary_emb_fraction": (1.0,),
+            "rotary_emb_interleaved": (False,),
+            "rotary_emb_scale_base": (None,),
+            "rotary_scaling_factor": (None,),
+            "parallel_block": (False,),
+        },
+    )
+
+
+def _write(config: EncoderConfig) -> dict[str, Any]:
+    parts = PLAIN | {"feed_forward": "glu", "attention_bias": False, "ffn_bias": False}
+    require(config, "nomic_bert", positions="rotary", embedding_projection="none", sharing="none",
+            pooler=("tanh", "none"), pair_head=False, **parts)  # fmt: skip
+    require(config, "nomic_bert", head_activation=("", config.activation))
+    require_segments(config, "nomic_bert")
+    rope = {"rope_type": "default", "rope_theta": config.global_rope_theta}
+    return write_sizes(config) | {
+        "architectures": ["NomicBertForMaskedLM"],
+        "rope_parameters": rope,
+    }
+
+
+def _rules(config: EncoderConfig) -> Rules:
+    layer = _PREFIX + r"layers.\1"
+    return (
+        (r"embeddings\.word\.weight", _PREFIX + "embeddings.word_embeddings.weight"),
+        (r"embeddings\.segment\.weight", _PREFIX + "embeddings.token_type_embeddings.weight"),
+        (r"embeddings\.norm\.(.+)", _PREFIX + r"embeddings.LayerNorm.\1"),
+        (ATTENTION + r"\.query\.(.+)", layer + r".self_attn.q_proj.\2"),
+        (ATTENTION + r"\.key\.(.+)", layer + r".self_attn.k_proj.\2"),
+        (ATTENTION + r"\.value\.(.+)", layer + r".self_attn.v_proj.\2"),
+        (ATTENTION + r"\.output\.(.+)", layer + r".self_attn.o_proj.\2"),
+        (ATTENTION + r"\.norm\.(.+)", layer + r".post_attention_layernorm.\2"),
+        (STACK + r"\.input\.(.+)", layer + BOTH_GATES + r"\2"),
+        (STACK + r"\.output\.(.+)", layer + r".mlp.down_proj.\2"),
+        (STACK + r"\.norm\.(.+)", layer + r".post_mlp_layernorm.\2"),
+        (r"pooler\.(.+)", _PREFIX + r"pooler.\1"),
+        (r"head\.dense\.(.+)", r"cls.predictions.transform.dense.\1"),
+        (r"head\.norm\.(.+)", r"cls.predictions.transform.layer_norm.\1"),
+        (r"head\.bias", "cls.predictions.bias"),
+    )
+
+
+def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of a file, cut each fused ``Wqkv`` [3 H, H] and join gates."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.startswith("bert."):
+            name = _PREFIX + name.removeprefix("bert.")
+        for in_file, renamed in _IN_FILES.items():
+            name = name.replace(in_file, renamed)
+        if _FUSED in name and len(tensor) % 3 == 0:
+            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
+                result[name.replace(_FUSED, f".self_attn.{part}_proj.")] = piece
+        else:
+            result[name] = tensor
+    return join_gates(result)
+
+
+def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse of `_to_ours`."""
+    state = split_gates(state)
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if _QUERY in name:
+            pieces = [state[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            name, tensor = name.replace(_QUERY, _FUSED), torch.cat(pieces)
+        elif ".k_proj." in name or ".v_proj." in name:
+            continue
+        for in_file, renamed in _IN_FILES.items():
+            name = name.replace(renamed, in_file)
+        result[name] = tensor
+    return result
+
+
+NOMIC_BERT = Family("nomic_bert", _read, _write, _rules, _HEADS, _to_ours, _to_theirs)
