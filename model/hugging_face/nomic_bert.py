@@ -56,9 +56,14 @@ _QUERY, _FUSED = ".self_attn.q_proj.", ".attn.Wqkv."
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    renamed = {_FIRST_KEYS.get(key, key): value for key, value in theirs.items()}
-    defaults = {"vocab_size": 30528, "hidden_act": "silu", "max_position_embeddings": 2048}
-    renamed = defaults | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} | renamed
+    renamed: dict[str, Any] = {
+        "vocab_size": 30528,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        **{_FIRST_KEYS.get(key, key): value for key, value in theirs.items()},
+    }
     if "n_embd" in theirs:
         _refuse_other_parts(renamed)
     sizes = read_sizes(renamed)
