@@ -1,9 +1,11 @@
 """Measures a GPU: speed, savings of joint training, host syncs, ZeRO, checkpoints, resumption.
 
-    python benchmarks/gpu.py [--only speed syncs]
+    python benchmarks/gpu.py [--only speed syncs] [--out figures] [--minutes 9]
 
-It takes under 8 minutes on one card. With two or more cards, two ranks run all sections but `speed`
-and `joint`. Random tokens, 15% masked, no padding, no dropout, bf16, AdamW. Arms take turns, and
+It ends after 9 minutes on one card, whatever is left, and leaves `gpu_facts.json` (which
+`gpu_facts.py` adopts into the pages), `gpu.md` and the logs of a real job and of the GPU tests.
+With two or more cards, two ranks run all sections but `speed` and `joint`. Random tokens, 15%
+masked, no padding, no dropout, bf16, AdamW. Arms take turns, and
 medians are reported. MFU is the models' FLOPs (`model.describe`) over the vendor's dense peak.
 `transformers` is BertForMaskedLM with SDPA under ``torch.compile``. Without a GPU, everything runs
 at toy size to check that it works; its figures are meaningless.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import shutil
 import sys
 import tempfile
@@ -26,11 +29,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
+from torch.multiprocessing.spawn import ProcessException
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import gpu_facts
 from benchmarks.cotraining_speed import forward, learn
+from benchmarks.gpu_facts import Row
 from benchmarks.gpu_learners import (
     Size,
     Step,
@@ -40,6 +46,7 @@ from benchmarks.gpu_learners import (
     teacher,
     their_step,
 )
+from benchmarks.gpu_runs import job, tests
 from benchmarks.masked_batches import MASKED_FRACTION
 from benchmarks.turns import median_seconds, wall_clock
 from cluster.ranks import Ranks, export, free_port
@@ -52,7 +59,6 @@ from trainer.record.gauges import known_device
 from trainer.step import train_step
 from trainer.teacher_outputs import detach
 
-Row = tuple[str, str]  # what was measured, and the figures
 ON_GPU = torch.cuda.is_available()
 SIZES = [
     Size("BERT-base", 768, 12, 128, 128),
@@ -64,23 +70,44 @@ STUDENTS = [(384, 6), (256, 4), (128, 2)]  # hidden size, layers
 TOY, TOY_STUDENTS = Size("toy", 128, 2, 32, 4, vocabulary=1000), [(64, 2)] * 3
 STAGES = (0, 1, 2, 3)
 TURNS = 10 if ON_GPU else 1
+LEAST_SECONDS = 10.0  # with fewer left, a section is not begun
 # What a host calls to wait for its GPU, by the profiler's names.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
 def main() -> None:
-    """Run the sections one after another, each in its own processes, and print the table."""
+    """Run the sections one after another, each in processes of its own; keep facts and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    only, rows = parser.parse_args().only, list[Row]()
-    for name in only:
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="the folder of figures")
+    parser.add_argument("--minutes", type=float, default=9.0, help="what is left then is not run")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    facts, until = gpu_facts.of_this_machine(), time.monotonic() + 60 * given.minutes
+    for name in given.only:
         began = time.monotonic()
-        rows += in_processes(name, ranks_of(name))
+        facts["sections"][name] = rows_of(name, given.out.resolve(), until - began)
+        # After each section: what has been measured outlasts whatever ends this process.
+        (given.out / "gpu_facts.json").write_text(json.dumps(facts, indent=1) + "\n")
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    where = torch.cuda.get_device_name(0) if ON_GPU else "no GPU: figures of a GPU are missing"
-    print(f"| {where} | |\n|---|---|")
-    for what, figures in rows:
-        print(f"| {what} | {figures} |")
+    where = facts["device"] or "no GPU: figures of a GPU are missing"
+    rows = [row for name in given.only for row in facts["sections"][name]]
+    lines = [f"| {where} | |", "|---|---|", *(f"| {what} | {figures} |" for what, figures in rows)]
+    (given.out / "gpu.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def rows_of(name: str, out: Path, seconds: float) -> list[Row]:
+    """The rows of a section, as far as it comes in this many seconds; the last says why not all."""
+    rows: list[Row] = []
+    try:
+        if seconds < LEAST_SECONDS:
+            raise RuntimeError("not run: the time was up")
+        work = RUNS[name](out, seconds) if name in RUNS else in_processes(name, seconds)
+        rows.extend(work)
+    except (RuntimeError, ProcessException) as error:
+        rows.append((name, " ".join(str(error).split())[-300:]))
+    return rows
 
 
 def ranks_of(section: str) -> int:
@@ -89,21 +116,33 @@ def ranks_of(section: str) -> int:
     return 1 if section in ("speed", "joint") else min(2, cards)
 
 
-def in_processes(section: str, ranks: int) -> list[Row]:
-    """A section's rows, from rank 0."""
+def in_processes(section: str, seconds: float) -> Iterator[Row]:
+    """A section's rows, from rank 0, one by one."""
+    ranks, until = ranks_of(section), time.monotonic() + seconds
     rows = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(_rank, (ranks, free_port(), section, rows), nprocs=ranks)
-    found: list[Row] = rows.get()
-    return found
+    started = multiprocessing.spawn(
+        _rank, (ranks, free_port(), section, rows), nprocs=ranks, join=False
+    )
+    try:
+        while not started.join(timeout=0.5):
+            while not rows.empty():
+                yield rows.get()
+            if time.monotonic() > until:
+                raise RuntimeError(f"stopped after {seconds:.0f} s")
+        while not rows.empty():
+            yield rows.get()
+    finally:
+        for process in started.processes:
+            process.terminate()
 
 
 def _rank(rank: int, ranks: int, port: int, section: str, rows: Any) -> None:
     export(Ranks(rank, ranks, rank, ranks, 0, "127.0.0.1", port))
     if not ON_GPU:
         torch.set_num_threads(1)
-    found = list(SECTIONS[section](join_process_group()))
-    if rank == 0:
-        rows.put(found)
+    for row in SECTIONS[section](join_process_group()):
+        if rank == 0:
+            rows.put(row)
     dist.destroy_process_group()
 
 
@@ -117,8 +156,10 @@ def speed(device: torch.device) -> Iterator[Row]:
     for size in SIZES if ON_GPU else [TOY]:
         batch = batch_of(size)
         arms = {"Tandem": our_step(teacher(size), batch)}
+        arms["Tandem, bf16 weights"] = our_step(teacher(size, precision="bf16_weights"), batch)
         if ON_GPU:
-            arms["Tandem, compile: true"] = our_step(teacher(size, is_compiled=True), batch)
+            compiled = teacher(size, precision="bf16_weights", is_compiled=True)
+            arms["Tandem, bf16 weights, compiled"] = our_step(compiled, batch)
         seconds = in_turns({**arms, "transformers": their_step(size, batch, device)})
         for name, median in seconds.items():
             what = f"{size.name}, {size.rows} x {size.length}, {name}"
@@ -261,7 +302,12 @@ def shared_folder() -> Iterator[Path]:
 
 
 SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
-    one.__name__: one for one in (speed, joint, syncs, zero, stall, resumed)
+    one.__name__: one for one in (joint, resumed, syncs, zero, stall, speed)
+}
+RUNS = {"job": job, "tests": tests}
+ORDER = ("joint", "job", "resumed", "syncs", "zero", "stall", "tests", "speed")
+MEASURES = {
+    name: ({**SECTIONS, **RUNS}[name].__doc__ or "").split("\n")[0].rstrip(".") for name in ORDER
 }
 
 if __name__ == "__main__":

@@ -53,17 +53,19 @@ def batch_of(size: Size, seed: int = 0) -> Batch:
     return masked_batch(size.rows, size.length, size.vocabulary, seed)
 
 
-def teacher(size: Size, zero_stage: int = 0, is_compiled: bool = False) -> Learner:
-    """A learner of this size that minimises the masked-LM loss in bf16."""
+def teacher(
+    size: Size, zero_stage: int = 0, precision: str = "bf16", is_compiled: bool = False
+) -> Learner:
+    """A learner of this size that minimises the masked-LM loss."""
     objective = ObjectiveConfig(mlm=MaskedLanguageModelling())
-    return _learner(TEACHER, size, size.encoder, objective, zero_stage, is_compiled)
+    return _learner(TEACHER, size, size.encoder, objective, zero_stage, precision, is_compiled)
 
 
 def student(number: int, size: Size, hidden_size: int, layers: int, zero_stage: int = 0) -> Learner:
-    """A learner from the teacher's soft labels as well."""
+    """A learner from the teacher's soft labels as well, in bf16."""
     objective = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft_kl=SoftKL(temperature=2.0))
     encoder = size.student(hidden_size, layers)
-    return _learner(student_key(f"s{number}"), size, encoder, objective, zero_stage, False)
+    return _learner(student_key(f"s{number}"), size, encoder, objective, zero_stage, "bf16", False)
 
 
 def _learner(
@@ -72,12 +74,13 @@ def _learner(
     encoder: EncoderConfig,
     objective: ObjectiveConfig,
     zero_stage: int,
+    precision: str,
     is_compiled: bool,
 ) -> Learner:
     config = LearnerConfig(
         model=encoder,
         objective=objective,
-        precision="bf16",
+        precision=precision,
         zero_stage=zero_stage,
         compile=is_compiled,
         masked_only=name == TEACHER,

@@ -58,7 +58,7 @@ class DeviceConfig(Section):
 
     def flops(self, precision: str) -> float:
         """Peak FLOP/s of matrix products at a precision; that of fp32 if it is missing."""
-        return 1e12 * self.tflops.get(precision, self.tflops["fp32"])
+        return 1e12 * self.tflops.get(precision.removesuffix("_weights"), self.tflops["fp32"])
 
 
 def device_named(name: str) -> DeviceConfig | None:

@@ -10,8 +10,10 @@ class LearnerFacts:
     """One learner. Bytes are per rank; flops are those of the matrix products of one sequence.
 
     Attributes:
-        trained: parameters with a gradient, all float32; 0 for a frozen teacher.
-        exchanged: bytes of each gradient, and at stage 3 of each parameter, that ranks exchange.
+        trained: parameters with a gradient; 0 for a frozen teacher.
+        weight_bytes: bytes of each parameter; with 2 there are float32 masters of the trained.
+        exchanged: bytes of each gradient that ranks exchange, and at most as many of each parameter
+            at stage 3.
         states: elements of optimizer states for each trained parameter, on average.
         bucket: elements in DeepSpeed's reduction bucket.
         kernels: kernel launches in the forward and backward pass of a micro-batch.
@@ -41,6 +43,7 @@ class LearnerFacts:
     training: float = 1.0
     teaches: bool = False
     exchanged: int = 4
+    weight_bytes: int = 4
     states: float = 2.0
 
 

@@ -60,9 +60,10 @@ class Documents(NamedTuple):
 
     def mean_states(self, states: Tensor) -> Tensor:
         """The mean state of each run, [N, H] of states [B, L, H]; 0 of an empty run."""
-        sums = states.new_zeros(len(self.boundaries) - 1, states.shape[-1])
-        sums = sums.index_add(0, self.numbers.flatten(), states.flatten(0, 1))
-        return sums / self.boundaries.diff().clamp(min=1)[:, None]
+        wide = states.to(torch.promote_types(states.dtype, torch.float32)).flatten(0, 1)
+        sums = wide.new_zeros(len(self.boundaries) - 1, states.shape[-1])
+        sums = sums.index_add(0, self.numbers.flatten(), wide)
+        return (sums / self.boundaries.diff().clamp(min=1)[:, None]).to(states.dtype)
 
 
 AttentionMask = Tensor | Documents

@@ -10,10 +10,24 @@ from model.config import EncoderConfig
 from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.parts import make_norm
-from model.precision import Dense
+from model.precision import Dense, kernel_device
 
 
-class PositionTable(nn.Embedding):
+class Table(nn.Embedding):
+    """Learned vectors, whose gradients are summed in float32.
+
+    A GPU's kernel does so. A CPU's adds up in the dtype of the table: at 256 times the summand a
+    bfloat16 stands still.
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[..., width] for int64 [...]."""
+        if self.weight.dtype.itemsize > 2 or kernel_device(ids.device) != "cpu":
+            return super().forward(ids)
+        return F.embedding(ids, self.weight.float(), self.padding_idx).to(self.weight.dtype)
+
+
+class PositionTable(Table):
     """Learned position vectors."""
 
     def forward(self, positions: int | Tensor) -> Tensor:
@@ -23,7 +37,7 @@ class PositionTable(nn.Embedding):
         return super().forward(positions)
 
 
-class SegmentTable(nn.Embedding):
+class SegmentTable(Table):
     """Learned segment vectors. Without segment ids every token is in segment 0.
 
     So it is in a table of one row (RoBERTa), which tells no segments apart.
@@ -49,7 +63,7 @@ class Embeddings(nn.Module):
         self.shared: Tensor | None = None  # [V, E] of another model, to which `word` is added
         width = config.hidden_size if config.embedding_projection == "word" else config.word_size
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
-        self.word = nn.Embedding(config.vocab_size, config.word_size, padding_idx=pad)
+        self.word = Table(config.vocab_size, config.word_size, padding_idx=pad)
         self.position = None
         if config.positions != "rotary":
             after_padding = config.positions == "learned_after_padding"

@@ -12,7 +12,7 @@ from model.crf import ConditionalRandomField
 from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.model_config import ModelConfig
-from model.parts import ACTIVATIONS
+from model.parts import ACTIVATIONS, LayerNorm
 from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
 
@@ -50,7 +50,7 @@ class MaskedLanguageModelHead(nn.Module):
         self.dense = self.norm = None
         if config.head_transform:
             self.dense = Dense(config.hidden_size, width, bias=config.head_bias)
-            self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+            self.norm = LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
         self.decoder = None
         if not config.tied_decoder:
             self.decoder = nn.Parameter(torch.zeros(config.vocab_size, width))
@@ -89,7 +89,7 @@ class Transform(nn.Module):
         self.dense = Dense(size, size, bias=config.head_bias or not has_norm)
         self.norm = None
         if has_norm:
-            self.norm = nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+            self.norm = LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., size] to [..., size]."""

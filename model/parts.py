@@ -39,13 +39,34 @@ class NoNorm(nn.Module):
         return x * self.weight + self.bias
 
 
+class LayerNorm(nn.LayerNorm):
+    """A layer norm, whose result has the dtype of its weights where that is 16 bit.
+
+    So the residual stream does. On GPUs autocast alone would make it float32. The kernels compute
+    statistics in float32.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., size] to [..., size]."""
+        if self.weight.dtype.itemsize > 2:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
 class RMSNorm(nn.RMSNorm):
-    """``g * x / rms(x)`` (arXiv 1910.07467), in float32 under autocast, as layer norms are."""
+    """``g * x / rms(x)`` (arXiv 1910.07467), in float32 under autocast, as layer norms are.
+
+    The result has the dtype of the weights where that is 16 bit.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., size] to [..., size]."""
         wide = x.float() if torch.is_autocast_enabled(x.device.type) else x
-        return super().forward(wide)
+        if self.weight.dtype.itemsize > 2:
+            return super().forward(wide)
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
 
 
 def make_norm(config: EncoderConfig, size: int, eps: float = 0.0) -> nn.Module:
@@ -54,7 +75,7 @@ def make_norm(config: EncoderConfig, size: int, eps: float = 0.0) -> nn.Module:
         return NoNorm(size)
     if config.norm == "rms_norm":
         return RMSNorm(size, eps=eps or config.norm_eps)
-    return nn.LayerNorm(size, eps=eps or config.norm_eps, bias=config.norm_bias)
+    return LayerNorm(size, eps=eps or config.norm_eps, bias=config.norm_bias)
 
 
 class DenseNorm(nn.Module):

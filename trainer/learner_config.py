@@ -40,7 +40,7 @@ from trainer.stored_config import StoredConfig
 from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16", "bf16_weights", "fp16")
 COMMUNICATIONS = ("fp32", "bf16")
 SEPARATE, DISENTANGLED = "none", "disentangled"  # of `embedding_sharing`
 OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the lowest ZeRO stage for each
@@ -256,7 +256,13 @@ class LearnerConfig(Section):
     precision: Annotated[
         str,
         OneOf(*PRECISIONS),
-        Doc("The precision of matrix products; parameters and optimizer states stay float32."),
+        Doc(
+            "The precision of matrix products. bf16 and fp16: by autocast, on float32 weights. "
+            "bf16_weights: weights and the states between layers are bfloat16 too, and the "
+            "optimizer has float32 masters of the weights, as in DeepSpeed's and Megatron's bf16 "
+            "and torchtitan's param_dtype. Gradients are summed, losses computed and optimizer "
+            "states kept in float32."
+        ),
     ] = "fp32"
     communication: Annotated[
         str,
@@ -325,6 +331,11 @@ class LearnerConfig(Section):
     def generator_name(self) -> str | None:
         """The full name of its `generator`."""
         return None if self.generator is None else learner_key(self.generator)
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether its weights are bfloat16, and their masters float32."""
+        return self.precision == "bf16_weights"
 
     @property
     def form(self) -> str:

@@ -4,7 +4,7 @@ A step is matrix products at a stated MFU, the update, and communication. For sm
 micro-batches the number of kernel launches is the limit instead.
 
 Collectives, per step and learner, of gradients and parameters (4 P bytes each; with bf16
-communication gradients, and what stage 3 gathers, take 2 P):
+communication gradients, and what stage 3 gathers, take 2 P, and bf16 weights at any stage):
 
 - stage 0: one all-reduce after the last backward pass, not overlapped.
 - stage 1: one all-reduce per bucket during the last backward pass (DeepSpeed reduces whole buckets
@@ -179,11 +179,16 @@ def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[
     reductions = passes if stage >= 2 else 1
     if stage == 3:
         gathers = 2 * passes if learner.trained else passes
-        gather = gathers * collective(learner.exchanged * learner.parameters, 1, machine, calls)
+        gather = gathers * collective(_gathered(learner), 1, machine, calls)
         return passes * collective(size, 1, machine, calls), gather, reductions
     reduce = reductions * collective(size, 2, machine, calls) if size else 0.0
-    updated = FLOAT * learner.trained
+    updated = learner.weight_bytes * learner.trained
     return reduce, collective(updated, 1, machine, calls) if stage and size else 0.0, reductions
+
+
+def _gathered(learner: LearnerFacts) -> int:
+    """Bytes of the parameters when stage 3 gathers them all."""
+    return min(learner.exchanged, learner.weight_bytes) * learner.parameters
 
 
 def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> float:
@@ -200,7 +205,7 @@ def collective(size: float, rounds: int, machine: Machine, calls: int = 1) -> fl
 def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
     """Bytes that a rank sends per step."""
     size, ranks = learner.exchanged * learner.trained, machine.ranks
-    updated, parameters = FLOAT * learner.trained, learner.exchanged * learner.parameters
+    updated, parameters = learner.weight_bytes * learner.trained, _gathered(learner)
     each = (ranks - 1) / ranks
     return (
         each

@@ -1,6 +1,7 @@
 """Bytes that one rank holds, by ZeRO stage, and the choice of stages and a micro-batch that fit.
 
-Parameters, master copies and moments are float32, whatever precision autocast computes in.
+Parameters, master copies and moments are float32, whatever precision autocast computes in; with
+bf16 weights the parameters alone take half, and stage 0 has a master copy too.
 DeepSpeed's stages 1 and 2 keep whole parameters and partition a float32 master copy. Stage 3
 partitions parameters and gradients too. During a pass it also holds the parameters whole, in two
 copies while they are fetched, since its reuse distance is longer than these models.
@@ -71,18 +72,19 @@ def learner_memory(
 ) -> LearnerMemory:
     """The memory of `learner` at its stage; `accumulates`: a step has several micro-batches."""
     stage, share = learner.zero_stage, 1 / ranks
-    parameters, trained = FLOAT * learner.parameters, FLOAT * learner.trained
-    bucket = FLOAT * min(learner.bucket, learner.trained) if stage else 0.0
+    parameters, trained = learner.weight_bytes * learner.parameters, FLOAT * learner.trained
+    filled = learner.weight_bytes if stage == 2 else FLOAT  # others add up before they send
+    bucket = filled * min(learner.bucket, learner.trained) if stage else 0.0
     optimizer: float = FLOAT * learner.states * learner.trained
-    if stage:
-        optimizer = (optimizer + trained) * share
+    if stage or learner.weight_bytes < FLOAT:
+        optimizer = (optimizer + trained) * (share if stage else 1)
     if learner.offloaded:
         optimizer = 0.0
-    rounded = learner.exchanged / FLOAT if learner.exchanged < FLOAT else 0.0  # a copy to send
+    rounded = learner.exchanged / filled if learner.exchanged != filled else 0.0  # a copy to send
     buckets = bucket * ((2 if overlaps else 1) + rounded)
     if stage == 3:  # a bucket and a gradient partition are held from the engine's start
         optimizer += bucket + trained * share
-        buckets = 2 * FLOAT * min(learner.parameters, LARGEST_GATHERED)
+        buckets = 2 * learner.weight_bytes * min(learner.parameters, LARGEST_GATHERED)
     gradients = {0: trained, 1: trained, 2: trained * share, 3: 0.0}[stage]
     waiting = gradients
     if stage == 1 and accumulates:  # its buckets are not freed between micro-batches
@@ -91,7 +93,7 @@ def learner_memory(
     activations = fixed + per_row * micro_batch
     # In the first micro-batch, gradients grow no faster than activations are freed.
     in_backward = activations + (max(waiting, gradients + buckets) if accumulates else buckets)
-    update = _update(stage, trained, bucket, share, accumulates, rounded)
+    update = _update(learner, bucket, share, accumulates, rounded)
     return LearnerMemory(
         stage=stage,
         parameters=parameters * (share if stage == 3 else 1),
@@ -105,16 +107,18 @@ def learner_memory(
 
 
 def _update(
-    stage: int, trained: float, bucket: float, share: float, accumulates: bool, rounded: float
+    learner: LearnerFacts, bucket: float, share: float, accumulates: bool, rounded: float
 ) -> float:
     """The peak while gradients are reduced and the optimizer steps, gradients included."""
+    stage, trained = learner.zero_stage, FLOAT * learner.trained
     if stage == 0:  # the gradients, and a flat copy of them, or the optimizer's temporaries
         return trained + min(trained, FLOAT * STAGE_0_BUCKET) * (1 + rounded)
     step = 4 * trained * share  # the partition, its flat copy, and two temporaries of the optimizer
     if stage == 1:
         return max(trained + bucket * ((2 if accumulates else 1) + rounded), step)
     if stage == 2:
-        return max((2 + rounded) * bucket + (trained * share if accumulates else 0.0), step)
+        copies = 2 if learner.weight_bytes == FLOAT else 1  # what is rounded is added up at once
+        return max((copies + rounded) * bucket + (trained * share if accumulates else 0.0), step)
     return step
 
 
@@ -131,7 +135,7 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
     left = [learner.captured[0] + learner.captured[1] * size for learner in job.learners]
     for number, learner in enumerate(job.learners):
         if learner.zero_stage == 3:
-            left[number] += FLOAT * learner.projection
+            left[number] += learner.weight_bytes * learner.projection
     moments = []
     for number, memory in enumerate(memories):
         others = [*memories[:number], *(memories[number + 1 :] if accumulates else ())]

@@ -15,6 +15,7 @@ from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.accounting import head_flops
 from model.crf import ConditionalRandomField
+from model.embedding import Table
 from model.errors import ModelError
 from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
@@ -154,7 +155,7 @@ class WordVectors(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
-        self.word = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=pad)
+        self.word = Table(config.vocab_size, config.hidden_size, padding_idx=pad)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         vectors: Tensor = self.word(input_ids)
@@ -164,8 +165,8 @@ class WordVectors(nn.Module):
 class BothDirections(nn.Module):
     """One layer: an LSTM that reads each row forwards and one that reads it backwards.
 
-    Both compute in float32 whatever the precision: on GPUs autocast to bfloat16 would compute them
-    in float16, where gradients underflow without a loss scale.
+    Both compute in the dtype of their weights, without autocast: on GPUs that to bfloat16 would
+    compute them in float16, where gradients underflow without a loss scale.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -178,7 +179,7 @@ class BothDirections(nn.Module):
         """Map x [B, L, H] to states [B, L, H]; `reverse` int64 [B, L] reverses a row's tokens."""
         index = reverse[..., None]
         with torch.autocast(x.device.type, enabled=False):
-            x = x.float()
+            x = x.to(next(self.parameters()).dtype)
             ahead, _ = self.forwards(x)
             back, _ = self.backwards(x.gather(1, index.expand_as(x)))
         return torch.cat([ahead, back.gather(1, index.expand_as(back))], dim=2)

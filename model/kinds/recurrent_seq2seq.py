@@ -141,7 +141,7 @@ class RecurrentDecoder(nn.Module):
         x, last = words, []
         for layer, state in zip(self.lstm, past, strict=True):
             with torch.autocast(x.device.type, enabled=False):  # as in `BothDirections`
-                x, state = layer(self.dropout(x).float(), state)
+                x, state = layer(self.dropout(x).to(state[0].dtype), state)
             last.append(state)
         scores = (x @ source.keys.float().transpose(1, 2)).float()
         if source.is_token is not None:

@@ -33,15 +33,19 @@ class Counted(NamedTuple):
 
 
 def learner_configs(
-    stage: int, students: int, optimizer: str = "adamw", communication: str = "fp32"
+    stage: int,
+    students: int,
+    optimizer: str = "adamw",
+    communication: str = "fp32",
+    precision: str = "bf16",
 ) -> dict[str, LearnerConfig]:
-    """A teacher and this many students, in bf16."""
+    """A teacher and this many students."""
     teacher, *others = tiny.learner_configs((stage,) * 3).values()
     named = {student_key(f"s{number}"): others[number % 2] for number in range(students)}
     return {
         name: dataclasses.replace(
             config,
-            precision="bf16",
+            precision=precision,
             communication=communication,
             optimizer=optimizer_config(optimizer, learning_rate=1e-4),
         )
@@ -50,11 +54,15 @@ def learner_configs(
 
 
 def count_step(
-    stage: int, students: int, optimizer: str = "adamw", communication: str = "fp32"
+    stage: int,
+    students: int,
+    optimizer: str = "adamw",
+    communication: str = "fp32",
+    precision: str = "bf16",
 ) -> Counted:
     """Count one step on a simulated GPU, after the first ones, which differ in DeepSpeed."""
     pretend_gpu()
-    configs = learner_configs(stage, students, optimizer, communication)
+    configs = learner_configs(stage, students, optimizer, communication, precision)
     shape = StepShape(tiny.STEPS, tiny.SEED, MICRO_BATCH, ACCUMULATION)
     teacher, *others = [
         Learner(name, config, configs[TEACHER].model, shape) for name, config in configs.items()

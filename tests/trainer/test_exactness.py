@@ -6,6 +6,7 @@ where rounding depends on them, and torch's own gradient scaler for float16.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -40,6 +41,7 @@ STUDENTS = ("distilbert", "tinybert", "distilbert", "tinybert")
 # Relative: of losses, of the first gradients, and of the norms of all, at weights that have drifted
 # apart where the stages round at other places, in 16 bit.
 TOLERANCES = {"fp32": (1e-6, 1e-5, 1e-5), "bf16": (1e-3, 2e-2, 1e-1), "fp16": (1e-4, 2e-3, 1e-2)}
+TOLERANCES["bf16_weights"] = TOLERANCES["bf16"]
 LOSS_SCALE = LossScaleConfig(initial=2.0**19, growth_interval=3)  # overflows, and grows
 SCALED = 8  # steps, within which it does both
 CAUSE = "perhaps a term's loss is not a sum over examples, or its count is not its denominator"
@@ -98,6 +100,8 @@ QUICK = [
     Company(1, "muon", steps=2),
     Company(3, "cautious_adamw", offload=True, steps=2),
     Company(0, "adamw", "bf16", steps=2),
+    Company(3, "adamw", "bf16_weights", steps=2),
+    Company(2, "muon", "bf16_weights", offload=True, steps=2),
     Company(1, "adamw", "fp16", steps=SCALED),
     Company(2, steps=2, communication="bf16"),
 ]
@@ -132,7 +136,7 @@ class Reference:
         for step in range(len(self.curve), steps):
             self.curve.append(losses_and_gradients(self.models, step, self.cuts))
             if not step:
-                self.first = {name: gradients(model.module) for name, model in self.models.items()}
+                self.first = {name: gradients(model.masters) for name, model in self.models.items()}
             self.norms.append({name: model.update(step) for name, model in self.models.items()})
             self.scales.append({n: model.scaler.get_scale() for n, model in self.models.items()})
         return self.first, self.curve[:steps], self.norms[:steps], self.scales[:steps]
@@ -149,9 +153,15 @@ def plain(optimizer, precision, steps, dtype=torch.float32):
 
 
 class PlainModel:
+    """A model in plain torch; where its weights are bfloat16 another one has their masters."""
+
     def __init__(self, module, config, steps):
         self.module, self.config, self.steps = module, config, steps
-        self.optimizer = build_optimizer(module, config.optimizer, module.objective).inner
+        self.masters = module
+        if config.precision == "bf16_weights":
+            self.masters = copy.deepcopy(module)
+            module.round_weights()
+        self.optimizer = build_optimizer(self.masters, config.optimizer, module.objective).inner
         self.scaler = torch.amp.GradScaler(
             "cpu",
             init_scale=LOSS_SCALE.initial,
@@ -164,7 +174,15 @@ class PlainModel:
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss, _, features = self.module(program, batch)
         self.scaler.scale(loss).backward()
+        if self.masters is not self.module:
+            for parameter, master in self.pairs():
+                if parameter.grad is not None:
+                    before = 0 if master.grad is None else master.grad
+                    master.grad, parameter.grad = before + parameter.grad.float(), None
         return loss.item(), features
+
+    def pairs(self):
+        return zip(self.module.parameters(), self.masters.parameters(), strict=True)
 
     def update(self, step):
         """Clip, take the step, and return the gradient norm before clipping."""
@@ -172,10 +190,12 @@ class PlainModel:
             rate = self.config.optimizer.learning_rate
             group["lr"] = rate * factor(self.config.schedule, step, self.steps)
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), CLIPPING)
+        norm = torch.nn.utils.clip_grad_norm_(self.masters.parameters(), CLIPPING)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+        for parameter, master in self.pairs():
+            parameter.data.copy_(master.data)
         return norm.item()
 
 
@@ -243,8 +263,9 @@ def record_first_gradients(learner):
 
     def recording_update(*arguments):
         if not found:
+            masters = getattr(learner.engine.optimizer, "masters", {})
             for name, parameter in learner.engine.module.named_parameters():
-                gradient = safe_get_full_grad(parameter)
+                gradient = safe_get_full_grad(masters.get(parameter, parameter))
                 if gradient is not None:
                     found[name] = gradient.clone()
         update(*arguments)
@@ -336,7 +357,7 @@ def test_rounding_decides_nothing_that_is_compared(optimizer, steps):
 
 def test_the_reference_is_not_float32_in_disguise_and_its_scale_moves():
     exact = plain("adamw", "fp32", 3)[1]
-    for precision in ("bf16", "fp16"):
+    for precision in ("bf16", "bf16_weights", "fp16"):
         assert plain("adamw", precision, 3)[1] != exact
     scales = [step[TEACHER] for step in plain("adamw", "fp16", SCALED)[3]]
     assert scales[0] < LOSS_SCALE.initial

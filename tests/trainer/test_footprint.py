@@ -30,7 +30,12 @@ from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
 RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
 # (teacher, half, narrow) stages, sequences of a micro-batch, micro-batches of a step.
-CASES = [((1, 1, 1), 8, 2), ((2, 0, 3), 16, 1, "bf16")]
+CASES = [
+    ((1, 1, 1), 8, 2),
+    ((2, 0, 3), 16, 1, "bf16"),
+    ((2, 0, 1), 8, 2, "fp32", "bf16_weights"),
+    ((3, 2, 0), 16, 1, "fp32", "bf16_weights"),
+]
 if IS_THOROUGH:
     CASES += [((0, 0, 0), 16, 1), ((3, 2, 1), 16, 1), ((2, 0, 3), 16, 1), ((0, 1, 2), 8, 2, "bf16")]
 
@@ -40,9 +45,11 @@ def job(
     micro_batch: int = 16,
     passes: int = 1,
     communication: str = "fp32",
+    precision: str = "fp32",
 ):
     def learner(model, objective, stage):
-        return LearnerConfig(model, objective, zero_stage=stage, communication=communication)
+        how = {"communication": communication, "precision": precision}
+        return LearnerConfig(model, objective, zero_stage=stage, **how)
 
     def encoder(**changes):
         sizes = {"hidden_size": 192, "layers": 2, "heads": 4, "ffn_size": 768}

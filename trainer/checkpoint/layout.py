@@ -113,21 +113,18 @@ def refresh(engine: DeepSpeedEngine) -> None:
         wrapper.partition_all_parameters()
         if wrapper.persistent_parameters:
             wrapper.persistent_parameters[0].all_gather(wrapper.persistent_parameters)
-    elif kind in ("DeepSpeedZeroOptimizer", "BF16_Optimizer"):
+    elif kind == "DeepSpeedZeroOptimizer":
         wrapper.update_lp_params()
-    elif kind in ("FP16_Optimizer", "FP16_UnfusedOptimizer"):
-        parameters = {_plain(name): p for name, p in engine.module.named_parameters()}
-        for piece in layout(engine):
-            if piece.group != FROZEN:
-                parameters[piece.name].data.view(-1).copy_(piece.of(piece.holder))
+    elif kind == "MasterOptimizer":
+        wrapper.round_masters()
 
 
 def _optimized(wrapper: Any, names: _Names) -> Iterator[Piece]:
+    if _kind(wrapper) in _WRAPPERS:
+        return _WRAPPERS[_kind(wrapper)](wrapper, names)
     if isinstance(wrapper, torch.optim.Optimizer):
         return _plain_torch(wrapper, names)
-    if _kind(wrapper) not in _WRAPPERS:
-        raise NotImplementedError(f"checkpoints do not support DeepSpeed's {_kind(wrapper)}")
-    return _WRAPPERS[_kind(wrapper)](wrapper, names)
+    raise NotImplementedError(f"checkpoints do not support DeepSpeed's {_kind(wrapper)}")
 
 
 def _none(wrapper: Any, names: _Names) -> Iterator[Piece]:
@@ -136,28 +133,18 @@ def _none(wrapper: Any, names: _Names) -> Iterator[Piece]:
 
 
 def _plain_torch(optimizer: torch.optim.Optimizer, names: _Names) -> Iterator[Piece]:
-    """Stage 0 in fp32: DeepSpeed steps the optimizer itself."""
+    """Stage 0 in float32: DeepSpeed steps the optimizer itself."""
     for group, settings in enumerate(optimizer.param_groups):
         for p in settings["params"]:
             yield _whole(names[p], group, p, p.shape)
 
 
-def _stage_0_unfused(wrapper: Any, names: _Names) -> Iterator[Piece]:
-    """Stage 0 in 16 bit: an fp32 master for each parameter."""
-    for group, (lows, masters) in enumerate(
-        zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True)
-    ):
-        for low, master in zip(lows, masters, strict=True):
-            yield _whole(names[low], group, master, low.shape)
-
-
-def _stage_0_fused(wrapper: Any, names: _Names) -> Iterator[Piece]:
-    """Stage 0 in 16 bit with DeepSpeed's fused Adam: one flat fp32 master for each group."""
-    for group, (lows, flat) in enumerate(
-        zip(wrapper.fp16_groups, wrapper.fp32_groups_flat, strict=True)
-    ):
-        for low, at in zip(lows, _running_offsets(lows), strict=True):
-            yield Piece(names[low], tuple(low.shape), group, flat, at, 0, low.numel(), True)
+def _stage_0_masters(optimizer: Any, names: _Names) -> Iterator[Piece]:
+    """Stage 0 in 16 bit: a float32 master for each parameter."""
+    named = {master: names[parameter] for parameter, master in optimizer.masters.items()}
+    for group, settings in enumerate(optimizer.param_groups):
+        for master in settings["params"]:
+            yield _whole(named[master], group, master, master.shape)
 
 
 def _stage_1_and_2(wrapper: Any, names: _Names) -> Iterator[Piece]:
@@ -167,15 +154,6 @@ def _stage_1_and_2(wrapper: Any, names: _Names) -> Iterator[Piece]:
         low = dist.get_rank(wrapper.real_dp_process_group[group]) * flat.numel()
         order = wrapper.round_robin_bit16_groups[group]
         for p, at in zip(order, wrapper.round_robin_bit16_offsets[group], strict=True):
-            yield _cut(names[p], p, group, flat, at, low)
-
-
-def _stage_1_bf16(wrapper: Any, names: _Names) -> Iterator[Piece]:
-    """Stage 1, bf16 with fp32 gradient accumulation."""
-    for group, flat in enumerate(wrapper.fp32_groups_flat_partition):
-        low = dist.get_rank(wrapper.real_dp_process_group[group]) * flat.numel()
-        order = wrapper.bf16_groups[group]
-        for p, at in zip(order, _running_offsets(order), strict=True):
             yield _cut(names[p], p, group, flat, at, low)
 
 
@@ -195,10 +173,8 @@ def _stage_3(wrapper: Any, names: _Names) -> Iterator[Piece]:
 _WRAPPERS: dict[str, Callable[[Any, _Names], Iterator[Piece]]] = {
     "NoneType": _none,
     "DeepSpeedZeRoOffload": _none,
-    "FP16_UnfusedOptimizer": _stage_0_unfused,
-    "FP16_Optimizer": _stage_0_fused,
+    "MasterOptimizer": _stage_0_masters,
     "DeepSpeedZeroOptimizer": _stage_1_and_2,
-    "BF16_Optimizer": _stage_1_bf16,
     "DeepSpeedZeroOptimizer_Stage3": _stage_3,
 }
 
@@ -226,14 +202,6 @@ def _cut(name: str, p: Tensor, group: int, flat: Tensor, at: int, low: int) -> P
     return Piece(name, tuple(p.shape), group, flat, first - low, first - at, last - first, False)
 
 
-def _running_offsets(tensors: Sequence[Tensor]) -> list[int]:
-    offsets, at = [], 0
-    for tensor in tensors:
-        offsets.append(at)
-        at += tensor.numel()
-    return offsets
-
-
 def _frozen(name: str, parameter: Any) -> Piece:
     if not hasattr(parameter, "ds_tensor"):
         return _whole(name, FROZEN, parameter, parameter.shape)
@@ -254,6 +222,18 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in module.named_buffers():
         if name not in transient:
             yield _plain(name), buffer
+
+
+@torch.no_grad()
+def set_masters(engine: DeepSpeedEngine, values: Mapping[str, Tensor]) -> None:
+    """Set the float32 masters of a new engine to `values`, whole and by name.
+
+    The parameters, which the engine has rounded them from, stay as they are.
+    """
+    for piece in layout(engine):
+        if piece.group != FROZEN:
+            part = values[piece.name].view(-1).narrow(0, piece.start, piece.numel)
+            piece.of(piece.holder).copy_(part)
 
 
 @torch.no_grad()

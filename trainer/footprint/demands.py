@@ -118,6 +118,7 @@ def _learner(
         offloaded=config.offload != "none",
         precision=config.precision,
         exchanged=2 if config.communication == "bf16" else 4,
+        weight_bytes=2 if config.rounds_weights else 4,
         parameters=largest.parameters,
         trained=largest.trained,
         states=largest.states,

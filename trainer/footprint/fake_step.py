@@ -190,6 +190,8 @@ def _train(
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
     in_steps = config.in_steps(job.steps)
     module = assemble(name, in_steps, job.teacher.model, job.seed, _make, job.other_models)
+    if config.rounds_weights:
+        module.round_weights()
     return module.train(config.in_training_mode)
 
 

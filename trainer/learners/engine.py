@@ -23,11 +23,13 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
+from trainer.checkpoint.layout import set_masters
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
+from trainer.learners.module import LearnerModule
 from trainer.learners.zero import forget, gather_flat, replaces, streamline
 from trainer.measure.timing import watch_collectives
-from trainer.optimizers import GatedOptimizer, Shards
+from trainer.optimizers import GatedOptimizer, MasterOptimizer, Shards
 from trainer.process_group import allow_open_files
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default, so ten small students would
@@ -35,15 +37,13 @@ from trainer.process_group import allow_open_files
 # gradients are reduced while its backward pass goes on only if they fill several: 7 for BERT-large.
 LARGEST_BUCKET = 50_000_000
 
-GATHERED_AS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 deepspeed_logger.setLevel(logging.ERROR)
 # DeepSpeed calls collectives by names that newer torch versions deprecate.
 warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)
 
 
 def start_engine(
-    module: nn.Module,
+    module: LearnerModule,
     optimizer: GatedOptimizer | None,
     config: LearnerConfig,
     micro_batch_size: int,
@@ -56,11 +56,16 @@ def start_engine(
     parameters = sum(parameter.numel() for parameter in module.parameters())
     if dist.get_world_size() == 1:  # there is nothing to exchange, and nothing to round for it
         config = dataclasses.replace(config, communication="fp32")
+    exact = module.round_weights() if config.rounds_weights else {}
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=optimizer,
         config=deepspeed_config(config, parameters, micro_batch_size, accumulation_steps),
     )
+    if isinstance(optimizer, MasterOptimizer):
+        optimizer.keep_masters()
+    if exact and optimizer is not None:
+        set_masters(engine, exact)
     if optimizer is not None and optimizer.needs_shards:
         optimizer.use(Shards.of(engine))
     if optimizer is not None and config.zero_stage in (1, 2):
@@ -69,7 +74,8 @@ def start_engine(
         if optimizer is not None:
             streamline(engine)
         if dist.get_world_size() > 1:
-            gather_flat(engine.module, GATHERED_AS[config.communication])
+            narrow = config.rounds_weights or config.communication == "bf16"
+            gather_flat(engine.module, torch.bfloat16 if narrow else torch.float32)
     if config.zero_stage == 0 and dist.get_world_size() == 1:
         # One rank has nothing to reduce; this saves copying all gradients to a bucket and back.
         engine.enable_backward_allreduce = False
@@ -81,9 +87,10 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of a learner with this many parameters.
 
-    It does not set the precision. Parameters and optimizer states stay float32, and the learner's
-    forward pass autocasts to bf16 or fp16, which is correct at every stage (DeepSpeed's `bf16` is
-    not at stage 0). It does not set clipping either, because the learner's optimizer clips.
+    It does not set the precision. Parameters have their dtype already, gradients are added up in
+    float32, and the learner's forward pass autocasts, which is correct at every stage (DeepSpeed's
+    `bf16` adds up in bfloat16 at stage 0, and has the host wait to look for overflows). It does not
+    set clipping either, because the learner's optimizer clips.
     """
     bucket = bucket_size(parameters)
     return {

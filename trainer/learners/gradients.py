@@ -23,9 +23,15 @@ def fill_gradients(engine: DeepSpeedEngine) -> None:
 
     DeepSpeed does this at the other stages, and on several ranks.
     """
-    for parameter in engine.module.parameters():
-        if parameter.requires_grad and parameter.grad is None:
+    for parameter in _stepped(engine):
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+
+
+def _stepped(engine: DeepSpeedEngine) -> list[Tensor]:
+    """The tensors that the optimizer steps at stage 0: the trained parameters, or their masters."""
+    masters = getattr(engine.optimizer, "masters", {})
+    return [masters.get(p, p) for p in engine.module.parameters() if p.requires_grad]
 
 
 def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
@@ -36,9 +42,7 @@ def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
     """
     stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
     if stage == 0:
-        parameters = (
-            list(engine.module.parameters()) if dist.get_rank() == 0 else []
-        )  # all have the same
+        parameters = _stepped(engine) if dist.get_rank() == 0 else []  # all have the same
         return squared_norm([p.grad for p in parameters if p.grad is not None], engine.device)
     if _is_offloaded(engine):  # DeepSpeed took them on the way to the host
         norms = list(wrapper.norm_for_param_grads.values())

@@ -108,7 +108,10 @@ class Learner:
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         self._optimizer: GatedOptimizer | None = None
         if self.is_trained:
-            self._optimizer = build_optimizer(module, self.config.optimizer, self.objective)
+            masters = self.config.rounds_weights and self.config.zero_stage == 0
+            self._optimizer = build_optimizer(
+                module, self.config.optimizer, self.objective, masters=masters
+            )
             if self.config.clip_each_parameter:
                 self._optimizer.clipping = self.config.gradient_clipping
         cut = self.step_shape.micro_batch, self.step_shape.accumulation

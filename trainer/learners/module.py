@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
 WORD_EMBEDDING = "embeddings.word.weight"
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "bf16_weights": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 class LearnerModule(nn.Module):
@@ -59,6 +64,13 @@ class LearnerModule(nn.Module):
         """Run `program` on a micro-batch in this learner's precision; returns its result."""
         with self.autocast(batch.input_ids.device):
             return program(self.model, self.objective, batch)
+
+    def round_weights(self) -> dict[str, Tensor]:
+        """Round the parameters to bfloat16, but not the buffers; returns them as they were."""
+        exact = {name: parameter.data for name, parameter in self.named_parameters()}
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+        return exact
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The autocast context of this learner's precision."""

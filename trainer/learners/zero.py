@@ -85,7 +85,7 @@ def forget(module: nn.Module) -> None:
 def gather_flat(module: nn.Module, dtype: torch.dtype) -> None:
     """Have a module at stage 3 gather the parameters of its next layers as one flat tensor.
 
-    They are sent as `dtype`, and become float32 again on arrival. DeepSpeed cuts such a tensor in
+    They are sent as `dtype`, and have their own again on arrival. DeepSpeed cuts such a tensor in
     two loops over ranks, for each of its parameters.
     """
     parameters: Iterable[Any] = module.parameters()
@@ -184,7 +184,7 @@ class _Gathering:
         if self._is_complete:
             return
         self._work.wait()
-        whole_ones = _cut(self._by_rank.float(), self._parameters)
+        whole_ones = _cut(self._by_rank.to(self._parameters[0].dtype), self._parameters)
         for parameter, gathered in zip(self._parameters, whole_ones, strict=True):
             parameter.data = gathered
             parameter.ds_status = ZeroParamStatus.AVAILABLE
@@ -207,13 +207,13 @@ def _gathered(parameters: Sequence[Any]) -> list[Tensor]:
     """Copies of parameters that are partitioned over all ranks, in one collective."""
     if not parameters:
         return []
-    by_rank, work = _gather(parameters)
+    by_rank, work = _gather(parameters, parameters[0].dtype)
     work.wait()
     return _cut(by_rank, parameters)
 
 
 @torch.no_grad()
-def _gather(parameters: Sequence[Any], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Any]:
+def _gather(parameters: Sequence[Any], dtype: torch.dtype) -> tuple[Tensor, Any]:
     """(what the ranks hold of the parameters, [ranks, n], and the collective that fills it)."""
     device = get_accelerator().current_device_name()
     mine = torch.cat([p.ds_tensor.data.view(-1).to(device, dtype) for p in parameters])

@@ -8,10 +8,12 @@ import trainer.optimizers.kinds  # noqa: F401 - registers them
 from trainer.optimizers.config import OptimizerConfig, optimizer_config, register_optimizer
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.optimizers.groups import Rates, parameter_groups
+from trainer.optimizers.masters import MasterOptimizer
 from trainer.optimizers.shards import Shards, Tensorwise
 
 __all__ = [
     "GatedOptimizer",
+    "MasterOptimizer",
     "OptimizerConfig",
     "Rates",
     "Shards",
@@ -23,6 +25,12 @@ __all__ = [
 ]
 
 
-def build_optimizer(module: nn.Module, config: OptimizerConfig, rates: Rates) -> GatedOptimizer:
-    """The optimizer of `module`, before DeepSpeed partitions its parameters."""
-    return GatedOptimizer(config.build(parameter_groups(module, config, rates)))
+def build_optimizer(
+    module: nn.Module, config: OptimizerConfig, rates: Rates, *, masters: bool = False
+) -> GatedOptimizer:
+    """The optimizer of `module`, before DeepSpeed partitions its parameters.
+
+    With `masters`, one that can keep masters itself (`MasterOptimizer`).
+    """
+    wrapper = MasterOptimizer if masters else GatedOptimizer
+    return wrapper(config.build(parameter_groups(module, config, rates)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -40,7 +39,7 @@ class Kind:
     """One way to run a learner under DeepSpeed."""
 
     stage: int = 0
-    precision: str = "fp32"  # fp32, bf16, bf16_fp32_grads, bf16_flat, autocast
+    precision: str = "fp32"  # fp32, bf16, autocast
     offload: bool = False
     round_robin: bool = False
     trained: bool = True
@@ -57,10 +56,8 @@ class Kind:
             "zero_force_ds_cpu_optimizer": False,
             "gradient_clipping": 1.0,
         }
-        if self.precision.startswith("bf16"):
+        if self.precision == "bf16":
             config["bf16"] = {"enabled": True}
-        if self.precision == "bf16_fp32_grads":
-            config["data_types"] = {"grad_accum_dtype": "fp32"}
         if self.precision == "autocast":
             config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
         return config
@@ -69,7 +66,6 @@ class Kind:
 def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 7) -> Any:
     """A fresh engine with two parameter groups."""
     import deepspeed
-    from deepspeed.ops.adam import FusedAdam
 
     model = TiedModel(seed, hidden)
     if not kind.trained:
@@ -82,10 +78,7 @@ def start(kind: Kind, seed: int = 0, learning_rate: float = 1e-2, hidden: int = 
     ]
     settings = {"momentum": 0.9} if kind.optimizer == "SGD" else {}
     optimizer = getattr(torch.optim, kind.optimizer)(groups, lr=learning_rate, **settings)
-    # DeepSpeed's own fused Adam, which gets flat masters at stage 0, needs a compiler.
-    fused = torch.optim.AdamW if kind.precision == "bf16_flat" else FusedAdam
-    with mock.patch.object(deepspeed.runtime.engine, "FusedAdam", fused):
-        return deepspeed.initialize(model=model, optimizer=optimizer, config=kind.config())[0]
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=kind.config())[0]
 
 
 def train(engine: Any, first: int, last: int) -> list[float]:

@@ -24,12 +24,13 @@ from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
 from trainer.learners.step_shape import StepShape
 from trainer.optimizers import OptimizerConfig, optimizer_config
+from trainer.optimizers.averages import ExponentialAverage
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.step import train_step
 
 ROWS = 12 if IS_THOROUGH else 4
 SAVED_AT, END = 4, 7
-TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3}
+TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3, "bf16_weights": 1e-3}
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
 
 
@@ -40,12 +41,15 @@ class Way:
     optimizer: str = "adamw"
     precision: str = "fp32"
     offload: bool = False
+    average: bool = False
     original: bool = False  # Adam without bias correction, and position embeddings that stay
 
 
 WAYS = {
     **{kind: Way(kind) for kind in kinds_of(OptimizerConfig)},
     "fp16": Way("lamb", "fp16"),
+    "bf16_weights": Way("adamw", "bf16_weights", average=True),
+    "bf16_weights muon": Way("muon", "bf16_weights", offload=True),
     "offload": Way("adamw", offload=True),
     "original": Way("adamw", original=True),
 }
@@ -53,6 +57,8 @@ Placed = tuple[str, int]  # the name of a way, and the stage
 QUICK: list[Placed] = [
     *zip(kinds_of(OptimizerConfig), itertools.cycle([1, 3, 2]), strict=False),
     *(("fp16", 0), ("offload", 2), ("original", 2)),
+    *(("bf16_weights", stage) for stage in (0, 1, 3)),
+    ("bf16_weights muon", 2),
 ]
 EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
 
@@ -67,6 +73,7 @@ def start(way: str, stage: int, seed: int) -> Learner:
             learning_rate=1e-3,
             **({"bias_correction": False} if how.original else {}),
         ),
+        average=ExponentialAverage() if how.average else None,
         freeze_positions=how.original,
         precision=how.precision,
         loss_scale=LossScaleConfig(initial=2.0**22, growth_interval=3),
