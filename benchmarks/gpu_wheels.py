@@ -5,11 +5,12 @@
 The folder travels with a checkout to a machine with a GPU and without a network, where this runs
 `gpu.py` and the GPU tests, and leaves every figure in one folder:
 
-    python3 -m pip install --no-index --no-deps wheels/*.whl && python3 benchmarks/gpu.py --out figures
+    python3 -m pip install --no-index --no-deps wheels/*.whl
+    python3 benchmarks/gpu.py --out figures
 
 The wheels are what Tandem, its `hf` extra and its tests need, in this environment's versions, less
-what PyTorch, Triton and transformers need directly. DeepSpeed is published as source; its wheel is made
-here, without any of its kernels.
+what PyTorch, Triton and transformers need directly. DeepSpeed is published as source; its wheel is
+made here, without any of its kernels.
 """
 
 from __future__ import annotations

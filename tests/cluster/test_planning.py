@@ -92,6 +92,31 @@ def test_in_bf16_gradients_and_what_stage_3_gathers_take_half_the_bytes(stage, s
     assert of_low.communication < of_usual.communication
 
 
+@pytest.mark.parametrize(("stage", "share"), [(0, 1), (1, 5 / 6), (2, 9 / 10), (3, 4 / 6)])
+def test_of_bf16_weights_half_the_bytes_are_gathered(stage, share):
+    """Two passes a step: gradients go 2 to 4 times, weights once, or at stage 3 4 times."""
+    machine = Machine(H100, 2, 2)
+    usual, low = (
+        dataclasses.replace(TEACHER, zero_stage=stage, weight_bytes=size) for size in (4, 2)
+    )
+    of_usual, of_low = (
+        step_time(dataclasses.replace(JOB, learners=(one,)), machine).learners["teacher"]
+        for one in (usual, low)
+    )
+    assert of_low.sent == pytest.approx(share * of_usual.sent)
+
+
+def test_bf16_weights_need_masters_at_every_stage_and_half_of_the_parameters():
+    """1M parameters with two states, on one rank, in bytes for each parameter."""
+    for stage in range(4):
+        learners = (
+            dataclasses.replace(TEACHER, zero_stage=stage, weight_bytes=size) for size in (4, 2)
+        )
+        usual, low = (learner_memory(learner, 1, 1, False, False) for learner in learners)
+        assert (usual.parameters, low.parameters) == (4e6, 2e6)
+        assert low.optimizer - usual.optimizer == (0 if stage else 4e6), stage
+
+
 def test_what_each_stage_sends_and_how_long_that_takes():
     """4 ranks, 3 passes, 2 buckets; 2 MB of bf16 gradients or parameters, 4 MB as float32.
 

@@ -71,6 +71,31 @@ def test_ranks_exchange_fewer_bytes_in_bf16_in_as_many_collectives(stage):
     assert sizes[1] <= IN_BF16[stage] * sizes[0], sizes
 
 
+# What a step with bf16 weights sends of the bytes of one with bf16 autocast: gradients are float32
+# still, and parameters half of what they were. With bf16 communication everything is.
+WITH_BF16_WEIGHTS = {0: 1.0, 1: 0.76, 2: 0.84, 3: 0.84}
+
+
+@pytest.mark.parametrize(
+    "stage", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3))]
+)
+def test_bf16_weights_halve_what_is_gathered_in_as_many_collectives(stage):
+    usual, low, least = (
+        run_as_rank_zero(count_step, 2, stage, STUDENTS, "adamw", communication, precision)
+        for communication, precision in (
+            ("fp32", "bf16"),
+            ("fp32", "bf16_weights"),
+            ("bf16", "bf16_weights"),
+        )
+    )
+    sizes = [sum(one.bytes for one in found.sent) for found in (usual, low, least)]
+    assert sizes[1] <= WITH_BF16_WEIGHTS[stage] * sizes[0], sizes
+    assert sizes[2] <= 0.51 * sizes[0], sizes
+    for found in (low, least):
+        assert len(found.sent) == len(usual.sent)
+        assert sum(found.syncs.values()) <= SYNCS[stage], found.syncs.most_common()
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_nothing_in_a_step_is_done_for_every_rank(stage):
     few, many = (run_as_rank_zero(engine_step, ranks, stage, 2) for ranks in (2, 4096))
