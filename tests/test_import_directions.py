@@ -79,8 +79,8 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention predictions z_loss early_exits",
     "trainer/learners": (
-        "state step_shape step_decision admission zero gradients averages engine memory_errors "
-        "programs module learner first_weights learners"
+        "state step_shape step_decision admission zero gradients averages memory_errors "
+        "programs module engine learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
@@ -91,7 +91,7 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
     "trainer/optimizers": (
-        "config averages norms moments shards tensorwise gated groups loss_scale kinds"
+        "config averages norms moments shards tensorwise gated masters groups loss_scale kinds"
     ),
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
