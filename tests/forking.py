@@ -24,7 +24,9 @@ from tests.fork_server import READY, REPOSITORY, START_SECONDS, Call, address
 # What modules with functions for ranks import, and jobs where they score tags (4 s a process).
 OF_TESTS = (
     *("pytest", "tests.conftest", "seqeval.metrics"),
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # DeepSpeed's first engine takes a second for it
+    *("omegaconf", "attr", "tandem", "rich._emoji_codes", "torch.profiler._cupti_monitor"),
+    # DeepSpeed's first engine takes a second for these.
+    *("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep_layer"),
     *("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto"),
 )
 _PR_SET_PDEATHSIG = 1
