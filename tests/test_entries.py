@@ -65,7 +65,7 @@ def run(command: list[object], folder: Path) -> str:
     return done.stdout
 
 
-QUICK = ("console script", "file")
+QUICK = ("console script",)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,13 @@ def test_what_the_system_refuses_is_one_line_with_its_path(tmp_path):
     assert one_line_for(KeyError("a bug")) is None
 
 
-@pytest.mark.parametrize("command", [["plan", "--json"], ["submit", "--dry-run"]])
+PLAN_AND_SUBMIT = [
+    pytest.param(["plan", "--json"], marks=pytest.mark.slow),
+    ["submit", "--dry-run"],
+]
+
+
+@pytest.mark.parametrize("command", PLAN_AND_SUBMIT)
 def test_what_the_steps_do_not_reach_is_a_warning_of_plan_and_submit(command):
     words = [command[0], str(TINY_JOB), "profile.steps=20:22", "data.path=corpus", *command[1:]]
     done = CliRunner().invoke(command_line.main, words)
@@ -120,7 +126,7 @@ def test_what_the_steps_do_not_reach_is_a_warning_of_plan_and_submit(command):
     assert line not in done.stdout
 
 
-@pytest.mark.parametrize("command", [["plan", "--json"], ["submit", "--dry-run"]])
+@pytest.mark.parametrize("command", PLAN_AND_SUBMIT)
 def test_a_model_that_is_not_here_is_a_warning_of_plan_and_submit(command):
     words = [command[0], str(TINY_JOB), "teacher.init.pretrained=gone", "data.path=corpus"]
     done = CliRunner().invoke(command_line.main, [*words, *command[1:]])

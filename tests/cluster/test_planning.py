@@ -278,7 +278,16 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
     assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr
 
 
-@pytest.mark.parametrize("device", ["cpu", "rtx4090", "rtx3090", "rtx4070_laptop"])
+AT_HOME = [
+    "cpu",
+    *(
+        pytest.param(f"rtx{kind}", marks=pytest.mark.slow)
+        for kind in ("4090", "3090", "4070_laptop")
+    ),
+]
+
+
+@pytest.mark.parametrize("device", AT_HOME)
 def test_a_plan_for_a_machine_at_home(device):
     done = tandem("plan", "demo", "--device", device)
     assert done.returncode == 0, done.stderr

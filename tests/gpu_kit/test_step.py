@@ -36,10 +36,10 @@ PER_STUDENT = {0: 1, 1: 3, 2: 4, 3: 3}
 @pytest.mark.parametrize(
     ("stage", "ranks"),
     [
-        *((stage, 2) for stage in range(4)),
+        *((stage, 2) for stage in (1, 3)),
         *(
             pytest.param(*scale, marks=pytest.mark.slow)
-            for scale in ((2, 512), (0, 4096), (1, 4096), (2, 4096), (3, 4096))
+            for scale in ((0, 2), (2, 2), (2, 512), (0, 4096), (1, 4096), (2, 4096), (3, 4096))
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_bf16_weights_halve_what_is_gathered_in_as_many_collectives(stage):
         assert sum(found.syncs.values()) <= SYNCS[stage], found.syncs.most_common()
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_nothing_in_a_step_is_done_for_every_rank(stage):
     few, many = (run_as_rank_zero(engine_step, ranks, stage, 2) for ranks in (2, 4096))
     assert len(many.sent) == len(few.sent)

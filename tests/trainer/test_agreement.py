@@ -159,7 +159,7 @@ def agreements(folder: Path, task: str) -> list[object]:
     return found
 
 
-QUICK = ("single_sentence", "span")
+QUICK = ("single_sentence",)
 
 
 @pytest.mark.parametrize(

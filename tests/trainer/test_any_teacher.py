@@ -94,6 +94,7 @@ def test_it_teaches_on_text_and_resumes_exactly(corpus, tmp_path, roformer) -> N
     assert all(torch.equal(theirs[name], one) for name, one in kept.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_plan_counts_its_pass(corpus, tmp_path, roformer) -> None:
     found = footprints(job(corpus, tmp_path, roformer), "gpu", 32)["teacher"]
     assert found.parameters == 17236

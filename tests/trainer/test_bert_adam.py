@@ -29,7 +29,7 @@ from trainer.step import train_step
 
 STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5
 EACH = 0.02  # some parameters' gradients are larger, others smaller
-STAGES = zero_stages(1, 3)
+STAGES = zero_stages(1)
 POSITIONS = "model.embeddings.position.weight"
 
 

@@ -88,7 +88,7 @@ def vectors(folder: Path, texts: list[str], pooling: str) -> torch.Tensor:
     return torch.nn.functional.normalize(pooled, dim=-1)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.slow)])
 def test_scores_and_predictions_are_cosines(folder, corpus, tmp_path, pooling: str) -> None:
     words = f"output_dir={tmp_path}"
     run = RunFolder(

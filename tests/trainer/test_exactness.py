@@ -93,12 +93,8 @@ class Company:
 QUICK = [
     Company(1, steps=4),
     *(Company(stage, steps=2) for stage in (0, 3)),
-    Company(2, "lamb", steps=3),
-    Company(1, "adamax", steps=2),
     Company(3, "lamb", offload=True, steps=2),
-    Company(1, "stableadamw", steps=2),
     Company(1, "muon", steps=2),
-    Company(3, "cautious_adamw", offload=True, steps=2),
     Company(0, "adamw", "bf16", steps=2),
     Company(3, "adamw", "bf16_weights", steps=2),
     Company(2, "muon", "bf16_weights", offload=True, steps=2),

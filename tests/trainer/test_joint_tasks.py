@@ -150,6 +150,7 @@ def alone(job: Path) -> list:
     return jobs.curve(jobs.run(load(job, "name=alone")))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_does(of_two, job) -> None:
     ours = {(step, name): value for step, name, value in run_distributed(alone, 1, job)[0]}
     whole = jobs.curve(of_two)

@@ -74,7 +74,9 @@ def train(path: Path, name: str, *more: str) -> tuple[str, list]:
     return str(folder.path), jobs.curve(folder)
 
 
-@pytest.mark.parametrize(("settings", "several"), [(ALL, True), (WEIGHTED, False)])
+@pytest.mark.parametrize(
+    ("settings", "several"), [(ALL, True), pytest.param(WEIGHTED, False, marks=pytest.mark.slow)]
+)
 def test_two_ranks_learn_as_one_does(corpus, tmp_path, settings: str, several: bool) -> None:
     path = job_in(tmp_path / "job", corpus, settings, several)
     (run, ours), _ = run_distributed(train, 2, path, "two")

@@ -131,6 +131,7 @@ def test_a_label_that_depends_on_a_number_is_learnt_with_it_alone(run, job, tmp_
     assert max(scores(blind).values()) < 0.7
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_does(run, job, tmp_path) -> None:
     alone = run_distributed(jobs.curve_in, 1, job, tmp_path)[0]
     assert jobs.assert_same_losses(run, alone) >= 180

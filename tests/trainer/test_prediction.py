@@ -329,7 +329,7 @@ def test_a_user_says_and_is_told_how_lines_are_read(exported, tmp_path, caplog) 
     assert f"{path}: read as columns, a word a line" in caplog.text
 
 
-@pytest.mark.parametrize("kind", [CLASSIFICATION, TAGGING])
+@pytest.mark.parametrize("kind", [CLASSIFICATION, pytest.param(TAGGING, marks=pytest.mark.slow)])
 def test_a_pipe_is_answered_while_it_is_written(exported, kind: str) -> None:
     labels = TAGS if kind == TAGGING else ["bad", "good"]
     fields = () if kind == TAGGING else ("text",)

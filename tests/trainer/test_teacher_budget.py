@@ -78,6 +78,7 @@ def test_stopped_before_at_and_after_the_end_of_its_budget(runs, stage):
     assert stopped == whole
 
 
+@pytest.mark.slow
 def test_afterwards_it_costs_its_forward(corpus, tmp_path):
     halves, whole = (
         demands(tiny_job(corpus, tmp_path, *override), "cpu").learners[0]

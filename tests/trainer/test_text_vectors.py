@@ -292,6 +292,7 @@ def test_many_texts_are_embedded_in_batches(bert, tmp_path, monkeypatch, caplog)
         np.testing.assert_allclose(array[number], alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_pipe_of_texts_is_answered_while_it_is_written(bert) -> None:
     command = [sys.executable, "-m", "tandem", "embed", str(bert), "-"]
     with subprocess.Popen(

@@ -134,7 +134,11 @@ def expected(loss: str):
 
 @pytest.mark.parametrize("loss", ["kl", pytest.param("mse", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("ranks", "cuts"), [(1, [(8, 1, 0), (3, 3, 0)]), (2, [(4, 1, 0), (3, 2, 0), (2, 2, 3)])]
+    ("ranks", "cuts"),
+    [
+        pytest.param(1, [(8, 1, 0), (3, 3, 0)], marks=pytest.mark.slow),
+        (2, [(4, 1, 0), (3, 2, 0), (2, 2, 3)]),
+    ],
 )
 def test_losses_and_gradients_are_those_of_the_whole_batch(loss, ranks, cuts) -> None:
     ((terms, total, gradients),) = run_distributed(expected, 1, loss)

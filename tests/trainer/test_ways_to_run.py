@@ -131,6 +131,7 @@ def compiled_and_not(stage, backend):
     return plain, compiled, torch._dynamo.utils.counters["frames"]["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "stage"), [("aot_eager", 0), pytest.param("inductor", 2, marks=pytest.mark.slow)]
 )
