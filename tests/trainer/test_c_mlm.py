@@ -135,12 +135,15 @@ def of_largest(top_k: object) -> list[str]:
 
 
 def on_one_rank(folder: Path) -> None:
-    jobs.run(fine_tuning(folder, "name=one"))
-    jobs.run(student(folder, *stored_in(folder, "all", *ALL), "name=alone"))
     some = student(folder, *stored_in(folder, "some", *SOME), "name=reads_some")
     storing.store_job(some, lambda: False)
     jobs.run(some)
     jobs.run(student(folder, *of_largest(TOP_K), "name=of_some"))
+
+
+def again_on_one_rank(folder: Path) -> None:
+    jobs.run(fine_tuning(folder, "name=one"))
+    jobs.run(student(folder, *stored_in(folder, "all", *ALL), "name=alone"))
 
 
 def store_on_one_rank(folder: Path) -> list[str]:
@@ -289,7 +292,9 @@ def test_an_example_that_cannot_be_read_has_no_labels_in_any_view(folder) -> Non
     assert kept.is_labelled.any(axis=1).tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_does(runs) -> None:
+    run_distributed(again_on_one_rank, 1, runs)
     for two, one in (("two", "one"), ("reads", "alone")):
         ours, theirs = curve(runs, two), curve(runs, one)
         compared = [key for key in theirs if key[1].endswith(("/loss", "/soft_cross_entropy"))]

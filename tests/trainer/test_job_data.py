@@ -101,6 +101,7 @@ def column(curve: list, key: str) -> list[float]:
     return [value for _, name, value in curve if name == key]
 
 
+@pytest.mark.slow
 def test_a_growing_batch_is_the_same_training_on_any_number_of_ranks(
     curves, blocks, tmp_path_factory
 ):

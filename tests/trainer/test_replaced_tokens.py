@@ -15,6 +15,7 @@ import configs
 from data_pipeline import MASKED
 from model import save_pretrained
 from tests.distributed import run_distributed
+from tests.thorough import IS_THOROUGH
 from tests.trainer import jobs, tiny
 from trainer.batches import to_device
 from trainer.learner_config import LearnerConfig
@@ -114,6 +115,9 @@ def learner_configs(stages):
     }
 
 
+STAGES = [(0, 0, 0), (1, 2, 3), *([(3, 3, 0)] if IS_THOROUGH else [])]
+
+
 def trained(everyone, steps=3):
     """The terms of each step, of the first learner and the others."""
     rows = 8 // dist.get_world_size()
@@ -137,7 +141,7 @@ def reversed_roles():
 
 
 def runs():
-    by_stage = [trained(learner_configs(stages)) for stages in [(0, 0, 0), (1, 2, 3), (3, 3, 0)]]
+    by_stage = [trained(learner_configs(stages)) for stages in STAGES]
     everyone = learner_configs((0, 0, 0))
     everyone[TEACHER] = dataclasses.replace(everyone[TEACHER], embedding_sharing="none")
     return by_stage, trained(reversed_roles(), steps=1), trained(everyone)

@@ -65,9 +65,7 @@ def parts_of_zero(corpus, runs):
 @pytest.fixture(scope="module")
 def launched(corpus, tmp_path_factory):
     runs = tmp_path_factory.mktemp("stacking")
-    seen = run_distributed(parts_of_zero, 2, corpus, runs)[0]
-    run_distributed(jobs, 1, corpus, runs, "one")
-    return runs, seen
+    return runs, run_distributed(parts_of_zero, 2, corpus, runs)[0]
 
 
 def test_a_growth_copies_the_layers_and_begins_the_optimizer_anew(launched):
@@ -90,9 +88,11 @@ def test_depths_and_losses_follow_the_steps(launched):
     assert from_pretrained(folder.exports / "teacher").config.layers == 4
 
 
-@pytest.mark.parametrize("other", ["one", "partitioned"])
-def test_ranks_and_stages_do_not_matter(launched, other):
+@pytest.mark.parametrize("other", ["partitioned", pytest.param("one", marks=pytest.mark.slow)])
+def test_ranks_and_stages_do_not_matter(launched, corpus, other):
     runs, _ = launched
+    if other == "one":
+        run_distributed(jobs, 1, corpus, runs, "one")
     ours, theirs = (
         {(step, key): value for step, key, value in curve(RunFolder(runs / name))
          if key.endswith("/loss") and not key.startswith("val")}
