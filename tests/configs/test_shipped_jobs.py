@@ -23,6 +23,7 @@ BATCH = "{size: 4, tokens: null, growth: [], micro_batch: 2}"
 TEACHERS = {"mobilebert": "ib_bert/exports/teacher"}
 # Those that begin from a model which their user names, or read a corpus in each phase.
 GAPS = {"continue": ["teacher.init.pretrained=model"], "modernbert_large": ["teacher.init.tile=x"]}
+LARGE = ("bert_large_cluster", "ettin_family", "modernbert_large")  # a third of all layers
 OF_THREE_CORPORA = ("ettin_family", "modernbert_base", "modernbert_large")
 # Those whose predictions nothing trains: never, and not before layers have been transferred.
 UNTRAINED = {"tinybert": ["students/tinybert"], "mobilebert": ["students/mobilebert"]}
@@ -78,14 +79,19 @@ def arguments(name: str, corpus: Path, folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(corpus, tmp_path_factory):
-    """The folder of every job's run, and name -> (exit code, output)."""
+def runs(corpus, tmp_path_factory, request):
+    """The folder of the run of every job that is tested, and name -> (exit code, output)."""
     folder = tmp_path_factory.mktemp("jobs")
-    told = {name: arguments(name, corpus, folder / "teachers") for name in JOBS}
+    tested = [item for item in request.session.items if item.module is request.module]
+    names = {item.callspec.params["name"] for item in tested}
+    names |= {Path(TEACHERS[name]).parts[0] for name in names & TEACHERS.keys()}
+    told = {name: arguments(name, corpus, folder / "teachers") for name in sorted(names)}
     return folder / "teachers", run_jobs(told, folder)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(job, marks=[pytest.mark.slow] * (job in LARGE)) for job in JOBS]
+)
 def test_a_shipped_job_trains(runs, name):
     folder, outcomes = runs
     code, output = outcomes[name]
