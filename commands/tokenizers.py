@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commands.options import FIELD, PATH, SEPARATOR
+from commands.options import FIELD, PATH, SEPARATOR, TEXT
 
 
 @click.group()
@@ -18,9 +18,17 @@ def tokenizer() -> None:
 @click.argument("text", type=PATH, nargs=-1, required=True)
 @click.option(
     "--kind",
-    type=click.Choice(["wordpiece", "bpe", "unigram"]),
+    type=TEXT,
     required=True,
-    help="The kind of BERT, RoBERTa or ALBERT.",
+    help="wordpiece, bpe or unigram (BERT's, RoBERTa's or ALBERT's), or a plugin's.",
+)
+@click.option(
+    "--plugin",
+    "plugins",
+    type=PATH,
+    multiple=True,
+    metavar="FILE",
+    help="A Python file with a kind of tokenizer; as often as needed.",
 )
 @click.option(
     "--vocab-size", type=click.IntRange(min=1), required=True, help="Entries of the vocabulary."
@@ -41,6 +49,7 @@ def tokenizer() -> None:
 def tokenizer_train(
     text: tuple[str, ...],
     kind: str,
+    plugins: tuple[str, ...],
     vocab_size: int,
     out: str,
     cased: bool | None,
@@ -53,12 +62,14 @@ def tokenizer_train(
     TEXT is read as `data build` reads it: files, folders, globs, or - for standard input.
     """
     from configs.durations import counted
+    from configs.plugins import import_plugins
     from data_pipeline.building.reporting import problem_lines, skipped_lines
     from data_pipeline.text.documents import PROBLEMS_SHOWN
     from data_pipeline.text.formats import ReadOptions
     from data_pipeline.tokenization.tokenizer import load
     from data_pipeline.tokenization.training import train
 
+    import_plugins(plugins)
     reading = ReadOptions(separator, text_field)
     left_out = train(
         text, kind, vocab_size, out, cased=cased, strip_accents=strip_accents, reading=reading

@@ -17,7 +17,7 @@ ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
         "errors yaml_text kinds typed strict_json rules section declared json_schema reference "
-        "interpolation loading devices studies suites plan_facts runs durations progress"
+        "interpolation plugins loading devices studies suites plan_facts runs durations progress"
     ),
     "data_pipeline": (
         "errors hashing remote text task_files shards tokenization packing masking phases config "

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tokenizers
@@ -84,6 +84,26 @@ class Trained(NamedTuple):
     sample: Sample | None = None
 
 
+Trainer = Callable[[Read, int, Rule], Trained]
+_Function = TypeVar("_Function", bound=Trainer)
+TRAINERS: dict[str, Trainer] = {}  # by the words of `--kind`
+
+
+def register_tokenizer(kind: str) -> Callable[[_Function], _Function]:
+    """A decorator: ``--kind KIND`` trains a tokenizer by this function.
+
+    It reads the text, and makes a tokenizer of at most so many entries, with `SPECIAL_TOKENS` as
+    its first; `complete` finds their roles. All that the tokenizer does is in its own file.
+    """
+
+    def register(function: _Function) -> _Function:
+        assert kind not in TRAINERS, f"two kinds of tokenizer are called {kind}"
+        TRAINERS[kind] = function
+        return function
+
+    return register
+
+
 @dataclass
 class Unusable:
     """How many documents cannot be used, and where the first ones are and why."""
@@ -129,14 +149,8 @@ def train(
     tokenizer. Also if the vocabulary size does not fit the text or the kind, and for WordPiece
     where the text has no spaces between words.
     """
-    if kind not in TRAINERS:
-        raise DataError(f"--kind {kind}: must be one of {', '.join(TRAINERS)}")
-    if strip_accents and kind != "wordpiece":
-        raise DataError(f"--strip-accents: is for --kind wordpiece; --kind {kind} keeps accents")
+    _require_usable_options(kind, vocab_size, strip_accents)
     refuse_existing(Path(out) / name for name in TOKENIZER_FILES)
-    if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
-        least = len(SPECIAL_TOKENS) + 1
-        raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
     if STDIN in inputs:
         raise DataError(f"{STDIN}: a tokenizer reads its text several times; save it in a file")
     skipped = find_inputs(inputs, reading or ReadOptions()).skipped
@@ -150,16 +164,32 @@ def train(
         work("tokenizer", "characters", ticks=True) as told,
     ):
         tokenizer, roles, sample = TRAINERS[kind](_told(read, told), vocab_size, rule)
-    size = tokenizer.get_vocab_size()
-    if size > vocab_size:
-        raise DataError(
-            f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
-        )
+    _require_size(tokenizer, vocab_size)
     _save(tokenizer, roles, Path(out))
     with work("tokenizer", "characters") as told:
         loss, turkish = _loss(tokenizer, _told(read, told)())
     is_turkish = turkish > WARN_ABOVE * sum(loss.characters.values())
     return LeftOut(unusable, sample, skipped, loss, lowercase, is_turkish)
+
+
+def _require_usable_options(kind: str, vocab_size: int, strip_accents: bool) -> None:
+    if kind not in TRAINERS:
+        raise DataError(
+            f"--kind {kind}: must be one of {', '.join(TRAINERS)}, or one of a --plugin"
+        )
+    if strip_accents and kind != "wordpiece":
+        raise DataError(f"--strip-accents: is for --kind wordpiece; --kind {kind} keeps accents")
+    if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
+        least = len(SPECIAL_TOKENS) + 1
+        raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
+
+
+def _require_size(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
+    size = tokenizer.get_vocab_size()
+    if size > vocab_size:
+        raise DataError(
+            f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
+        )
 
 
 def _told(read: Read, told: Work) -> Read:
@@ -218,6 +248,7 @@ def _reader(inputs: Sequence[str], reading: ReadOptions | None, unusable: Unusab
     return lambda: next(reads)()
 
 
+@register_tokenizer("wordpiece")
 def _wordpiece(read: Read, vocab_size: int, rule: Rule) -> Trained:
     """Train WordPiece so that the same text gives the same vocabulary.
 
@@ -289,6 +320,7 @@ def _untrained_wordpiece(rule: Rule, ids: dict[str, int] | None = None) -> token
     return bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), *rule)
 
 
+@register_tokenizer("bpe")
 def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
@@ -310,6 +342,7 @@ def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
     return Trained(tokenizer, roles)
 
 
+@register_tokenizer("unigram")
 def _unigram(read: Read, vocab_size: int, rule: Rule) -> Trained:
     import sentencepiece
 
@@ -379,11 +412,3 @@ def _line_numbers(sample: Sample) -> NDArray[np.int64]:
     starts = np.arange(sample.used + 1, dtype=np.int64) * sample.lines // sample.used
     keys = array_keys(scalar_key(LineDraw.SAMPLE), np.arange(sample.used))
     return starts[:-1] + (keys % np.diff(starts).astype(np.uint64)).astype(np.int64)
-
-
-# By the words of `--kind`: read the text, and make a tokenizer of at most this many entries.
-TRAINERS: dict[str, Callable[[Read, int, Rule], Trained]] = {
-    "wordpiece": _wordpiece,
-    "bpe": _byte_level,
-    "unigram": _unigram,
-}

@@ -17,12 +17,12 @@ from data_pipeline.tokenization.training import TRAINERS, train
 from tandem import main
 
 
-def test_the_command_knows_every_kind() -> None:
-    """It lists them itself, since it does not import what trains them."""
+def test_the_command_names_every_kind() -> None:
+    """Its help lists them, since it does not import what trains them."""
     (kind,) = (
         one for one in main.commands["tokenizer"].commands["train"].params if one.name == "kind"
     )
-    assert tuple(kind.type.choices) == tuple(TRAINERS)
+    assert all(name in str(kind.help) for name in TRAINERS)
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
