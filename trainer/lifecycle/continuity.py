@@ -80,7 +80,7 @@ def accepted_changes(
 
     Raises TrainingError, naming the key, where the run cannot resume with a change.
     """
-    all_changes = list(changes(before, now))
+    all_changes = [] if before is now else list(changes(before, now))
     same = {key for key, content in read.items() if present.get(key) == content}
     run = shlex.quote(f"{now.output_dir}/{now.name}")
     fork = f"begin another run from a checkpoint of this one: tandem fork {run} --step N --name NEW"

@@ -175,7 +175,8 @@ class Resumption:
         if self.checkpoint is not None:
             state = self.checkpoint.trainer_state
             before = config_of(RunFolder.of(self.config), state, self.config)
-            require_no_first_stage_again(before, self.config, state)
+            if before is not self.config:
+                require_no_first_stage_again(before, self.config, state)
 
     @property
     def learners(self) -> set[str]:
