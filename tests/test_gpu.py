@@ -20,6 +20,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 # What follows fp32, how it differs, and how closely.
 WAYS = {
     "bf16": (["precision=bf16"], 0.02),
+    "bf16_weights": (["precision=bf16_weights"], 0.02),
     "fp16": (["precision=fp16"], 0.02),
     "offload": (["offload=optimizer"], 1e-4),
 }

@@ -72,7 +72,8 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
-        if function.namespace == "aten" and name in SYNCHRONISING:
+        on_host = any(getattr(argument, "_is_on_host", False) for argument in args)
+        if function.namespace == "aten" and name in SYNCHRONISING and not on_host:
             self._found[f"{name} {caller()}"] += 1
         return function(*args, **(kwargs or {}))
 

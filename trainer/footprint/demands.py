@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from configs.plan_facts import CacheFacts, JobFacts, LearnerFacts, StoredFacts
 from data_pipeline import Corpus, ExampleSplit
 from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
 from trainer.config import JobConfig
-from trainer.footprint.footprint import Footprint, Passes, footprints, passes_apart
+from trainer.footprint.footprint import (
+    Footprint,
+    Passes,
+    footprints,
+    passes,
+    passes_apart,
+)
 from trainer.job_data.batch_plan import usual_rows
 from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher
 from trainer.learners.engine import bucket_size
+
+_Passes = TypeVar("_Passes", bound=Passes)
 
 
 def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
@@ -27,9 +36,21 @@ def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
     """
     job = job.in_steps()
     shares = _lengths(job)
-    sizes = {length: _footprints(job, device, length) for length in shares}
+    longest = max(shares)
+    largest = _over_the_job(job, partial(footprints, device=device, length=longest))
+    by_length: dict[int, Mapping[str, Passes]] = {
+        # Of shorter sequences only FLOPs count, which are as many in each row.
+        length: largest
+        if length == longest
+        else _over_the_job(job, partial(passes, device=device, length=length))
+        for length in shares
+    }
     learners = [
-        _learner(name, config, {length: sizes[length][name] for length in shares}, job)
+        _learner(
+            *(name, config, largest[name]),
+            {length: by_learner[name] for length, by_learner in by_length.items()},
+            job,
+        )
         for name, config in job.learners.items()
     ]
     return JobFacts(
@@ -55,11 +76,13 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
     if not job.students:
         return []
     shares = _lengths(job)
-    passes = {length: passes_apart(job, length) for length in shares}
+    longest = max(shares)
+    rows = dict.fromkeys(shares, 1) | {longest: job.batch.micro_rows(longest)}
+    apart = {length: passes_apart(job, length, rows[length]) for length in shares}
     teacher, *others = (
         dataclasses.replace(
             learner,
-            **_mean_passes({length: passes[length][name] for length in shares}, shares),
+            **_mean_passes({length: apart[length][name] for length in shares}, shares),
         )
         for name, learner in zip(job.learners, learners, strict=True)
     )
@@ -67,26 +90,28 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
     return [dataclasses.replace(teacher, trained=0, zero_stage=stage, active=1.0), *others]
 
 
-def _mean_passes(passes: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, Any]:
+def _mean_passes(by_length: Mapping[int, Passes], shares: Mapping[int, float]) -> dict[str, Any]:
     """A row's FLOPs, averaged over the steps, and the kernels at the largest length."""
     return {
         "forward_flops": sum(
-            shares[length] * work.forward_flops for length, work in passes.items()
+            shares[length] * work.forward_flops for length, work in by_length.items()
         ),
         "backward_flops": sum(
-            shares[length] * work.backward_flops for length, work in passes.items()
+            shares[length] * work.backward_flops for length, work in by_length.items()
         ),
-        "kernels": passes[max(passes)].kernels,
+        "kernels": by_length[max(by_length)].kernels,
     }
 
 
-def _footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
-    """Every learner's footprint; a teacher's FLOPs are the mean over all steps of the job."""
-    by_learner = footprints(job, device, length)
+def _over_the_job(
+    job: JobConfig, measure: Callable[[JobConfig], dict[str, _Passes]]
+) -> dict[str, _Passes]:
+    """What `measure` finds of each learner; a teacher's FLOPs are the mean over all steps."""
+    by_learner = measure(job)
     trained = _budget_steps(job.teacher, job) / job.steps
     if trained < 1:
         only_teaches = dataclasses.replace(job, teacher=job.teacher.finished())
-        finished = footprints(only_teaches, device, length)[TEACHER]
+        finished = measure(only_teaches)[TEACHER]
         forward = by_learner[TEACHER].forward_flops
         by_learner[TEACHER] = dataclasses.replace(
             by_learner[TEACHER],
@@ -108,9 +133,12 @@ def _lengths(job: JobConfig) -> dict[int, float]:
 
 
 def _learner(
-    name: str, config: LearnerConfig, sizes: dict[int, Footprint], job: JobConfig
+    name: str,
+    config: LearnerConfig,
+    largest: Footprint,
+    by_length: Mapping[int, Passes],
+    job: JobConfig,
 ) -> LearnerFacts:
-    largest = sizes[max(sizes)]
     return LearnerFacts(
         name=name.removeprefix("students/"),
         teaches=is_teacher(name),
@@ -123,7 +151,7 @@ def _learner(
         trained=largest.trained,
         states=largest.states,
         bucket=max(1, bucket_size(largest.parameters)),
-        **_mean_passes(sizes, _lengths(job)),
+        **_mean_passes(by_length, _lengths(job)),
         activations=largest.activations,
         captured=largest.captured,
         projection=largest.projection,

@@ -94,12 +94,20 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     return {name: _line(few[name], many[name], rows, more) for name in few}
 
 
-def passes_apart(job: JobConfig, length: int) -> dict[str, Passes]:
+def passes(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
+    """The work of every learner of `job` on one sequence of `length`, kernels included."""
+    return {
+        name: Passes(work.forward_flops, work.backward_flops, work.kernels)
+        for name, work in _measure(job, job.learners, device, 1, length).items()
+    }
+
+
+def passes_apart(job: JobConfig, length: int, rows: int) -> dict[str, Passes]:
     """Every learner's work on a GPU if each student had its own job with the finished teachers.
 
-    There the teachers only run forward: they have neither losses nor a backward pass.
+    There the teachers only run forward: they have neither losses nor a backward pass. Kernels are
+    those of a micro-batch of this many rows.
     """
-    rows = max(2 * job.batch.micro_rows(length), LEAST_ROWS)
     finished = {
         name: dataclasses.replace(config.finished(), stored=None)
         for name, config in job.learners.items()
