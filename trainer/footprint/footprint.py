@@ -45,7 +45,7 @@ KERNELS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }  # operations that torch's counter does not know
-LEAST_ROWS = 32  # with fewer, the losses' chunks are not full and memory does not grow linearly
+LEAST_TOKENS = 4096  # with fewer, the losses' chunks are not full and memory grows not linearly
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     twice that, and linear in the rows elsewhere.
     """
     rows = job.batch.micro_rows(length)
-    more = max(2 * rows, LEAST_ROWS)
+    more = max(2 * rows, -(-LEAST_TOKENS // length))
     few = _measure(job, job.learners, device, rows, length)
     many = _measure(job, job.learners, device, more, length)
     return {name: _line(few[name], many[name], rows, more) for name in few}
