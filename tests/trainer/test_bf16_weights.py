@@ -16,7 +16,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
 from trainer.checkpoint import full_state_dict
-from trainer.learner_names import TEACHER
+from trainer.learner_names import TEACHER, student_key
+from trainer.learners.first_weights import from_layers
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
 from trainer.learners.programs import Predict
@@ -125,3 +126,18 @@ def mean_and_masters() -> bool:
         torch.equal(masters[name], means[name]) and torch.equal(masters[name], again[name])
         for name in masters
     )
+
+
+def test_a_student_begins_with_the_masters_of_its_teacher_s_layers():
+    assert run_distributed(copied_layers, 1)[0]
+
+
+def copied_layers() -> bool:
+    config = dataclasses.replace(tiny.learner_configs((1,) * 3)[TEACHER], precision="bf16_weights")
+    shape = StepShape(tiny.STEPS, tiny.SEED, ROWS, 1)
+    teacher = Learner(TEACHER, config, config.model, shape)
+    train_step(teacher, [], tiny.random_batch(0, ROWS), 0)
+    weights = from_layers("students.half", teacher, [1, 3])
+    student = Learner(student_key("half"), config.with_layers(2), config.model, shape, 1, weights)
+    masters = full_state_dict(student.engine)
+    return all(torch.equal(masters[f"model.{name}"], weights[name]) for name in weights)

@@ -28,6 +28,8 @@ SETTINGS = [
     "students.distilbert.optimizer.kind=lamb",
     "students.distilbert.zero_stage=2",
     "students.distilbert.offload=optimizer",
+    "students.tinybert.precision=bf16_weights",
+    "students.tinybert.average.kind=ema",
     "students.tinybert.schedule.kind=wsd",
     "students.tinybert.budget.hours=0.0005",
 ]
