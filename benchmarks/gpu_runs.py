@@ -17,16 +17,17 @@ from benchmarks.gpu_facts import ROOT, Row
 from trainer.run_folder import metrics
 
 ON_GPU = torch.cuda.is_available()
-# Of the demo on a GPU: BERT-base with a copy of half of it, and TinyBERT-4.
+# The demo on a GPU: BERT-base, DistilBERT as a copy of half of it, and TinyBERT-4.
 LARGE = (
-    "teacher.model=bert_base",
-    "students.distilbert.model=distilbert",
+    *("teacher.model=bert_base", "teacher.precision=bf16_weights"),
+    *("students.distilbert.model=distilbert", "students.distilbert.precision=bf16_weights"),
     "students.distilbert.init.teacher_layers=[0,2,4,7,9,11]",
-    "students.tinybert.model=tinybert_4",
+    *("students.tinybert.model=tinybert_4", "students.tinybert.precision=bf16"),
     *("batch.size=256", "batch.micro_batch=128", "steps=150"),
 )
+BEGINS = "students.distilbert.start={step: 10, fraction: null, teacher: null}"
 SMALL = ("steps=20", "evaluation.every=10")
-TESTERS = 4  # processes that test at once on one GPU
+TESTERS = 8  # processes that test at once on one GPU
 
 
 def job(out: Path, seconds: float) -> Iterator[Row]:
@@ -37,8 +38,7 @@ def job(out: Path, seconds: float) -> Iterator[Row]:
     tandem = [sys.executable, "-m", "tandem"]
     sizes = ["--kind", "wordpiece", "--vocab-size", "8192"]
     parts = ["--tokenizer", tokenizer, "--out", corpus, "--val-fraction", "0.03"]
-    begins = "students.distilbert.start={step: 10, fraction: null, teacher: null}"
-    paths = [f"data.path={corpus}", f"output_dir={work}", "log.wandb=disabled", begins]
+    paths = [f"data.path={corpus}", f"output_dir={work}", "log.wandb=disabled", BEGINS]
     for command in (
         [sys.executable, "-m", "data_pipeline.text.system_prose", "--out", text],
         [*tandem, "tokenizer", "train", text, *sizes, "--out", tokenizer],

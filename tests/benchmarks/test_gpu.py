@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
+import configs
 from benchmarks import gpu_facts, gpu_wheels
 from benchmarks.gpu import MEASURES, RUNS, SECTIONS
+from benchmarks.gpu_runs import BEGINS, LARGE
 from tests.conftest import REPOSITORY, command_environment
+from trainer.config import JobConfig
 
 
 @pytest.mark.slow
@@ -61,3 +64,11 @@ def test_what_is_carried_is_what_the_project_requires_and_pytorch_does_not():
     names = gpu_wheels.missing("3.12").keys()
     assert {"deepspeed", "omegaconf", "webdataset", "pydantic", "pytest"} <= names
     assert not names & {"torch", "transformers", "numpy", "tokenizers", "tandem-distill"}
+
+
+def test_the_job_on_a_gpu_is_a_job():
+    job = configs.load("demo", JobConfig, "job", [*LARGE, BEGINS])
+    assert [learner.precision for learner in job.learners.values()] == [
+        "bf16_weights", "bf16_weights", "bf16",
+    ]  # fmt: skip
+    assert job.learners["students/distilbert"].model.layers == 6
