@@ -106,7 +106,7 @@ def _mean_passes(by_length: Mapping[int, Passes], shares: Mapping[int, float]) -
 def _over_the_job(
     job: JobConfig, measure: Callable[[JobConfig], dict[str, _Passes]]
 ) -> dict[str, _Passes]:
-    """What `measure` finds of each learner; a teacher's FLOPs are the mean over all steps."""
+    """Measure each learner by `measure`; a teacher's FLOPs are the mean over all steps."""
     by_learner = measure(job)
     trained = _budget_steps(job.teacher, job) / job.steps
     if trained < 1:
