@@ -79,7 +79,7 @@ def renewed(text: str, parts: Mapping[str, str]) -> str:
 
 
 def parts_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What stands between the marks, by part."""
+    """The text between the marks, by part."""
     from benchmarks.gpu import MEASURES
 
     return {"table": f"\n{table(facts, MEASURES)}\n", "sentence": sentence(facts, MEASURES)}

@@ -81,7 +81,9 @@ def learner_memory(
     if learner.offloaded:
         optimizer = 0.0
     rounded = learner.exchanged / filled if learner.exchanged != filled else 0.0  # a copy to send
-    buckets = bucket * ((2 if overlaps else 1) + rounded)
+    # Wider copies are made after the backward pass, unless reductions overlap it.
+    beside = rounded if overlaps or learner.exchanged < filled else 0.0
+    buckets = bucket * ((2 if overlaps else 1) + beside)
     if stage == 3:  # a bucket and a gradient partition are held from the engine's start
         optimizer += bucket + trained * share
         buckets = 2 * learner.weight_bytes * min(learner.parameters, LARGEST_GATHERED)
