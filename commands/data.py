@@ -57,6 +57,13 @@ def data() -> None:
 @click.option(
     "--tokenizer", "tokenizer_dir", type=PATH, required=True, help="The tokenizer's folder."
 )
+@click.option(
+    "--also",
+    type=PATH,
+    multiple=True,
+    metavar="DIR",
+    help="A student's own tokenizer: the same text in its tokens too. May be repeated.",
+)
 @click.option("--out", type=PATH, required=True, help="The corpus folder to write.")
 @click.option(
     "--shard-mb",

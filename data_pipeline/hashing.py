@@ -66,6 +66,7 @@ class MaskDraw(IntEnum):
     ACTION = 12  # whether a chosen token becomes a mask, a random token, or stays
     REPLACEMENT = 13  # which random token it becomes
     NGRAM = 14  # how many words are masked together
+    OTHER = 17  # which random token a token of another tokenizer becomes
 
 
 @unique

@@ -34,7 +34,8 @@ ROOMS = {
     "data_pipeline/shards": ("blocks manifest cached_counts index sources ranges writing locking"),
     "data_pipeline/tokenization": (
         "folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer rules comparison pruning training word_rules word_encoding"
+        "tokenizer rules comparison pruning training word_rules word_encoding alignment "
+        "shared_tokens"
     ),
     "data_pipeline/packing": "sequences pieces pairs documents kinds",
     "data_pipeline/packing/kinds": " ".join(
@@ -42,7 +43,7 @@ ROOMS = {
     ),
     "data_pipeline/order": "epoch slots",
     "data_pipeline/masking": "config words masker torch_masker",
-    "data_pipeline/reading": "corpus padding lanes batches stream staging dumping",
+    "data_pipeline/reading": "corpus padding batches other_tokens lanes stream staging dumping",
     "data_pipeline/examples": ("example text_encoder order storing reading stream dumping showing"),
     "data_pipeline/augmentation": "sentence replacement word_vectors perturbation tagger",
     "data_pipeline/building": (
@@ -65,7 +66,8 @@ ROOMS = {
         "checkpoint optimizers watch batches denominators vocabulary_projection teacher_outputs "
         "replaced_tokens "
         "scoring stored_config objectives tasks schedules admission_config learner_config "
-        "batch_config job_tree folder_models named_tasks task_facts teacher_heads roles config "
+        "batch_config job_tree folder_models named_tasks task_facts teacher_heads tokenizer_rules "
+        "roles config "
         "run_folder control stored_logits job_data report learners teacher_passes look_ahead step "
         "footprint evaluation record lifecycle job loop run rehearsal storing prediction "
         "augmentation suites analysis"
@@ -75,7 +77,7 @@ ROOMS = {
     ),
     "trainer/objectives": (
         "stages term layers row_losses vocabulary labels task whole_batch label_names terms "
-        "objective_config objective"
+        "objective_config shared_spans objective"
     ),
     "trainer/objectives/terms": "states attention predictions z_loss early_exits",
     "trainer/learners": (
@@ -109,7 +111,8 @@ ROOMS = {
     "trainer/run_folder": "folder metrics run_files",
     "trainer/control": "requests run_context",
     "trainer/job_data": (
-        "digests task_heads encoding examples batch_plan fit prefetch staging counting feed"
+        "digests task_heads encoding examples other_tokenizers batch_plan fit prefetch staging "
+        "counting feed"
     ),
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (

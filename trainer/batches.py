@@ -40,6 +40,15 @@ class MicroLogits:
 
 
 @dataclass(frozen=True)
+class MicroRuns:
+    """`data_pipeline.reading.batches.Runs` as int64 tensors."""
+
+    first: Tensor  # [B, S]
+    sizes: Tensor  # [B, S]
+    slots: Tensor  # [B, N]
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """The inputs of one forward pass, and its targets by name.
 
@@ -58,6 +67,7 @@ class MicroBatch:
     sample_ids: NDArray[np.int64] | None = None  # [examples]; on the host, as are `epochs`
     epochs: NDArray[np.int64] | None = None
     documents: Documents | None = None  # where rows hold several
+    runs: Mapping[str, MicroRuns] = field(default_factory=dict)  # by the view, of aligned spans
 
     @property
     def visible(self) -> AttentionMask | None:
@@ -161,6 +171,10 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         sample_ids=batch.sample_ids,
         epochs=batch.epochs,
         documents=None if batch.document_ids is None else _documents(batch.document_ids, device),
+        runs={
+            name: MicroRuns(*(_move(part, device) for part in (run.first, run.sizes, run.slots)))
+            for name, run in batch.runs.items()
+        },
     )
 
 

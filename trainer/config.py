@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from configs.rules import (
@@ -354,7 +355,9 @@ class JobConfig(Section):
         """A corpus of the job as a learner's tokenizer reads it."""
         if learner.tokenizer is None:
             return corpus
-        return corpus.read_by(self.tokenizers.index(learner.tokenizer))
+        if self.data.has_examples:
+            return corpus.read_by(self.tokenizers.index(learner.tokenizer))
+        return corpus.read_by(corpus.number_of(Path(learner.tokenizer)))
 
     def metrics_of(self, learner: LearnerConfig) -> Metrics:
         """The metrics of a learner of this job."""

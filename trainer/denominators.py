@@ -8,8 +8,9 @@ labels. One all-reduce sums the denominators in use over the ranks, with the ste
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from data_pipeline import DEFAULT_VIEW, MASKED, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
 Count = Callable[[Batch], float]
-Totals = Mapping[str, Tensor]  # denominator -> its count over all ranks, 1 where it is 0, float32
+# Denominator, or (view, denominator) -> its count over all ranks, 1 where it is 0, float32.
+Totals = Mapping[Any, Tensor]
+InView = tuple[str, str]  # a view, and the name of a denominator
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -92,7 +95,9 @@ class WeightedLabels(str):
 
 
 def count(name: str, batch: Batch) -> float:
-    """A denominator's count of these rows."""
+    """A denominator's count of these rows; of aligned spans, the tokens of a view in them."""
+    if name in batch.runs:
+        return int(batch.runs[name].sizes.sum())
     if isinstance(name, WeightedLabels):
         return name.total(batch)
     return _COUNTS.get(name, labelled(name))(batch)
@@ -103,7 +108,8 @@ class StepSums:
     """Sums over all ranks that are known before a step's first forward pass. Scalars on the device.
 
     tokens: attended positions by view; positions: with padding; unreadable: sequences that could
-    not be read; seconds: training time before the step, by rank 0's clock; all float64.
+    not be read; seconds: training time before the step, by rank 0's clock; all float64. shares:
+    quotients of two counts, by name.
     """
 
     totals: Mapping[str, Totals]  # view -> its denominators
@@ -111,17 +117,20 @@ class StepSums:
     positions: Tensor
     unreadable: Tensor
     seconds: Tensor
+    shares: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def over_ranks(
         cls,
         batch: Batch,
-        denominators: Iterable[tuple[str, str]],
+        denominators: Iterable[InView],
         seconds: float,
         device: torch.device,
+        shares: Mapping[str, tuple[InView, InView]] | None = None,
     ) -> StepSums:
-        """Sum the `denominators` (view, name) in use, in one all-reduce. Collective."""
-        in_use = sorted(set(denominators))
+        """Sum the `denominators` in use, in one all-reduce. Collective."""
+        quotients = shares or {}
+        in_use = sorted({*denominators, *chain.from_iterable(quotients.values())})
         views = sorted({DEFAULT_VIEW, *(view for view, _ in in_use)})
         values: dict[Hashable, float] = {
             (view, name): count(name, batch.view(view)) for view, name in in_use
@@ -137,11 +146,17 @@ class StepSums:
         for view, name in in_use:
             totals[view][name] = _at_least_one(sums[view, name]).float()
         tokens = {view: sums["tokens", view] for view in views}
-        return cls(totals, tokens, sums["positions"], sums["unreadable"], sums["seconds"])
+        by_name = {
+            name: sums[part] / _at_least_one(sums[whole])
+            for name, (part, whole) in quotients.items()
+        }
+        facts = sums["positions"], sums["unreadable"], sums["seconds"]
+        return cls(totals, tokens, *facts, by_name)
 
     def stacked(self) -> Tensor:
-        """Positions, unreadable sequences, seconds, then the tokens of each view: float64."""
-        return torch.stack([self.positions, self.unreadable, self.seconds, *self.tokens.values()])
+        """Positions, unreadable sequences, seconds, tokens by view, shares: float64."""
+        by_name = (*self.tokens.values(), *self.shares.values())
+        return torch.stack([self.positions, self.unreadable, self.seconds, *by_name])
 
 
 def _at_least_one(total: Tensor) -> Tensor:

@@ -198,8 +198,8 @@ class LearnerConfig(Section):
         PATH,
         NOT_EMPTY,
         Doc(
-            "The folder of the learner's own tokenizer, with which it reads a task's examples. "
-            "null: the job's tokenizer."
+            "The folder of the learner's own tokenizer. A corpus of text must be built with "
+            "`--also` that folder. null: the job's tokenizer."
         ),
     ] = None
     embedding_sharing: Annotated[
@@ -344,7 +344,12 @@ class LearnerConfig(Section):
 
     def waits_for(self, teacher: LearnerConfig) -> bool:
         """Whether a student's terms count only once its teacher is ahead (``min_lead``)."""
-        return not self.transfers and self.objective.waits_for(teacher.objective)
+        is_measured = self.predicts_tokens_of(teacher) and not self.transfers
+        return is_measured and self.objective.waits_for(teacher.objective)
+
+    def predicts_tokens_of(self, teacher: LearnerConfig) -> bool:
+        """Whether losses over tokens can be compared: those of another tokenizer are others."""
+        return self.tokenizer == teacher.tokenizer or not self.architecture.mlm_head
 
     def finished(self, is_compared: bool = False) -> LearnerConfig:
         """The config of a teacher whose budget is used up: a frozen one with its weights.

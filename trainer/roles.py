@@ -14,10 +14,10 @@ from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import SEPARATE, LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
-from trainer.objectives.term import TermConfig
 from trainer.objectives.terms.predictions import unshared_vocabulary
 from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
+from trainer.tokenizer_rules import conflicts_of_tokenizers, sources_of
 
 Named = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
@@ -55,7 +55,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     yield from _conflicts_with_examples(everyone, data)
     if data.has_examples:
         yield from _compiled(everyone)
-    yield from _conflicts_of_tokenizers(everyone, data)
+    yield from conflicts_of_tokenizers(everyone, data)
     yield from _conflicts_of_views(everyone)
     yield from _conflicts_of_generators(everyone, data)
     yield from _conflicts_of_single_texts(everyone)
@@ -165,7 +165,7 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             if reason := task.unreadable(config.view, config.model):
                 yield f"{section_of(learner)}.view", reason
         for name, term in config.objective.terms().items():
-            read = _sources_of(term, learners)
+            read = sources_of(term, learners)
             views = {other.view for other in read}
             generators = {other.generator_name for other in read}
             key = f"{section_of(learner)}.objective.{name}"
@@ -173,8 +173,6 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
                 yield key, "compares states, so that its teacher must have the same view"
             if term.reads_states and generators - {config.generator_name}:
                 yield key, "compares states, so that its teacher must have the same generator"
-            if term.reads_states and {other.tokenizer for other in read} - {config.tokenizer}:
-                yield key, "compares states, so that its teacher must have the same tokenizer"
             for view in sorted(views):
                 if not all(task.aligns(config.view, view) for task in tasks):
                     why = f"view {view} of its teacher has other labels than view {config.view}"
@@ -202,6 +200,8 @@ def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Re
         yield "", f"must be a learner that reads the masked text, and {section} has a generator"
     elif not generator.architecture.mlm_head:
         yield "", f"samples tokens, and {section} predicts none; give its objective mlm"
+    elif config.tokenizer is not None or generator.tokenizer is not None:
+        yield "", "is for learners of the job's tokenizer; remove it, or their tokenizer"
     elif generator.model.vocab_size != config.model.vocab_size:
         yield "", unshared_vocabulary(config.model.vocab_size, generator.model.vocab_size)
     elif (
@@ -214,34 +214,6 @@ def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Re
             yield "", f"is read in all steps; remove {section}.{key}"
         if generator.objective.needs_teacher():
             yield "", f"runs before the teacher; remove the terms of {section} about a teacher"
-
-
-def _sources_of(term: TermConfig, learners: Named) -> list[LearnerConfig]:
-    """The learners whose outputs a term reads."""
-    return [
-        learner
-        for name, learner in learners.items()
-        if term.source == name or (term.source == MEAN and is_teacher(name))
-    ]
-
-
-def _conflicts_of_tokenizers(learners: Named, data: DataConfig) -> Iterator[Refusal]:
-    """Tokenizers of learners that have no examples to read, or copy vectors of other tokens."""
-    terms = (config.objective.task_terms().values() for config in learners.values())
-    unfit = [task.name for tasks in terms for task in tasks if not task.any_tokenizer]
-    kind = ["several tasks"] if data.tasks else ["text"]
-    what = unfit if data.train else kind
-    for name, config in learners.items():
-        key, init = section_of(name), config.init
-        if config.tokenizer is not None and what:
-            why = f"is for the examples of single_sentence or sentence_pair, not of {what[0]}"
-            yield f"{key}.tokenizer", f"{why}; remove it, and train with one tokenizer"
-        if config.tokenizer == learners[TEACHER].tokenizer:
-            continue
-        for copied in ("teacher_layers", "teacher_embeddings"):
-            if getattr(init, copied):
-                why = "copies the teacher's embeddings, which are of another tokenizer's tokens"
-                yield f"{key}.init.{copied}", f"{why}; remove it, or {key}.tokenizer"
 
 
 def _conflicts_of_single_texts(learners: Named) -> Iterator[Refusal]:
@@ -285,7 +257,8 @@ def _conflicts_of_lead(student: LearnerConfig, teacher: LearnerConfig) -> Iterat
         if term.min_lead_over_student is None or teacher.frozen:
             yield f"{name}.min_lead", "is about a teacher that this job trains; remove it"
         elif not student.waits_for(teacher):
-            why = "compares losses, so that student and teacher need one in common (mlm); remove it"
+            why = "compares losses, so student and teacher need one in common, of the same tokens"
+            why = f"{why} (mlm); remove it"
             yield f"{name}.min_lead", why
 
 
@@ -383,8 +356,3 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
         yield "student", f"no student {term.student!r}; there are: {names}"
     elif not students[term.student].model.mlm_head:
         yield "student", f"students.{term.student}.model.mlm_head must be true, since it is read"
-    elif students[term.student].model.vocab_size != teacher.model.vocab_size:
-        yield (
-            "",
-            unshared_vocabulary(students[term.student].model.vocab_size, teacher.model.vocab_size),
-        )

@@ -38,6 +38,7 @@ class StepResult:
     unreadable: int  # sequences that could not be read
     requests: Requests  # what any rank asked for
     seconds: float  # training time before this step, by rank 0's clock
+    shares: dict[str, float]  # metric -> how much of a learner's text its terms compare
 
 
 def train_step(
@@ -61,10 +62,9 @@ def train_step(
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     measured = [learner for learner in (teacher, *students) if learner.has_terms]
-    in_use = (
-        (learner.view, name) for learner in measured for name in learner.objective.denominators
-    )
-    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
+    in_use = chain.from_iterable(learner.counted.values() for learner in measured)
+    shares = dict(chain.from_iterable(learner.coverage.items() for learner in measured))
+    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device, shares)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate([teacher, *others], students, rows, step, sums, masker)
     totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
@@ -86,6 +86,7 @@ def train_step(
         unreadable=totals.unreadable,
         requests=totals.requests,
         seconds=totals.seconds,
+        shares=totals.shares,
     )
 
 
@@ -118,7 +119,7 @@ def _accumulate(
         micro_batch, sources = passes.sources(micro_batch, sums, micro_step)
         for student in students:
             if student.name not in passes.generators:
-                student.accumulate(micro_batch, sums.totals[student.view], micro_step, sources)
+                student.accumulate(micro_batch, student.totals(sums), micro_step, sources)
         del sources  # what was captured, before the teacher's next pass
 
 
@@ -133,6 +134,7 @@ class _Totals:
     positions: int
     unreadable: int
     seconds: float
+    shares: dict[str, float]
 
     @classmethod
     def over_ranks(
@@ -151,15 +153,17 @@ class _Totals:
         for learner in learners:
             terms[learner.name] = {term: next(values) for term in learner.objective.terms}
             squared_norms[learner.name] = next(values)
-        positions, unreadable, seconds, *by_view = on_host[len(everyone) :].tolist()
+        positions, unreadable, seconds, *by_name = on_host[len(everyone) :].tolist()
+        views = len(sums.tokens)
         return cls(
             terms=terms,
             squared_norms=squared_norms,
             requests=Requests.agreed(list(values)),
-            tokens={view: int(count) for view, count in zip(sums.tokens, by_view, strict=True)},
+            tokens=dict(zip(sums.tokens, map(int, by_name[:views]), strict=True)),
             positions=int(positions),
             unreadable=int(unreadable),
             seconds=seconds,
+            shares=dict(zip(sums.shares, by_name[views:], strict=True)),
         )
 
 

@@ -40,6 +40,8 @@ class TeacherOutputs:
     heads: dict[str, tuple[Tensor, ...]]
     # At masked positions, and at all positions where requested; empty if no student reads logits.
     distributions: dict[str, Distribution]
+    # The ids here of the reader's own tokens, int64 [V], -1: none; None: it has the same tokens.
+    tokens: Tensor | None = None
 
 
 def detach(

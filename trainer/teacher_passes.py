@@ -73,7 +73,7 @@ class TeacherPass:
             name: peer.predictions(micro_batch, projection)
             for name, (peer, projection) in self.peers.items()
         }
-        totals = sums.totals.get(self.teacher.view, {})
+        totals = self.teacher.totals(sums)
         capture = self.demand.capture
         features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, capture)
         with self.teacher.autocast():
@@ -127,7 +127,7 @@ class TeacherPasses:
         teachers, by name, and their mean.
         """
         for name, (generator, projection) in self.generators.items():
-            features = generator.accumulate(micro_batch, sums.totals[generator.view], micro_step)
+            features = generator.accumulate(micro_batch, generator.totals(sums), micro_step)
             with generator.autocast():
                 told = detach(features, projection)
             micro_batch = with_view(micro_batch, name, told.distributions[MASKED], self.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -39,6 +40,9 @@ class Logits(Protocol):
     def logits(self, rows: slice, out: Tensor) -> Tensor:
         """Logits [C, V] of some rows, written to the first rows of `out`."""
 
+    def take(self, rows: Tensor) -> Logits:
+        """Those of these rows, int64 [P']."""
+
 
 class Projection:
     """``x @ weight' + bias``, row by row, in autocast's dtype; the logits are at least float32."""
@@ -74,6 +78,11 @@ class Projection:
                 return torch.mm(x, weight, out=out)
             return torch.addmm(self.bias, x, weight, out=out)
 
+    def take(self, rows: Tensor) -> Projection:
+        taken = copy.copy(self)
+        taken.x = self.x[rows]
+        return taken
+
 
 class TopLogits:
     """The k largest logits of each row; every other token has the probability 0.
@@ -95,6 +104,10 @@ class TopLogits:
             return out.copy_(self.values[rows])
         return out.fill_(ABSENT).scatter_(1, self.ids[rows], self.values[rows])
 
+    def take(self, rows: Tensor) -> TopLogits:
+        ids = None if self.ids is None else self.ids[rows]
+        return TopLogits(self.values[rows], ids, self.shape[1])
+
 
 class Largest:
     """The k largest of another's logits in each row; every other token has the probability 0."""
@@ -111,6 +124,34 @@ class Largest:
         values, ids = out.topk(self._k)
         return out.fill_(ABSENT).scatter_(1, ids, values)
 
+    def take(self, rows: Tensor) -> Largest:
+        return Largest(self._of.take(rows), self._k)
+
+
+class Columns:
+    """Another's logits of these tokens alone; the probability is 0 where it has no such token.
+
+    So a distribution is that over the tokens of two vocabularies that are in both.
+    """
+
+    def __init__(self, of: Logits, tokens: Tensor) -> None:
+        """tokens: ids of the other, int64 [V]; -1: it has none."""
+        self._of, self._tokens = of, tokens
+        self.shape, self.device = (of.shape[0], len(tokens)), of.device
+
+    def buffer(self, rows: slice) -> Tensor:
+        dtype = self._of.buffer(slice(0, 0)).dtype
+        return torch.empty(rows.stop - rows.start, self.shape[1], dtype=dtype, device=self.device)
+
+    def logits(self, rows: slice, out: Tensor) -> Tensor:
+        theirs = self._of.logits(rows, self._of.buffer(rows))
+        out = out[: rows.stop - rows.start]
+        torch.index_select(theirs, 1, self._tokens.clamp(min=0), out=out)
+        return out.masked_fill_(self._tokens < 0, ABSENT)
+
+    def take(self, rows: Tensor) -> Columns:
+        return Columns(self._of.take(rows), self._tokens)
+
 
 class Distribution:
     """``softmax(logits / T)``, row by row, for any number of students.
@@ -120,12 +161,17 @@ class Distribution:
     stay for the next reader, up to a bound; the values do not depend on that.
     """
 
-    def __init__(self, *teachers: Logits, keep: bool = False) -> None:
-        """The logits of each teacher, with the same P and V. None of them gets a gradient."""
+    def __init__(
+        self, *teachers: Logits, keep: bool = False, vocabulary: int | None = None
+    ) -> None:
+        """The logits of each teacher, with the same P and V. None of them gets a gradient.
+
+        `vocabulary` is that of the readers, by which they cut chunks of rows; None: V.
+        """
         self.teachers = teachers
         first = teachers[0]
         self._device, (rows, self._vocabulary) = first.device, first.shape
-        self._chunks = list(chunks(rows, self._vocabulary))
+        self._chunks = list(chunks(rows, vocabulary or self._vocabulary))
         self._keeps, self._room = keep, KEPT_ELEMENTS if keep else 0
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
@@ -137,6 +183,18 @@ class Distribution:
     def shape(self) -> tuple[int, int]:
         """P and V."""
         return self.teachers[0].shape
+
+    def take(self, rows: Tensor) -> Distribution:
+        """The distribution at these rows, int64 [P']."""
+        return Distribution(*(logits.take(rows) for logits in self.teachers))
+
+    def over(self, tokens: Tensor) -> Distribution:
+        """The distribution over these tokens alone (`Columns`)."""
+        return Distribution(*(Columns(logits, tokens) for logits in self.teachers))
+
+    def read_over(self, vocabulary: int) -> Distribution:
+        """The same, for readers with a vocabulary of another size."""
+        return Distribution(*self.teachers, vocabulary=vocabulary)
 
     def largest(self, k: int) -> Distribution:
         """The distribution over each teacher's k largest logits alone; its readers share it."""

@@ -43,7 +43,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.remote import is_remote
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB
+from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB, Block
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
@@ -84,6 +84,7 @@ class BuildOptions:
     skip_problems: bool = True
     task: int = 0
     tasks: int = 1
+    also: Sequence[str] = ()  # folders of tokenizers that read the same text too
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.val_fraction < 1.0:
@@ -117,6 +118,7 @@ class Tally:
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
     skipped_files: int = 0  # of folders
     first_skipped: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
+    tokenizers: list[dict] = field(default_factory=list)  # the other ones; of a finished corpus
     # A histogram: documents below 16, 32, ... 2**20 tokens, and all larger ones.
     tokens_per_document: list[int] = field(
         default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
@@ -182,6 +184,7 @@ class _Build:
     def __init__(self, options: BuildOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
         self.tokenizer, self.vocabulary = tokenization.load(Path(options.tokenizer_dir))
+        self.also = [tokenization.load(Path(path))[0] for path in options.also]
         # This checks every input before anything is written.
         inputs = find_inputs(options.inputs, options.reading)
         self.share = slice_of(inputs.spans, options.reading, options.task, options.tasks)
@@ -189,6 +192,8 @@ class _Build:
             **_identity(options, self.vocabulary.fingerprint, self.share),
             "tokenizer": tokenization.digest(self.tokenizer),
         }
+        if self.also:
+            self.identity["also"] = [*map(tokenization.digest, self.also)]
         if options.tasks > 1:
             self.identity[TEXT] = _digest_of_sizes(inputs.spans)
         skipped = len(inputs.skipped), inputs.skipped[:PROBLEMS_SHOWN]
@@ -215,7 +220,8 @@ class _Build:
         self.writers = {split: self._writer(split) for split in SPLITS}
         self._resume()
         saved = time.monotonic()
-        arguments = self.tokenizer, self.vocabulary, self.options.reading, self.near is not None
+        reading, signs = self.options.reading, self.near is not None
+        arguments = self.tokenizer, self.vocabulary, reading, signs, self.also
         for chunk, encoded in encode_all(self._remaining(), arguments, workers):
             self.tally.input_crc32 = _checksum([chunk], self.tally.input_crc32)
             if encoded.records is not None:
@@ -305,10 +311,12 @@ class _Build:
                     tally.near_duplicates += 1
                     continue
             split = "val" if held_out(name, self.options.val_fraction) else "train"
-            self.writers[split].add(
+            document = Block.document(
                 chunk.tokens[token[number] : token[number + 1]],
                 chunk.sentences[sentence[number] : sentence[number + 1]],
+                chunk.others[number],
             )
+            self.writers[split].add(document)
             tally.count(int(token[number + 1] - token[number]))
         tally.characters += chunk.characters
         tally.loss.add(chunk.loss)
@@ -357,13 +365,14 @@ class _Build:
             self.identity,
             (self.tokenizer, self.vocabulary),
             asdict(self.tally),
+            other_tokenizers=[*map(Path, self.options.also)],
         )
 
 
 def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]) -> dict:
     """The facts that must agree for a build to resume, or to equal a finished one."""
     tree = asdict(options)
-    del tree["tokenizer_dir"], tree["inputs"]
+    del tree["tokenizer_dir"], tree["inputs"], tree["also"]
     if options.near_duplicates is None:
         del tree["near_duplicates"]  # equal to a corpus from before this option
     files = [[_full_path(span.path), span.start, span.bytes] for span in share]

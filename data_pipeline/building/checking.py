@@ -18,7 +18,7 @@ from typing import BinaryIO
 from data_pipeline.errors import BadShard, DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, index_digest
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import MEMBERS, token_dtype
+from data_pipeline.shards.blocks import token_dtype
 from data_pipeline.shards.cached_counts import PATTERN, is_intact
 from data_pipeline.shards.index import Index, shard_name
 from data_pipeline.shards.manifest import CHUNK
@@ -109,7 +109,7 @@ def _check_block(split: CorpusSplit, number: int, data: bytes, path: Path) -> It
         yield f"{path}: block {number} does not match the index"
     names = _members(data)
     key = names[0].partition(".")[0] if names else ""  # a merge does not rename members
-    if not key.startswith("block-") or names != [f"{key}.{name}.npy" for name in MEMBERS]:
+    if not key.startswith("block-") or names != [f"{key}.{name}.npy" for name in block.arrays]:
         yield f"{path}: block {number} has other members: {', '.join(names)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from data_pipeline.building.near_duplicates import Signer
 from data_pipeline.errors import as_data_errors
-from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.shards.blocks import OtherTokens, token_dtype
 from data_pipeline.text.documents import Problem, RawChunk, parse
 from data_pipeline.text.formats import ReadOptions
 from data_pipeline.text.sentences import sentence_ends
+from data_pipeline.tokenization.alignment import Aligner
 from data_pipeline.tokenization.normalization_loss import LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import Vocabulary
 from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder, offsets
@@ -40,6 +41,7 @@ class EncodedChunk:
     characters: int
     loss: NormalizationLoss  # what the normalizer removed from them
     records: NDArray[np.void] | None  # [documents] `RECORD`s, where near-duplicates are dropped
+    others: list[tuple[OtherTokens, ...]]  # of each document, by each of the other tokenizers
 
 
 class Encoder:
@@ -51,19 +53,23 @@ class Encoder:
         vocabulary: Vocabulary,
         reading: ReadOptions,
         signs: bool,
+        also: Sequence[tokenizers.Tokenizer] = (),
     ) -> None:
+        """`also` are further tokenizers that read the same text."""
         self._tokenizer = tokenizer
         self._loss = LossCounter(tokenizer)
         self._words = WordEncoder(tokenizer)
         self._dtype = token_dtype(vocabulary.vocab_size)
         self._reading = reading
         self._sign = Signer() if signs else None
+        self._align = Aligner(tokenizer, also)
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
         """Encode the documents of a chunk; sentences without tokens are dropped."""
         parsed = parse(chunk, self._reading)
         with as_data_errors(ENCODING_FAILED, also=None):
             encoded = list(self._encode(parsed.documents))
+            by_others = self._align(parsed.documents)
         has_tokens = [len(document.tokens) > 0 for document in encoded]
         documents = [*itertools.compress(encoded, has_tokens)]
         texts = [*itertools.compress(parsed.documents, has_tokens)]
@@ -82,6 +88,7 @@ class Encoder:
             characters=sum(map(len, texts)),
             loss=self._loss(texts),
             records=self._sign(texts, places) if self._sign else None,
+            others=[*itertools.compress(by_others, has_tokens)],
         )
 
     def _encode(self, documents: list[str]) -> Iterator[DocumentIds]:

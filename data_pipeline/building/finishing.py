@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES
-from data_pipeline.reading.corpus import SPLITS, WORD_STARTS
+from data_pipeline.reading.corpus import SPLITS, TOKENIZER, WORD_STARTS, other_tokenizer
 from data_pipeline.shards import manifest
 from data_pipeline.shards.index import INDEX_FILES, Index
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST, PART
 from data_pipeline.shards.writing import disk_errors, fsync
 from data_pipeline.tokenization import tokenizer as tokenization
+
+_LEFT_OUT = ("chunks", "tokenizers")  # of a tally: its progress, and what is written from others
 
 
 def finish_folder(
@@ -26,33 +29,46 @@ def finish_folder(
     loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
     tally: dict,
     others: Sequence[str] = (),
+    other_tokenizers: Sequence[Path] = (),
 ) -> dict:
     """Write the files beside the splits, `corpus.json` last. Returns its content.
 
     `claim` is called for each file before it is created. `loaded` is the result of
     `tokenization.load` for `tokenizer_dir`. `others` are files that lie there already.
+    `other_tokenizers` also read the corpus.
     """
     unknown = tokenization.unknown_id(loaded[0])
-    tree = {
+    tree: dict[str, Any] = {
         "format": manifest.FORMAT,
         "identity": identity,
         "vocabulary": loaded[1].to_json(),
         "splits": {split: _describe(Index.open(folder / split), unknown) for split in SPLITS},
-        "tally": {key: value for key, value in tally.items() if key != "chunks"},
+        "tally": {key: value for key, value in tally.items() if key not in _LEFT_OUT},
     }
+    if other_tokenizers:
+        read = [tokenization.load(path)[1].to_json() for path in other_tokenizers]
+        tree["tally"]["tokenizers"] = read
+    places = [other_tokenizer(number) for number in range(len(other_tokenizers))]
     part = folder / PART
     claim(part, folder / MANIFEST, folder / WORD_STARTS)
-    claim(*(folder / "tokenizer" / name for name in tokenization.TOKENIZER_FILES))
+    for place in (TOKENIZER, *places):
+        claim(*(folder / place / name for name in tokenization.TOKENIZER_FILES))
     with disk_errors(folder):
-        tokenizer_files = tokenization.install(Path(tokenizer_dir), folder / "tokenizer")
+        installed = [
+            f"{place}/{name}"
+            for place, path in zip(
+                (TOKENIZER, *places), (Path(tokenizer_dir), *other_tokenizers), strict=True
+            )
+            for name in tokenization.install(path, folder / place)
+        ]
         np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
         names = [f"{split}/{name}" for split in SPLITS for name in INDEX_FILES]
-        names += [*others, WORD_STARTS, *(f"tokenizer/{name}" for name in tokenizer_files)]
+        names += [*others, WORD_STARTS, *installed]
         names += [name for name in (DIGESTS, SIGNATURES, LIST) if (folder / name).exists()]
         tree["files"] = manifest.records(folder, names)
         part.write_text(manifest.render(tree))
         # Each shard was synced to disk before it was renamed.
-        for name in [*names, part.name, *SPLITS, "tokenizer", "."]:
+        for name in [*names, part.name, *SPLITS, TOKENIZER, *places, "."]:
             fsync(folder / name)
         os.replace(part, folder / MANIFEST)
         fsync(folder)

@@ -31,8 +31,9 @@ from data_pipeline.building.finishing import finish_folder
 from data_pipeline.building.journal import alone_in
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplicates, records_in
 from data_pipeline.errors import DataError
-from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit
+from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, other_tokenizer
 from data_pipeline.shards import manifest
+from data_pipeline.shards.blocks import Block, OtherTokens, joined
 from data_pipeline.shards.index import (
     DOCUMENTS,
     INDEX_FILES,
@@ -103,9 +104,16 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _finish(folder: Path, claims: Claims, part: Corpus, identity: dict, tally: Tally) -> dict:
-    source = part.tokenizer_dir
-    loaded = tokenization.load(source)
-    return finish_folder(folder, claims.add, str(source), identity, loaded, vars(tally))
+    others = [part.folder / other_tokenizer(number) for number in range(len(part.others))]
+    return finish_folder(
+        folder,
+        claims.add,
+        str(part.tokenizer_dir),
+        identity,
+        tokenization.load(part.tokenizer_dir),
+        vars(tally),
+        other_tokenizers=others,
+    )
 
 
 def _parts(out: Path) -> list[Path]:
@@ -214,8 +222,8 @@ def _rewrite(
         stored = documents(corpus.split(split)) if len(chosen) else iter(())
         for wanted, document in zip(chosen, stored, strict=True):
             if wanted:
-                writer.add(*document)
-                tally.count(len(document[0]))
+                writer.add(document)
+                tally.count(len(document.tokens))
         writer.finish()
     tally.duplicates += int((~is_new).sum())
     tally.near_duplicates += int((is_new & ~keep).sum())
@@ -243,30 +251,45 @@ def _emptied(folder: Path) -> Claims:
     return claims
 
 
-def documents(split: CorpusSplit) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint16]]]:
-    """The documents of a split in order, as (ids, number of ids of each sentence).
-
-    A document that was cut between blocks is joined.
-    """
-    held: tuple[NDArray[np.integer], NDArray[np.uint16]] | None = None
+def documents(split: CorpusSplit) -> Iterator[Block]:
+    """The documents of a split in order. A document that was cut between blocks is joined."""
+    held: Block | None = None
     for number, record in enumerate(split.index.blocks):
-        block = split.read_block(number)
-        sentence_ends = np.cumsum(block.documents, dtype=np.int64)
-        token_ends = np.cumsum(block.sentences, dtype=np.int64)[sentence_ends - 1]
-        pairs = zip(
-            np.split(block.tokens, token_ends[:-1]),
-            np.split(block.sentences, sentence_ends[:-1]),
-            strict=True,
-        )
-        for nth, (tokens, sentences) in enumerate(pairs):
+        for nth, document in enumerate(_documents_in(split.read_block(number))):
             if held is not None and nth == 0 and record["continues"]:
-                held = np.concatenate([held[0], tokens]), np.concatenate([held[1], sentences])
+                held = _continued(held, document)
                 continue
             if held is not None:
                 yield held
-            held = tokens, sentences
+            held = document
     if held is not None:
         yield held
+
+
+def _documents_in(block: Block) -> Iterator[Block]:
+    """The documents of a block."""
+    sentence_ends = np.cumsum(block.documents, dtype=np.int64)
+    token_ends = np.cumsum(block.sentences, dtype=np.int64)[sentence_ends - 1]
+    others = [_split_others(other) for other in block.others]
+    parts = np.split(block.tokens, token_ends[:-1]), np.split(block.sentences, sentence_ends[:-1])
+    for number, (tokens, sentences) in enumerate(zip(*parts, strict=True)):
+        yield Block.document(tokens, sentences, tuple(other[number] for other in others))
+
+
+def _split_others(other: OtherTokens) -> list[OtherTokens]:
+    """Each document of a block by another tokenizer."""
+    ends = np.cumsum(other.spans, dtype=np.int64)
+    tokens = np.concatenate([[0], np.cumsum(other.theirs, dtype=np.int64)])[ends]
+    sizes = (np.split(part, ends[:-1]) for part in (other.ours, other.theirs))
+    parts = zip(np.split(other.tokens, tokens[:-1]), *sizes, strict=True)
+    return [OtherTokens.of(*part) for part in parts]
+
+
+def _continued(head: Block, rest: Block) -> Block:
+    """One document that is cut in two blocks."""
+    both = joined([head, rest])
+    others = tuple(OtherTokens.of(it.tokens, it.ours, it.theirs) for it in both.others)
+    return Block.document(both.tokens, both.sentences, others)
 
 
 def _join_split(out: Path, parts: list[Path], claims: Claims) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ from data_pipeline.tokenization.tokenizer import Vocabulary
 QUEUED_PER_WORKER = 4
 IN_FLIGHT_PER_WORKER = 2  # one being encoded, and the next one
 
-EncoderArguments = tuple[tokenizers.Tokenizer, Vocabulary, ReadOptions, bool]  # of `Encoder`
+EncoderArguments = tuple[  # of `Encoder`
+    tokenizers.Tokenizer, Vocabulary, ReadOptions, bool, Sequence[tokenizers.Tokenizer]
+]
 
 
 def encode_all(
@@ -135,12 +137,16 @@ _encoder: Encoder | None = None  # set in worker processes
 
 
 def _start_worker(
-    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, reading: ReadOptions, signs: bool
+    tokenizer: tokenizers.Tokenizer,
+    vocabulary: Vocabulary,
+    reading: ReadOptions,
+    signs: bool,
+    also: Sequence[tokenizers.Tokenizer],
 ) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _encoder = Encoder(tokenizer, vocabulary, reading, signs)
+    _encoder = Encoder(tokenizer, vocabulary, reading, signs, also)
 
 
 def _exit_with_parent() -> None:

@@ -7,6 +7,7 @@ both then predicts (C-MLM, Chen et al., arXiv 1911.03829).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Protocol
@@ -76,6 +77,12 @@ class Layout:
         """The form of the examples as the first of their tokenizers reads them."""
         sequences = len(self.segments) // self.tokenizers
         return replace(self, segments=self.segments[:sequences], tokenizers=1)
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        """The numbers of the segments that each sequence has."""
+        ends = itertools.accumulate(self.segments, initial=0)
+        return [[*range(*bounds)] for bounds in itertools.pairwise(ends)]
 
     @classmethod
     def of(cls, example: EncodedExample, tokenizers: int = 1) -> Layout:

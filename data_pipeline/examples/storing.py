@@ -27,12 +27,11 @@ from data_pipeline.building.finishing import finish_folder
 from data_pipeline.errors import DataError
 from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout
 from data_pipeline.examples.text_encoder import TextEncoder
-from data_pipeline.reading.corpus import SPLITS, other_tokenizer
+from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.shards.blocks import Block
 from data_pipeline.shards.locking import unfinished
 from data_pipeline.shards.writing import SplitWriter, disk_errors
-from data_pipeline.tokenization.tokenizer import install
 
 
 def target_file(split: str, target: str) -> str:
@@ -89,12 +88,7 @@ def store_examples(
             with disk_errors(part):
                 (part / REFERENCES).write_text(json.dumps(compared), encoding="utf-8")
             names.append(REFERENCES)
-        for number, other in enumerate(others):
-            place = other_tokenizer(number)
-            names += [f"{place}/{name}" for name in install(other.tokenizer_dir, part / place)]
         tally: dict[str, Any] = {"examples": layouts, "cut": len(encoder.cut)}
-        if others:
-            tally["tokenizers"] = [other.vocabulary.to_json() for other in others]
         finish_folder(
             part,
             lambda *paths: None,
@@ -103,6 +97,7 @@ def store_examples(
             (encoder.tokenizer, encoder.vocabulary),
             tally,
             names,
+            [other.tokenizer_dir for other in others],
         )
         _publish(part, folder)
 
@@ -123,7 +118,6 @@ class _SplitOfExamples:
         vocab_size = max(encoder.vocabulary.vocab_size for encoder in encoders)
         self.folder, self.split, self._tokenizers = folder, split, len(encoders)
         self.layout: Layout | None = None
-        self._dtype = token_dtype(vocab_size)
         self._writer = SplitWriter(folder / split, lambda *paths: None, vocab_size)
         self._targets: dict[str, list[Any]] = {}
         self._columns: list[list[float]] = []
@@ -158,7 +152,7 @@ class _SplitOfExamples:
             raise DataError(f"{self.split}: examples differ in their sequences or targets")
         segments = example.segments
         sizes = np.array([len(segment) for segment in segments], "<u2")
-        self._writer.add(np.concatenate(segments).astype(self._dtype, copy=False), sizes)
+        self._writer.add(Block.document(np.concatenate(segments), sizes))
         for name, value in example.targets.items():
             self._targets.setdefault(name, []).append(value)
         if example.columns:

@@ -59,13 +59,17 @@ class Masker:
         step: int = 0,
     ) -> Masked:
         """Mask `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
-        if self._config.copies:
-            epochs = epochs % self._config.copies
-        keys = array_keys(self._key, epochs, sample_ids)
+        keys = self.keys(epochs, sample_ids)
         maskable = self._is_ordinary[input_ids]
         budget = self._budget(maskable, step)
         positions, used = self._choose(keys, input_ids, maskable, budget)
         return _replace(input_ids, positions, used, keys, self._config, self._vocabulary)
+
+    def keys(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """The keys of all draws for these sequences, [R]."""
+        if self._config.copies:
+            epochs = epochs % self._config.copies
+        return array_keys(self._key, epochs, sample_ids)
 
     def defer(self, input_ids: NDArray[np.int64], step: int = 0) -> Masked:
         """Leave `input_ids` [R, L] unmasked, with `to_mask` set for `TorchMasker`."""

@@ -17,6 +17,11 @@ MASKED, PAIRS = "masked", "pairs"
 DEFAULT_VIEW = "default"
 
 
+def shared_view(first: str, second: str) -> str:
+    """The name of the view whose positions are the aligned spans of two tokenizers' views."""
+    return " and ".join(sorted((first, second)))
+
+
 @dataclass(frozen=True)
 class Target:
     """The labels of R examples; -100 where there is none, or NaN where labels are real numbers.
@@ -89,6 +94,23 @@ class StoredLogits:
 
 
 @dataclass(frozen=True)
+class Runs:
+    """The tokens of S aligned spans in one view, and of N masked ones that are one token each."""
+
+    first: NDArray[np.int64]  # [R, S] the column of each span's first token
+    sizes: NDArray[np.int64]  # [R, S] tokens of each; 0: no span
+    slots: NDArray[np.int64]  # [R, N] their places among the M of the view's target `MASKED`
+
+    def take(self, rows: slice | NDArray[np.int64]) -> Runs:
+        """Those of the given rows."""
+        return Runs(self.first[rows], self.sizes[rows], self.slots[rows])
+
+    def trimmed(self, longest: int) -> Runs:
+        """The first spans of each row, which are all that there are."""
+        return Runs(self.first[:, :longest], self.sizes[:, :longest], self.slots)
+
+
+@dataclass(frozen=True)
 class Batch:
     """R examples with their targets by name: sequences of length L, or C such sequences each.
 
@@ -107,6 +129,8 @@ class Batch:
 
     numbers: what a head reads beside the text, as in the table, [R, K]; None: nothing.
 
+    runs: where positions are the aligned spans of two views (`shared_view`), by the view.
+
     is_trimmed: L is the length of the batch's longest sequence, and says nothing of other batches.
     """
 
@@ -123,6 +147,7 @@ class Batch:
     stored: Mapping[str, StoredLogits] = field(default_factory=dict)
     numbers: NDArray[np.float64] | None = None
     document_ids: NDArray[np.int64] | None = None  # [R, L]
+    runs: Mapping[str, Runs] = field(default_factory=dict)
 
     @property
     def common_length(self) -> int:
@@ -165,11 +190,13 @@ class Batch:
         longest = int(self.attention_mask.sum(axis=-1).max(initial=1))
         if not self.is_trimmed or longest == self.input_ids.shape[-1]:
             return replace(self, views=views) if views else self
-        names = ("input_ids", "segment_ids", "attention_mask")
-        cut = {name: getattr(self, name)[..., :longest] for name in names}
+        names = ("input_ids", "segment_ids", "attention_mask", "document_ids")
+        held = {name: getattr(self, name) for name in names}
+        cut = {name: ids[..., :longest] for name, ids in held.items() if ids is not None}
+        runs = {name: run.trimmed(longest) for name, run in self.runs.items()}
         length = self.input_ids.shape[-1]
         targets = {name: target.trimmed(length, longest) for name, target in self.targets.items()}
-        return replace(self, **cut, targets=targets, views=views)
+        return replace(self, **cut, targets=targets, views=views, runs=runs)
 
     def view(self, name: str) -> Batch:
         """The examples in the form that learners of this view read."""

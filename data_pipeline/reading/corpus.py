@@ -200,6 +200,21 @@ class Corpus:
         vocabulary, folder = self.others[number], other_tokenizer(number)
         return dataclasses.replace(self, vocabulary=vocabulary, tokenizer=folder)
 
+    def number_of(self, tokenizer: Path) -> int:
+        """Which of its other tokenizers makes the tokens of the one in a folder, from 0.
+
+        Raises DataError where none does.
+        """
+        fingerprint = load(tokenizer)[1].fingerprint
+        for number, other in enumerate(self.others):
+            folder = self.folder / other_tokenizer(number)
+            if other.fingerprint == fingerprint and differing_text(folder, tokenizer) is None:
+                return number
+        raise DataError(
+            f"{self.name}: does not hold its text in the tokens of {tokenizer}; build it again "
+            f"with `--also {tokenizer}`"
+        )
+
     def split(self, name: str) -> CorpusSplit:
         """The split "train" or "val". Raises DataError if it has no documents."""
         folder = self.folder / name

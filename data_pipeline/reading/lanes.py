@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -25,6 +25,7 @@ from data_pipeline.order.slots import BatchSizes, Slots
 from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit
+from data_pipeline.reading.other_tokens import OtherRow, OtherStream, OtherView
 from data_pipeline.shards.blocks import Block, joined
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
@@ -36,6 +37,7 @@ class OpenPool:
     blocks: list[int]  # ascending
     counts: list[int]  # pairs in each block
     text: NDArray[np.integer]  # the concatenated streams of the blocks
+    others: Mapping[str, OtherStream]  # the text by other tokenizers, by the name of the view
     spans: NDArray[np.int64]  # [5, pairs] the fields of `PairSpans`
     readable: NDArray[np.bool_]  # [pairs] True if both segments could be read
 
@@ -59,9 +61,14 @@ class Pools:
         rules: PackingRules,
         seed: int,
         read: Callable[[int], Block | None],
+        others: Callable[[Block], Mapping[str, OtherStream]],
     ) -> None:
-        """`read` returns a block by its index number, or None for a block that is skipped."""
+        """`read` returns a block by its index number, or None for a block that is skipped.
+
+        `others` reads it by other tokenizers.
+        """
         self._split, self._rules, self._seed, self._read = split, rules, seed, read
+        self._others = others
         self._counts = split.sequence_counts(rules).per_block
         self._open: WeakValueDictionary[tuple[int, int], OpenPool] = WeakValueDictionary()
 
@@ -92,9 +99,26 @@ class Pools:
             text=np.concatenate(
                 [self._stream(block, size) for block, size in zip(read, sizes, strict=True)]
             ),
-            spans=np.stack([getattr(pairs, field.name) for field in fields(PairSpans)]),
+            others=self._by_others(read, sizes),
+            spans=np.stack([getattr(pairs, part.name) for part in fields(PairSpans)]),
             readable=is_read[firsts] & is_read[seconds],
         )
+
+    def _by_others(
+        self, blocks: Sequence[Block | None], sizes: Sequence[int]
+    ) -> dict[str, OtherStream]:
+        """The text by other tokenizers; of none where no block can be read."""
+        streams = [None if block is None else self._others(block) for block in blocks]
+        names = next((by_view.keys() for by_view in streams if by_view is not None), ())
+        return {
+            name: OtherStream.joined(
+                [
+                    OtherStream.unread(size) if by_view is None else by_view[name]
+                    for by_view, size in zip(streams, sizes, strict=True)
+                ]
+            )
+            for name in names
+        }
 
     def _stream(self, block: Block | None, size: int) -> NDArray[np.integer]:
         if block is None:
@@ -120,9 +144,12 @@ class Sequences:
     sample_ids: NDArray[np.int64]  # [R]
     epochs: NDArray[np.int64]  # [R]
     readable: NDArray[np.bool_]  # [R]
+    others: Mapping[str, list[OtherRow]] = field(default_factory=dict)  # R of each view, by name
 
     @classmethod
-    def empty(cls, rows: int, length: int, vocabulary: Vocabulary) -> Sequences:
+    def empty(
+        cls, rows: int, length: int, vocabulary: Vocabulary, views: Mapping[str, OtherView]
+    ) -> Sequences:
         """Rows with a [CLS] and only padding after it."""
         input_ids = np.full((rows, length), vocabulary.pad, np.int64)
         input_ids[:, 0] = vocabulary.cls
@@ -135,6 +162,9 @@ class Sequences:
             sample_ids=np.zeros(rows, np.int64),
             epochs=np.zeros(rows, np.int64),
             readable=np.ones(rows, bool),
+            others={
+                name: [OtherRow.unreadable(view.vocabulary)] * rows for name, view in views.items()
+            },
         )
 
 
@@ -148,6 +178,7 @@ class _OpenBlock:
     text: NDArray[np.integer]
     rows: list[list[tuple[int, int]]]  # the start and length of each span of a sequence
     labels: list[int] | None = None  # of pairs
+    others: Mapping[str, OtherStream] = field(default_factory=dict)  # as in `OpenPool`
     pool: OpenPool | None = None  # a reference that keeps the pool open for its other blocks
 
 
@@ -167,8 +198,10 @@ class Lanes:
         source: int = 0,
         skip_bad_shards: bool = False,
         copies: int = 0,
+        views: Mapping[str, OtherView] | None = None,
     ) -> None:
-        """Pairs repeat after `copies` epochs; 0: never."""
+        """Pairs repeat after `copies` epochs; 0: never. `views` are by other tokenizers."""
+        self._views, self._source = views or {}, source
         self.counts = split.sequence_counts(rules)
         self.split, self._rules, self._seed = split, rules, seed
         self._rows, self._slots = rows, Slots(sizes, self.counts.total)
@@ -176,7 +209,9 @@ class Lanes:
         self._skip_bad_shards, self._copies = skip_bad_shards, copies
         self._separates = rules.packing.separates_documents
         self._bad_shards: set[int] = set()
-        self._pools = Pools(split, rules, seed, self._read) if rules.is_pair else None
+        self._pools = (
+            Pools(split, rules, seed, self._read, self._by_others) if rules.is_pair else None
+        )
         self._cursors = BlockCursors(self.counts, seed, len(rows))
         self._blocks: OrderedDict[tuple[int, int], _OpenBlock] = OrderedDict()
         self._max_blocks = min(len(rows), len(split.index.blocks)) + SPARE_BLOCKS
@@ -225,6 +260,9 @@ class Lanes:
         out.lengths[row] = end
         if lane.labels is not None:
             out.pair_labels[row] = lane.labels[number]
+        for name, view in self._views.items():
+            read = lane.others[name], lane.rows[number]
+            out.others[name][row] = OtherRow.of(*read, view, self._separates)
 
     def _fill_unreadable(self, out: Sequences, row: int) -> None:
         """Fill a row with [CLS] [SEP]: nothing to mask, but something to attend to."""
@@ -281,7 +319,8 @@ class Lanes:
         if self._pools:
             pool = self._pools.of(self._cursors.order(self._copy(epoch)), span.block)
             rows, labels, readable = pool.of_pairs(span.block, shuffled)
-            return _OpenBlock(span, sample_ids, readable, pool.text, rows, labels, pool)
+            of_pool = readable, pool.text, rows, labels, pool.others, pool
+            return _OpenBlock(span, sample_ids, *of_pool)
         unread = replace(NO_BLOCK, span=span, sample_ids=sample_ids)
         read = [self._read(number) for number in self.split.together(span.block, self._rules)]
         blocks = [block for block in read if block is not None]
@@ -293,7 +332,15 @@ class Lanes:
             readable=[True] * span.count,
             text=stream(block, self.split.vocabulary.sep),
             rows=self._rules.packing.spans(block, self._rules).of_rows(shuffled),
+            others=self._by_others(block),
         )
+
+    def _by_others(self, block: Block) -> dict[str, OtherStream]:
+        """The text of a block in each view by another tokenizer."""
+        return {
+            name: OtherStream.of(block, view.numbers[self._source], view.vocabulary.sep)
+            for name, view in self._views.items()
+        }
 
     def _read(self, number: int) -> Block | None:
         """A block; None if it cannot be read and bad shards are skipped."""

@@ -19,6 +19,7 @@ from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.lanes import Lanes, Sequences
+from data_pipeline.reading.other_tokens import OtherView, with_view
 from data_pipeline.shards.sources import is_url
 from data_pipeline.tokenization.rules import differing_text
 
@@ -45,7 +46,8 @@ class BatchStream:
 
     `splits` is one split, or one for each name in `config.mixture`. `batch_sizes` is the global
     batch size, constant or by step. With `masks` false the rows are not masked, and
-    `Batch.to_mask` says how many positions of each row `TorchMasker` will choose.
+    `Batch.to_mask` says how many positions of each row `TorchMasker` will choose. `views` are for
+    learners of other tokenizers, by name; they need masks.
 
     Raises DataError if the world size does not divide every global batch. Also if a split has fewer
     samples than ranks, or less than one full sequence. Also if the corpora of a mixture have
@@ -61,7 +63,9 @@ class BatchStream:
         rank: int = 0,
         world_size: int = 1,
         masks: bool = True,
+        views: Mapping[str, OtherView] | None = None,
     ) -> None:
+        self._views = views or {}
         self.splits = [splits] if isinstance(splits, CorpusSplit) else list(splits.values())
         self.config, self.seed = config, seed
         self.vocabulary = self.splits[0].vocabulary
@@ -93,6 +97,7 @@ class BatchStream:
         masks: bool = True,
         staged: Path | None = None,
         corpora: Mapping[str, Corpus] | None = None,
+        views: Mapping[str, OtherView] | None = None,
     ) -> BatchStream:
         """The stream over the split "train" or "val" of the corpora that `config` names.
 
@@ -100,13 +105,13 @@ class BatchStream:
         the corpora of `config` if they are open already.
         """
         splits = open_splits(config, split, staged, corpora)
-        return cls(splits, config, seed, batch_sizes, rank, world_size, masks)
+        return cls(splits, config, seed, batch_sizes, rank, world_size, masks, views)
 
     def batch(self, step: int) -> Batch:
         """The rank's batch at global step `step` (from 0)."""
         phase = self._phase_of(step)
         length = phase.rules.length
-        rows = Sequences.empty(phase.rows, length, self.vocabulary)
+        rows = Sequences.empty(phase.rows, length, self.vocabulary, self._views)
         for source in phase.sources:
             source.lanes.fill(step - phase.phase_start, rows, source.at)
         masked = (
@@ -115,7 +120,7 @@ class BatchStream:
             else phase.masker.defer(rows.input_ids, step)
         )
         pairs = {PAIRS: Target(rows.pair_labels)} if phase.rules.is_pair else {}
-        return Batch(
+        batch = Batch(
             input_ids=masked.input_ids,
             segment_ids=rows.segment_ids,
             attention_mask=(np.arange(length) < rows.lengths[:, None]).astype(np.int64),
@@ -126,6 +131,11 @@ class BatchStream:
             readable=rows.readable,
             document_ids=rows.document_ids if phase.rules.packing.separates_documents else None,
         )
+        for name, view in self._views.items():
+            keys = phase.masker.keys(rows.epochs, rows.sample_ids)
+            read = rows.others[name]
+            batch = with_view(batch, name, view, read, self.vocabulary.mask, keys)
+        return batch
 
     def samples(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(epochs [R], sample ids [R]) of the rank's batch at a step; reads no token data."""
@@ -199,6 +209,7 @@ class BatchStream:
                 source=number,
                 skip_bad_shards=self.config.on_bad_shard == "skip",
                 copies=self.config.masking.copies,
+                views=self._views,
             )
             _require_samples(split, rules, lanes.counts.total, self._world_size)
             sources.append(_Source(lanes, at))

@@ -25,6 +25,7 @@ from data_pipeline.shards.blocks import (
     SHARD_MB,
     Block,
     encode_block,
+    joined,
     token_dtype,
 )
 from data_pipeline.shards.index import (
@@ -103,7 +104,7 @@ class SplitWriter:
         self._blocks: list[NDArray[np.void]] = []  # to be concatenated
         self._block_count = 0
         self._open = CommittedPrefix()  # the open shard
-        self._pending: list[tuple[NDArray, NDArray]] = []  # (tokens, sentences) per document
+        self._pending: list[Block] = []  # of a document each, or of several
         self._pending_tokens = 0
         self._continues = False  # the first pending document began in the block before
         self._boundaries = {SENTENCES: CommittedPrefix(), DOCUMENTS: CommittedPrefix()}
@@ -111,22 +112,21 @@ class SplitWriter:
             folder.mkdir(parents=True, exist_ok=True)
         claim(*(folder / name for name in INDEX_FILES))
 
-    def add(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
-        """Append a document: its ids, and the number of ids in each sentence."""
+    def add(self, document: Block) -> None:
+        """Append a document."""
         limit = self._block_tokens
-        while self._pending_tokens + len(tokens) > limit and len(tokens) > limit:
+        while (size := len(document.tokens)) > limit and self._pending_tokens + size > limit:
             room = limit - self._pending_tokens
-            cut = int(np.searchsorted(np.cumsum(sentences, dtype=np.int64), room, "right"))
+            cut = int(np.searchsorted(np.cumsum(document.sentences, dtype=np.int64), room, "right"))
             if cut == 0 and not self._pending:
                 cut = 1  # a sentence longer than a block
-            head = int(sentences[:cut].sum())
             if cut:
-                self._append(tokens[:head], sentences[:cut])
-            tokens, sentences = tokens[head:], sentences[cut:]
+                head, document = document.cut(cut)
+                self._append(head)
             self._flush_block()
-            self._continues = cut > 0 and len(tokens) > 0
-        if len(tokens):
-            self._append(tokens, sentences)
+            self._continues = cut > 0 and len(document.tokens) > 0
+        if len(document.tokens):
+            self._append(document)
         if self._pending_tokens >= limit:
             self._flush_block()
 
@@ -161,9 +161,7 @@ class SplitWriter:
             "token_counts": self._token_counts,
             "shards": self._shards.view(np.uint8),
             "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
-            "tokens": _joined([tokens for tokens, _ in self._pending], self._dtype),
-            "sentences": _joined([sentences for _, sentences in self._pending], np.dtype("<u2")),
-            "documents": np.array([len(sentences) for _, sentences in self._pending], np.int64),
+            **self._block.arrays,
         }
 
     def restore(self, state: State, advice: str) -> None:
@@ -181,17 +179,11 @@ class SplitWriter:
         self._token_counts = state["token_counts"].copy()
         self._shards = state["shards"].view(SHARD)
         self._blocks = [state["blocks"].view(BLOCK)]
-        self._restore_pending(state)
+        held = Block.of(state)
+        self._pending = [held] if len(held.documents) else []
         with disk_errors(self.folder):
             self._drop_later_files()
         self._verify(advice)
-
-    def _restore_pending(self, state: State) -> None:
-        ends = np.cumsum(state["documents"])
-        parts = np.split(state["sentences"], ends[:-1]) if len(ends) else []
-        token_ends = np.cumsum([part.sum(dtype=np.int64) for part in parts], dtype=np.int64)
-        tokens = np.split(state["tokens"], token_ends[:-1]) if len(ends) else []
-        self._pending = list(zip(tokens, parts, strict=True))
 
     def _drop_later_files(self) -> None:
         finished = self.folder / shard_name(len(self._shards))
@@ -221,18 +213,27 @@ class SplitWriter:
     def _committed(self) -> list[CommittedPrefix]:
         return [self._open, *self._boundaries.values()]
 
-    def _append(self, tokens: NDArray[np.integer], sentences: NDArray[np.uint16]) -> None:
-        self._pending.append((tokens, sentences))
-        self._pending_tokens += len(tokens)
+    def _append(self, document: Block) -> None:
+        self._pending.append(document)
+        self._pending_tokens += len(document.tokens)
+
+    @property
+    def _block(self) -> Block:
+        """What is pending, as a block."""
+        none = np.zeros(0, self._dtype), np.zeros(0, "<u2"), np.zeros(0, "<u4")
+        held = joined(self._pending or [Block(*none)])
+        others = tuple(other.narrow for other in held.others)
+        return Block(
+            held.tokens.astype(self._dtype, copy=False),
+            held.sentences.astype("<u2", copy=False),
+            held.documents.astype("<u4", copy=False),
+            others,
+        )
 
     def _flush_block(self) -> None:
         if not self._pending:
             return
-        block = Block(
-            tokens=_joined([tokens for tokens, _ in self._pending], self._dtype),
-            sentences=_joined([sentences for _, sentences in self._pending], np.dtype("<u2")),
-            documents=np.array([len(sentences) for _, sentences in self._pending], "<u4"),
-        )
+        block = self._block
         self._pending, self._pending_tokens = [], 0
         self._token_counts += np.bincount(block.tokens, minlength=len(self._token_counts))
         data = encode_block(f"block-{self._block_count:09d}", block)
@@ -314,7 +315,3 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"{path.parent}: the disk is full; free some space and run the same command again"
             ) from None
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
-    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)

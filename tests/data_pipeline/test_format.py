@@ -12,7 +12,7 @@ import transformers
 import webdataset
 
 from data_pipeline import Corpus
-from data_pipeline.shards.blocks import token_dtype
+from data_pipeline.shards.blocks import Block, token_dtype
 from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import read_documents
@@ -73,7 +73,7 @@ def test_wide_ids_and_what_the_format_adds(tmp_path: Path) -> None:
     sentences = np.full(len(tokens) // 20, 20, np.uint16)
     writer = SplitWriter(tmp_path, lambda *_: None, 70_000, shard_mb=2.0)
     for part in np.split(np.arange(len(tokens)), 1000):
-        writer.add(tokens[part], sentences[part[::20] // 20])
+        writer.add(Block.document(tokens[part], sentences[part[::20] // 20]))
     writer.finish()
     shards = sorted(map(str, tmp_path.glob("*.tar")))
     samples = list(webdataset.WebDataset(shards, shardshuffle=False).decode())

@@ -17,7 +17,7 @@ NUMBERS = {
     "TextDraw": {"SHARDS": 1, "BLOCKS": 2, "SEQUENCES": 3, "PAIRS": 4},
     "ExampleDraw": {"BLOCKS": 4, "EXAMPLES": 5, "BATCHES": 6, "TASKS": 7},
     "MaskChoice": {"TEXT": 11, "VIEW": 14, "REPLACED": 16},
-    "MaskDraw": {"ACTION": 12, "REPLACEMENT": 13, "NGRAM": 14},
+    "MaskDraw": {"ACTION": 12, "REPLACEMENT": 13, "NGRAM": 14, "OTHER": 17},
     "TeacherDraw": {"TOKENS": 15},
     "PackingDraw": {"SHORT": 21},
     "PairDraw": {"SPLIT": 31, "LABEL": 32, "TIE_BREAK": 33},

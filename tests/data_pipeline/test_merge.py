@@ -20,8 +20,8 @@ def texts(folder: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]
     corpus = Corpus.open(str(folder))
     return {
         name: [
-            (tuple(tokens.tolist()), tuple(sentences.tolist()))
-            for tokens, sentences in documents(corpus.split(name))
+            (tuple(document.tokens.tolist()), tuple(document.sentences.tolist()))
+            for document in documents(corpus.split(name))
         ]
         for name in ("train", "val")
     }
@@ -96,7 +96,7 @@ def test_a_merge_that_was_ended_goes_on(
         build(BuildOptions(inputs, str(tokenizer_dir), task=task, tasks=4, **OPTIONS), str(out))
     import data_pipeline.building.merging as merging
 
-    def ended(*_: object) -> None:
+    def ended(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     for name in ("_join_split", "finish_folder", "write_index"):

@@ -22,6 +22,7 @@ from trainer.objectives.terms.predictions import (
     decoupled,
     jensen_shannon,
     soft_cross_entropy,
+    sorted_distance,
 )
 from trainer.objectives.vocabulary import chunked_kl_divergence, project_and_sum
 from trainer.vocabulary_projection import Distribution, Projection
@@ -147,6 +148,12 @@ def plain_decoupled(p: Tensor, q: Tensor, label: Tensor) -> Tensor:
 
 
 DIVERGENCES = {
+    "sorted probabilities": (
+        lambda log_q, log_p, _: sorted_distance(log_q, log_p),
+        lambda p, q, _: torch.stack(
+            [(a.sort()[0] - b.sort()[0]).abs().sum() for a, b in zip(p, q, strict=True)]
+        ),
+    ),
     "reverse KL": (
         lambda log_q, log_p, _: kl_divergence(log_p, log_q),
         lambda p, q, _: (q * (q / p).log()).sum(-1),

@@ -47,6 +47,7 @@ SCALED = 8  # steps, within which it does both
 CAUSE = "perhaps a term's loss is not a sum over examples, or its count is not its denominator"
 ELSEWHERE = {  # terms that no learner of `tiny` has, and why
     "soft_cross_entropy": "tests/trainer/test_several_teachers.py compares it on two ranks",
+    "uld": "tests/trainer/test_other_tokenizers.py compares it on two ranks",
     "from_student": "tests/trainer/test_two_way.py compares it on two ranks",
 }
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage

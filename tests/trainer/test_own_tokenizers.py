@@ -174,6 +174,44 @@ def test_it_learns_from_the_teacher_and_is_exported_with_its_tokenizer(folder, t
     assert results["sentence_pair_accuracy"] == pytest.approx(float(right.float().mean()))
 
 
+QUESTION = {"question": "When?", "choice": ["noon", "at the lake"], "answer": "noon"}
+DREAM = [[["We met at noon.", "It was cold."], [QUESTION], str(number)] for number in range(16)]
+
+
+@pytest.mark.parametrize("task", ["bi_encoder", "multiple_choice"])
+def test_examples_of_several_sequences_are_read_by_each_tokenizer(folder, task, tmp_path) -> None:
+    """And the teacher's outputs are compared, which a label about the whole example allows."""
+    files = {"bi_encoder": "train.tsv", "multiple_choice": str(tmp_path / "dream.json")}
+    (tmp_path / "dream.json").write_text(json.dumps(DREAM))
+    sizes = (
+        "{hidden_size: 16, layers: 1, heads: 2, ffn_size: 32, vocab_size: 600, max_positions: 48}"
+    )
+    job = load(
+        folder, "teachers=null", "students.same=null", f"output_dir={tmp_path}",
+        f"data.train={files[task]}", f"data.validation={files[task]}", "teacher.frozen=false",
+        "teacher.init=null", "data.tokenizer=" + str(folder / "wordpiece"),
+        f"teacher.model={sizes}", "teacher.objective={" + task + ": {}}",
+        "students.other.objective.sentence_pair=null", f"students.other.objective.{task}={{}}",
+    )  # fmt: skip
+    job = with_examples(job)
+    corpus = Corpus.open(job.data.path)
+    split = ExampleSplit(corpus, "train", views=views_of(job, "", job.seed))
+    batch = split.batch(np.arange(6), np.zeros(6, np.int64))
+    read = batch.view(job.students["other"].form)
+    assert batch.input_ids.shape[:2] == read.input_ids.shape[:2] == (6, 2)
+    np.testing.assert_array_equal(read.targets[task].labels, batch.targets[task].labels)
+    tokens = [AutoTokenizer.from_pretrained(folder / name) for name in ("wordpiece", "bpe")]
+    for ours, theirs in zip(
+        batch.input_ids.reshape(12, -1), read.input_ids.reshape(12, -1), strict=True
+    ):
+        texts = (
+            t.decode(ids, skip_special_tokens=True)
+            for t, ids in zip(tokens, (ours, theirs), strict=True)
+        )
+        words, others = ("".join(text.lower().split()) for text in texts)
+        assert words == others
+
+
 def test_commands_read_the_form_of_a_learner(folder) -> None:
     job = folder / "job.yaml"
     for learner, name in (("same", "wordpiece"), ("other", "bpe")):
@@ -229,10 +267,8 @@ def test_a_folder_with_another_tokenizer_is_refused_by_naming_the_key(folder) ->
         require_pretrained(padded, corpora, set())
 
 
-def test_text_and_labels_of_tokens_are_refused(corpus, tmp_path) -> None:
-    why = "tokenizer: is for the examples of single_sentence or sentence_pair, not of"
-    with pytest.raises(ConfigError, match=f"students.tinybert.{why} text"):
-        jobs.tiny_job(corpus, tmp_path, "students.tinybert.tokenizer=any")
+def test_labels_of_tokens_are_refused() -> None:
+    why = "tokenizer: is for text and tasks with labels of whole examples, not for"
     given = ["data.train=train.txt", "teacher.tokenizer=any", "teacher.init.pretrained=any"]
     with pytest.raises(ConfigError, match=f"teacher.{why} tagging"):
         configs.load("tagging", JobConfig, "task", given)

@@ -100,9 +100,9 @@ def test_what_is_wrong_with_a_plugin_is_one_line(tmp_path, text, message) -> Non
 
 
 def test_terms_are_summed_in_one_order_whoever_registers_first() -> None:
-    assert [*ObjectiveConfig.__dataclass_fields__][:25] == [
+    assert [*ObjectiveConfig.__dataclass_fields__][:26] == [
         "mlm", "nsp", "sop", "rtd", "soft_kl", "soft_cross_entropy", "blended", "reverse_kl",
-        "jensen_shannon", "decoupled_kd", "alpha_beta", "cosine", "embedding",
+        "jensen_shannon", "decoupled_kd", "alpha_beta", "uld", "cosine", "embedding",
         "hidden_mse", "attention_mse", "pkd", "feature_maps", "attention_transfer",
         "mean_transfer", "variance_transfer", "attention_relation", "value_relation",
         "query_relation", "key_relation", "from_student",

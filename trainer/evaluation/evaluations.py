@@ -88,7 +88,13 @@ class Evaluations:
     def setbacks(self, learners: Learners, state: JobState) -> list[Setback]:
         """Setbacks of active students, from the newest evaluation."""
         at_work = {learner.name for learner in (learners.teacher, *learners.active)}
-        losses = {name: curve for name, curve in state.held_out.items() if name in at_work}
+        tokenizers = {name: it.config.tokenizer for name, it in learners.by_name.items()}
+        # Only losses of the same tokens can be compared with the baseline's and the teacher's.
+        losses = {
+            name: curve
+            for name, curve in state.held_out.items()
+            if name in at_work and tokenizers[name] is None
+        }
         warm_ups = {learner.name: learner.warm_up_ends(state.step) for learner in learners.active}
         return setbacks(self._config, state.step, losses, warm_ups, self.unigram.get("loss"))
 

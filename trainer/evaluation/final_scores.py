@@ -147,7 +147,7 @@ class _Measurement:
             **told.overall,
             "corpora": told.by_corpus,
             **self._scores_on_test(name, model, scores),
-            "retention": self._retention(told),
+            "retention": self._retention(name, told),
             "agreement": self._agreement(name, model) if both_predict and not is_teacher else None,
             **self._speed(name, model),
             **self._steps(name),
@@ -241,19 +241,23 @@ class _Measurement:
         trained, tasks = self.saved.trained_heads(name), self.saved.job.data.tasks
         return scores.of_trained_heads(self._metrics(name), trained, tasks)
 
-    def _retention(self, scores: Scores) -> float | None:
-        """The retention of the teacher's primary metric; None where either score is missing."""
+    def _retention(self, name: str, scores: Scores) -> float | None:
+        """The retention of the teacher's primary metric.
+
+        None where either score is missing, or they are of different tokens.
+        """
         primary = self.saved.job.primary_column.name
         teacher = self._told(TEACHER, self.teacher_scores)
         ours, theirs = scores.overall.get(primary), teacher.overall.get(primary)
-        if ours is None or theirs is None:
+        comparable = self.saved.config(name).predicts_tokens_of(self.saved.config(TEACHER))
+        if ours is None or theirs is None or not comparable:
             return None
         return self.columns[primary].retention(ours, theirs)
 
     def _agreement(self, name: str, model: Model) -> dict[str, float] | None:
-        job = self.saved.job
-        views = self.saved.config(name).view, self.saved.config(TEACHER).view
-        if not aligns(job, *views):
+        job, config, teacher = self.saved.job, self.saved.config(name), self.saved.config(TEACHER)
+        views = config.view, teacher.view
+        if not (aligns(job, *views) and config.predicts_tokens_of(teacher)):
             return None
         self.told.begin(f"comparing {name.removeprefix('students/')} with the teacher")
         both, micro_batch = (model, self.teacher), job.batch.micro_batch

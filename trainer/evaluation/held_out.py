@@ -27,9 +27,11 @@ from data_pipeline import (
     MaskingConfig,
     all_batches,
 )
+from data_pipeline.reading.other_tokens import OtherView
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of
+from trainer.job_data.other_tokenizers import other_views
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
 from trainer.objectives.term import StepSchedule
@@ -105,7 +107,9 @@ class ValidationSet:
                 ExampleSplit(corpus, "val", views=views_of(config, name, SEED)), heartbeat
             )
             if config.data.has_examples
-            else _HeldOutCorpus.open(corpus.split("val"), data, wanted, heartbeat)
+            else _HeldOutCorpus.open(
+                corpus.split("val"), data, wanted, heartbeat, other_views(config, {name: corpus})
+            )
             for name, corpus in self._opened.items()
         }
 
@@ -164,10 +168,16 @@ class _HeldOutCorpus:
 
     @classmethod
     def open(
-        cls, split: CorpusSplit, data: DataConfig, wanted: int, heartbeat: SendHeartbeat
+        cls,
+        split: CorpusSplit,
+        data: DataConfig,
+        wanted: int,
+        heartbeat: SendHeartbeat,
+        views: Mapping[str, OtherView],
     ) -> _HeldOutCorpus:
         count = min(wanted, BatchStream(split, data, SEED, 1).samples_per_epoch)
-        return cls(BatchStream(split, data, SEED, min(ROWS, count)), count, heartbeat)
+        stream = BatchStream(split, data, SEED, min(ROWS, count), views=views)
+        return cls(stream, count, heartbeat)
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """This rank's share. Over all ranks each sequence is scored once.

@@ -16,14 +16,26 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from data_pipeline import MASKED, PAIRS, Batch, Corpus, StoredLogits, Target, View, with_masks
+from data_pipeline import (
+    DEFAULT_VIEW,
+    MASKED,
+    PAIRS,
+    Batch,
+    Corpus,
+    StoredLogits,
+    Target,
+    View,
+    with_masks,
+)
 from data_pipeline.examples.example import TOKENS
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.packing.kinds import PACKINGS
+from data_pipeline.reading.batches import Runs, shared_view
 from model import Capture, Features, Model, ModelConfig, module_of
-from trainer.batches import MicroBatch, MicroLogits, MicroTarget, to_device
+from trainer.batches import MicroBatch, MicroLogits, MicroRuns, MicroTarget, to_device
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of
+from trainer.job_data.other_tokenizers import shared_spans
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.learners.module import LearnerModule, always_captured, assemble
@@ -115,7 +127,10 @@ def fake_batch(
     if any(PACKINGS[kind].separates_documents for _, kind in job.data.lengths_and_packings()):
         ids = np.ones_like(batch.input_ids)
         ids[:, length // 2 :] = 2
-        batch = dataclasses.replace(batch, document_ids=ids)
+        views = {
+            name: dataclasses.replace(view, document_ids=ids) for name, view in batch.views.items()
+        }
+        batch = dataclasses.replace(batch, document_ids=ids, views=views)
     for form in (batch, *batch.views.values()) if is_padded else ():
         form.attention_mask[..., -1] = 0
     return _to_fake(mode, to_device(batch, CPU), device)
@@ -184,7 +199,7 @@ def _train(
     unknown = ExampleLosses(unit, unit)
     known: dict[Term, ExampleLosses] = dict.fromkeys(objective.over_whole_batch(0), unknown)
     capture = union([*captures, objective.student_capture(0, batch.targets)])
-    return Train(totals, sources, capture, whole_batch=known)
+    return Train(totals, sources, capture, whole_batch=known, views=batch.views)
 
 
 def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
@@ -192,7 +207,13 @@ def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
     module = assemble(name, in_steps, job.teacher.model, job.seed, _make, job.other_models)
     if config.rounds_weights:
         module.round_weights()
+    module.objective.shared = shared_spans(job, config, _no_tokens)
     return module.train(config.in_training_mode)
+
+
+def _no_tokens(learner: LearnerConfig, source: LearnerConfig) -> Tensor:
+    """In place of the source's ids of the learner's tokens."""
+    return torch.zeros(learner.model.vocab_size, dtype=torch.int64)
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
@@ -220,7 +241,22 @@ def _rows(job: JobConfig, rows: int, length: int) -> Batch:
     slots = np.zeros((rows, masked), np.int64)
     zeros = np.zeros(rows, np.int64)
     targets = {MASKED: Target(slots, slots), PAIRS: Target(zeros)}
-    return Batch(ids, ids, ids + 1, targets, zeros, zeros, stored=_stored(job, slots))
+    batch = Batch(ids, ids, ids + 1, targets, zeros, zeros, stored=_stored(job, slots))
+    return dataclasses.replace(batch, views=_by_other_tokenizers(job, batch))
+
+
+def _by_other_tokenizers(job: JobConfig, batch: Batch) -> dict[str, Batch]:
+    """The views of learners of other tokenizers, as if these made the same number of tokens."""
+    ids, slots = batch.input_ids, batch.targets[MASKED].labels.astype(np.int64)
+    runs = Runs(ids + np.arange(ids.shape[1]), ids + 1, slots + np.arange(slots.shape[1]))
+    forms = {learner.form for learner in job.learners.values()} - {DEFAULT_VIEW}
+    shared = {
+        shared_view(DEFAULT_VIEW, form): dataclasses.replace(
+            batch, runs={DEFAULT_VIEW: runs, form: runs}
+        )
+        for form in forms
+    }
+    return {**dict.fromkeys(forms, batch), **shared}
 
 
 def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, StoredLogits]:
@@ -271,7 +307,7 @@ def _viewed(batch: Batch, view: View) -> Batch:
 
 
 def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> MicroBatch:
-    def fakes(of: MicroBatch | MicroTarget | MicroLogits) -> dict[str, Any]:
+    def fakes(of: MicroBatch | MicroTarget | MicroLogits | MicroRuns) -> dict[str, Any]:
         return {
             field.name: mode.from_tensor(value).to(device)
             for field in dataclasses.fields(of)
@@ -282,6 +318,8 @@ def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> M
     stored = {name: dataclasses.replace(it, **fakes(it)) for name, it in batch.stored.items()}
     views = {name: _to_fake(mode, view, device) for name, view in batch.views.items()}
     tensors = fakes(batch)
+    runs = {name: MicroRuns(**fakes(it)) for name, it in batch.runs.items()}
     if batch.documents is not None:
         tensors["documents"] = batch.documents.map(lambda it: mode.from_tensor(it).to(device))
-    return dataclasses.replace(batch, targets=targets, stored=stored, views=views, **tensors)
+    parts: dict[str, Any] = {"targets": targets, "stored": stored, "views": views, "runs": runs}
+    return dataclasses.replace(batch, **parts, **tensors)

@@ -16,6 +16,7 @@ from data_pipeline import (
     TaskSchedule,
     View,
 )
+from data_pipeline.examples.reading import layout_of
 from data_pipeline.shards import manifest
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
@@ -164,12 +165,14 @@ def views_of(job: JobConfig, corpus: str, seed: int) -> dict[str, View]:
 
 def _view_of(job: JobConfig, learner: LearnerConfig, task: TaskConfig, seed: int) -> View:
     """The view of a learner that does not read whole examples by the job's tokenizer."""
-    view = task.view(learner.view, seed)
     if learner.tokenizer is None:
-        return view
-    first = len(task.texts) * (1 + job.tokenizers.index(learner.tokenizer))
-    shifted = [[first + number for number in sequence] for sequence in view.sequences]
+        return task.view(learner.view, seed)
     corpus = job.read_by(learner, Corpus.open(job.data.path))
+    layout = layout_of(corpus, next(iter(manifest.read(corpus.folder)["tally"]["examples"]))).first
+    whole = View(layout.sequences)
+    view = whole if learner.view == DEFAULT_VIEW else task.view(learner.view, seed)
+    first = sum(layout.segments) * (1 + job.tokenizers.index(learner.tokenizer))
+    shifted = [[first + number for number in sequence] for sequence in view.sequences]
     return dataclasses.replace(view, sequences=shifted, corpus=corpus)
 
 

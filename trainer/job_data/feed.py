@@ -23,6 +23,7 @@ from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.examples import views_of
+from trainer.job_data.other_tokenizers import other_views
 from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.learner_names import TEACHER
@@ -68,6 +69,7 @@ class Feed:
             masks=not masking.on_device,
             staged=self._staged,
             corpora=self._corpora,
+            views=other_views(config, self._corpora),
         )
         if masking.on_device:
             self.masker = TorchMasker(config.seed, masking, stream.vocabulary)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import PAIRS
+from data_pipeline import MASKED, PAIRS
 from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
-from trainer.denominators import Totals
+from trainer.denominators import ATTENDED, InView, StepSums, Totals
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
@@ -45,6 +46,8 @@ from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.learners.zero import whole_copies
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
+from trainer.objectives.objective import Denominator
+from trainer.objectives.shared_spans import SharedSpans
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
@@ -78,12 +81,14 @@ class Learner:
         weights: Mapping[str, Tensor] | None = None,
         metrics: Metrics | None = None,
         others: Mapping[str, ModelConfig] | None = None,
+        shared: Mapping[str, SharedSpans] | None = None,
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
         `started_at` is the job's step at which this learner began. `metrics` score it; None means
         the metrics of its own objective and heads. Its terms may read its `teacher`, or further
-        teachers: `others`, by name. Raises TrainingError when the `weights` do not fit.
+        teachers: `others`, by name. `shared` says how it compares with the sources that have other
+        tokenizers. Raises TrainingError when the `weights` do not fit.
         """
         config = config.in_steps(step_shape.steps)
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.form
@@ -100,6 +105,10 @@ class Learner:
         self.model: Model = module.model
         self.device: torch.device = self.engine.device
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
+        self.objective.shared = {
+            name: replace(spans, tokens=spans.tokens.to(self.device))
+            for name, spans in (shared or {}).items()
+        }
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
@@ -126,6 +135,34 @@ class Learner:
     def has_terms(self) -> bool:
         """Whether its terms are computed: it is trained, or its losses are compared (min_lead)."""
         return bool(self.objective.terms)
+
+    @property
+    def counted(self) -> dict[Denominator, InView]:
+        """What divides its terms, and the view in which each is counted."""
+        return {
+            key: key if isinstance(key, tuple) else (self.view, key)
+            for key in self.objective.denominators
+        }
+
+    def totals(self, sums: StepSums) -> Totals:
+        """The denominators of its terms."""
+        return {key: sums.totals[view][name] for key, (view, name) in self.counted.items()}
+
+    @property
+    def coverage(self) -> dict[str, tuple[InView, InView]]:
+        """Metrics of how much is compared across tokenizers: which count is divided by which."""
+        shared = [key for key in self.counted.values() if key[0] != self.view]
+        predictions = {
+            f"{self.name}/aligned_masked": ((view, MASKED), (self.view, MASKED))
+            for view, name in shared
+            if name == MASKED
+        }
+        states = {
+            f"{self.name}/aligned_tokens": ((view, self.view), (self.view, ATTENDED))
+            for view, name in shared
+            if name != MASKED
+        }
+        return predictions | states
 
     @torch.no_grad()
     def heads_ahead(
@@ -165,7 +202,7 @@ class Learner:
         )
         with self._part(FORWARD):
             whole_batch = self.whole_batch.pop(0) if self.whole_batch else {}
-            program = Train(totals, sources, capture, own_step, whole_batch)
+            program = Train(totals, sources, capture, own_step, whole_batch, batch.views)
             loss, shares, features = self._run(program, batch)
         if self.is_trained:
             with self._part(BACKWARD):
@@ -276,6 +313,7 @@ class Learner:
         A teacher that was never trained in this job is not compared.
         """
         is_compared = self.objective.waits_for(teacher.objective)
+        is_compared &= self.config.predicts_tokens_of(teacher.config)
         self.objective.lead = self.counters.lead if is_compared else None
 
     def record_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:

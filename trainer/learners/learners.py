@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from model import build, double_layers
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
+from trainer.job_data.other_tokenizers import shared_ids, shared_spans
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.admission import has_no_patience_left, is_due, is_over
@@ -306,6 +308,7 @@ class Learners:
             weights,
             metrics=self.config.metrics_of(config),
             others=self.config.other_models,
+            shared=shared_spans(self.config, config, partial(shared_ids, self._tokenizer_dir)),
         )
         if weights is not None and not config.init.embeddings_only:
             given = heads_in(weights, learner.model.state_dict())

@@ -39,7 +39,7 @@ class Train:
 
     totals: the denominators of the global batch; sources: the outputs of other learners, by name;
     capture: what the features must hold; step: the learner's own step, on which the objective
-    depends; whole_batch: as in `LossInputs`.
+    depends; whole_batch, views: as in `LossInputs`.
     """
 
     totals: Totals
@@ -47,6 +47,7 @@ class Train:
     capture: Capture = NOTHING
     step: int = 0
     whole_batch: Mapping[Term, ExampleLosses] = field(default_factory=dict)
+    views: Mapping[str, MicroBatch] = field(default_factory=dict)
 
     def __call__(
         self, model: Model, objective: Objective, batch: MicroBatch
@@ -56,7 +57,8 @@ class Train:
         sources = dict(self.sources)
         if OWN in objective.sources:
             sources[OWN] = detach(features, projection)
-        inputs = LossInputs(batch, features, projection, sources, self.step, self.whole_batch)
+        read = batch, features, projection, sources, self.step, self.whole_batch, self.views
+        inputs = LossInputs(*read)
         loss, shares = objective(inputs, self.totals)
         return loss, shares, features
 

@@ -26,6 +26,7 @@ from trainer.learner_names import section_of
 
 ORDER = "the order of the data would change from here on"
 SHAPE = "the learner's checkpoint would not fit"
+TOKENS = "the learner would read other tokens from here on"
 
 # What the examples of tasks are made from: the folder of their files, the files and a tokenizer.
 FILES = ("root", "train", "validation", "test", "tokenizer")
@@ -168,6 +169,8 @@ def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
     """Every key with different values, in the order of the schema."""
     reshaped = [f"students.{name}.objective.*" for name in _reshaped_objectives(before, now)]
     policy = (*_free(before, now), *POLICY, *((pattern, SHAPE) for pattern in reshaped))
+    if not now.data.has_examples:  # of a task's examples the content is compared
+        policy = ("*s.*.tokenizer", TOKENS), *policy
     for key, old, new in _differences("", _plain(before), _plain(now)):
         refusal = next((reason for pattern, reason in policy if fnmatchcase(key, pattern)), None)
         yield Change(key, old, new, refusal)

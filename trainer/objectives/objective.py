@@ -14,12 +14,15 @@ from model import Capture, ModelShape
 from trainer.denominators import Totals
 from trainer.learner_names import MEAN, TEACHER
 from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
+from trainer.objectives.shared_spans import SharedSpans, at_shared_spans
 from trainer.objectives.stages import Stages
 from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import LossInputs, Term
 from trainer.objectives.whole_batch import WholeBatchTerm
 from trainer.teacher_outputs import union
 
+# A term's, by its name in the learner's view, or (view, name) where it is counted in another one.
+Denominator = str | tuple[str, str]
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
@@ -58,6 +61,7 @@ class Objective(nn.Module):
         for key, why in config.misfits(learner, teachers, self.stages.follows_each_layer()):
             raise ValueError(f"{key}: {why}")
         self.lead: float | None = None  # of the job's own teacher; None: not compared with it
+        self.shared: Mapping[str, SharedSpans] = {}  # by the sources that have other tokenizers
         self.read_by = read_by or {}
         self.terms = nn.ModuleDict(_build(config, learner, teachers, self.stages))
         self._initialise(learner.initializer_range, seed)
@@ -139,9 +143,17 @@ class Objective(nn.Module):
         return union(term.student_capture(step) for term in self._on(step, targets).values())
 
     @property
-    def denominators(self) -> set[str]:
-        """The names of the denominators that the terms use."""
-        return {term.denominator for term in self.by_name.values()}
+    def denominators(self) -> set[Denominator]:
+        """The denominators that the terms use."""
+        return {self._denominator(term) for term in self.by_name.values()}
+
+    def _denominator(self, term: Term) -> Denominator:
+        shared = self._shared_with(term)
+        return term.denominator if shared is None else (shared.view, term.denominator)
+
+    def _shared_with(self, term: Term) -> SharedSpans | None:
+        """How the term compares with its source, if that has another tokenizer."""
+        return None if term.source is None else self.shared.get(term.source)
 
     @property
     def sources(self) -> set[str]:
@@ -199,18 +211,27 @@ class Objective(nn.Module):
         ]
         return loss, torch.stack(shares).detach()
 
-    def _parts(self, inputs: LossInputs) -> Iterator[tuple[str, Tensor, dict[str, Tensor]]]:
+    def _parts(self, inputs: LossInputs) -> Iterator[tuple[Denominator, Tensor, dict[str, Tensor]]]:
         """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""
         weights = self.weights(inputs.step)
         on = self._on(inputs.step, inputs.batch.targets)
         terms = {name: term for name, term in on.items() if term.applies(inputs)}
-        groups: dict[tuple[str, str], dict[str, Term]] = {}
+        groups: dict[tuple[str, str, str], dict[str, Term]] = {}
         for name, term in terms.items():
-            groups.setdefault((term.group, "" if term.group else name), {})[name] = term
-        for group in groups.values():
+            shared = self._shared_with(term)
+            view = "" if shared is None else shared.view
+            groups.setdefault((view, term.group, "" if term.group else name), {})[name] = term
+        by_view = {"": inputs}
+        for (view, *_), group in groups.items():
+            if view not in by_view:
+                by_view[view] = self._at_shared_spans(inputs, view)
             first, scales = next(iter(group.values())), [weights[name] for name in group]
-            total, sums = first.compute([*group.values()], scales, inputs)
-            yield first.denominator, total, dict(zip(group, sums, strict=True))
+            total, sums = first.compute([*group.values()], scales, by_view[view])
+            yield self._denominator(first), total, dict(zip(group, sums, strict=True))
+
+    def _at_shared_spans(self, inputs: LossInputs, view: str) -> LossInputs:
+        sources = {name: shared for name, shared in self.shared.items() if shared.view == view}
+        return at_shared_spans(inputs, inputs.views[view], sources)
 
     def _reading(self, source: str, step: int, targets: Targets = None) -> list[Term]:
         return [term for term in self._on(step, targets).values() if term.source == source]

@@ -107,7 +107,8 @@ class LossInputs:
 
     sources: the outputs of other learners, or the learner's own, under the names that terms use;
     step: the learner's own step, from 0 at its start. whole_batch: by term, the losses over the
-    whole batch of this micro-batch's examples, where the rank has several micro-batches.
+    whole batch of this micro-batch's examples, where the rank has several micro-batches. views: the
+    micro-batch in other forms, by name.
     """
 
     batch: MicroBatch
@@ -116,6 +117,7 @@ class LossInputs:
     sources: Mapping[str, TeacherOutputs]
     step: int = 0
     whole_batch: Mapping[Term, ExampleLosses] = field(default_factory=dict)
+    views: Mapping[str, MicroBatch] = field(default_factory=dict)
 
 
 Weight = Annotated[
@@ -131,11 +133,13 @@ class TermConfig(Section, ABC):
 
     needs: what its head requires of the model; compares: see `trainer.objectives.stages`;
     regularises: whether it reads neither labels nor anybody else, and so says nothing of quality.
+    compares_spans: whether it can compare with a source of another tokenizer, at aligned spans.
     """
 
     needs: ClassVar[tuple[Ability, ...]] = ()
     compares: ClassVar[str] = PREDICTIONS
     regularises: ClassVar[bool] = False
+    compares_spans: ClassVar[bool] = False
 
     weight: Weight = 1.0
 

@@ -121,7 +121,7 @@ class Recorder:
         if not self._speaks:
             return
         measured |= {"tokens_per_second": speed, "data_wait": wait}
-        row = {**_row(state, result, learners), **measured}
+        row = {**_row(state, result, learners), **result.shares, **measured}
         self._append(row)
         self._display.update(state.step, row, waiting)
         self._report.refresh()

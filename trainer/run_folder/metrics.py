@@ -17,6 +17,9 @@ Keys, all optional but ``step``:
 ``LEARNER/skipped_steps``             total so far
 ``LEARNER/overflows``                 total so far, in fp16, with the present ``LEARNER/loss_scale``
 ``LEARNER/lead``                      with `min_lead`: how far its teacher is ahead, in nats
+``LEARNER/aligned_masked``            with another tokenizer than its teacher's: the share of a
+                                      learner's masked tokens at which predictions are compared
+``LEARNER/aligned_tokens``            the share of its tokens whose states are compared
 ``LEARNER/seconds_PART``              time of the logged step on rank 0; PART is forward, backward,
                                       step, or communication (which the others include)
 ``LEARNER/bytes_communication``       bytes that rank 0 passed to collectives in that step

@@ -50,6 +50,7 @@ class BiEncoder(TaskConfig):
     ] = field(default_factory=list)
 
     name: ClassVar[str] = "bi_encoder"
+    any_tokenizer: ClassVar[bool] = True
     fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b", LABEL)
     not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "pooling", "dense", "size")
 

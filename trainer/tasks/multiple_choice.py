@@ -53,6 +53,7 @@ class MultipleChoice(TaskConfig):
     ] = field(default_factory=list)
 
     name: ClassVar[str] = NAME
+    any_tokenizer: ClassVar[bool] = True
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         return self.with_head(model, TaskHeadConfig(CHOICE))

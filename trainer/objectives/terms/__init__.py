@@ -24,6 +24,7 @@ from trainer.objectives.terms.predictions import (
     ReverseKL,
     SoftCrossEntropy,
     SoftKL,
+    UniversalLogitDistillation,
 )
 from trainer.objectives.terms.states import (
     PKD,
@@ -58,6 +59,7 @@ __all__ = [
     "ReverseKL",
     "SoftCrossEntropy",
     "SoftKL",
+    "UniversalLogitDistillation",
     "ValueRelation",
     "VarianceTransfer",
     "ZLoss",

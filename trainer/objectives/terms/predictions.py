@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from configs.rules import COUNT, FRACTION, WEIGHT, Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
@@ -87,11 +88,13 @@ class DivergenceConfig(VocabularyTermConfig):
 
     needs_all_logits: whether a token that the source leaves out, with probability 0, has no loss.
     is_linear: whether its gradient is linear in the source's probabilities, so that tokens drawn
-    from these give its expectation.
+    from these give its expectation. any_vocabulary: whether the vocabularies may differ.
     """
 
     needs_all_logits: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
+    any_vocabulary: ClassVar[bool] = False
+    compares_spans: ClassVar[bool] = True
 
     @abstractmethod
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
@@ -124,8 +127,11 @@ class DivergenceConfig(VocabularyTermConfig):
         return None
 
     def outputs(self, outputs: TeacherOutputs) -> Distribution:
-        """The source's distribution at the positions."""
-        return outputs.distributions[self.positions]
+        """The source's distribution at the positions, over the learner's own tokens."""
+        distribution = outputs.distributions[self.positions]
+        if outputs.tokens is None or self.any_vocabulary:
+            return distribution
+        return distribution.over(outputs.tokens)
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         return DivergenceTerm(self, student.vocab_size)
@@ -148,6 +154,8 @@ class DivergenceTerm(VocabularyTerm):
         weights = weigh_positions(inputs, self.denominator)
         weights = weights * self.config.factor(ours, self.vocabulary)
         teacher = self.config.outputs(self.outputs(inputs))
+        if teacher.shape[1] != self.vocabulary:
+            teacher = teacher.read_over(self.vocabulary)
         labels = labels_at(inputs, self.denominator)
 
         def loss(log_q: Tensor, rows: slice) -> Tensor:
@@ -181,8 +189,6 @@ class PredictionTermConfig(DivergenceConfig, TeacherTermConfig):
     ] = field(default=None, kw_only=True)
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        if student.vocab_size != teacher.vocab_size:
-            yield "", unshared_vocabulary(student.vocab_size, teacher.vocab_size)
         if not teacher.mlm_head:
             yield "", "the teacher has no masked-LM head"
         if self.top_k is not None and self.top_k > teacher.vocab_size:
@@ -353,6 +359,30 @@ class AlphaBeta(PredictionTermConfig):
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
         return alpha_beta(log_q, log_p, self.alpha, self.beta)
+
+
+@register("uld", order=66)
+@dataclass
+class UniversalLogitDistillation(PredictionTermConfig):
+    """|sort(softmax(s)) - sort(softmax(t))|_1 at masked positions (ULD, arXiv 2402.12030, eq. 5).
+
+    The probabilities are compared by rank, whatever tokens they are of, so that student and teacher
+    need no vocabulary in common. The smaller vocabulary has more tokens of probability 0.
+    """
+
+    needs_all_logits: ClassVar[bool] = True
+    any_vocabulary: ClassVar[bool] = True
+
+    def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
+        return sorted_distance(log_q, log_p)
+
+
+def sorted_distance(log_q: Tensor, log_p: Tensor) -> Tensor:
+    """``|sort(q) - sort(p)|_1`` of vocabularies of any sizes (ULD, arXiv 2402.12030)."""
+    q, p = (logs.exp().sort(dim=-1, descending=True).values for logs in (log_q, log_p))
+    size = max(q.shape[-1], p.shape[-1])
+    q, p = (F.pad(values, (0, size - values.shape[-1])) for values in (q, p))
+    return (q - p).abs().sum(dim=-1)
 
 
 def soft_cross_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:

@@ -95,6 +95,7 @@ class Cosine(TeacherTermConfig):
     """1 - cos of the last hidden states, at attended or masked positions (DistilBERT)."""
 
     compares: ClassVar[str] = STATES
+    compares_spans: ClassVar[bool] = True
 
     positions: Annotated[str, OneOf(*POSITIONS), Doc("The positions to compare.")] = ATTENDED
 
@@ -145,6 +146,8 @@ class HiddenMSE(LayerTermConfig):
     `embedding: false` and add the term `embedding`, which has a projection of its own.
     """
 
+    compares_spans: ClassVar[bool] = True
+
     embedding: Annotated[
         bool, Doc("Compare the embedding output too, with the same projection.")
     ] = True
@@ -163,6 +166,7 @@ class Embedding(TeacherTermConfig):
     """Mean squared error of the embedding output after its own H_s -> H_t projection (TinyBERT)."""
 
     compares: ClassVar[str] = STATES
+    compares_spans: ClassVar[bool] = True
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return EmbeddingTerm(self, student, teacher)
@@ -213,6 +217,8 @@ class EmbeddingTerm(Term):
 class PKD(LayerTermConfig):
     """Squared distance of normalised [CLS] states, mean over layers and width (PKD's code)."""
 
+    compares_spans: ClassVar[bool] = True
+
     layers: LayerMap = "skip"
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
@@ -245,6 +251,8 @@ class PKDTerm(LayerTerm):
 class FeatureMaps(LayerTermConfig):
     """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
 
+    compares_spans: ClassVar[bool] = True
+
     weight: Weight = 100.0
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
@@ -260,6 +268,8 @@ class FeatureMaps(LayerTermConfig):
 class MeanTransfer(LayerTermConfig):
     """Squared difference of the states' means over their width, mean over layers (MobileBERT)."""
 
+    compares_spans: ClassVar[bool] = True
+
     weight: Weight = 5000.0
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
@@ -270,6 +280,8 @@ class MeanTransfer(LayerTermConfig):
 @dataclass
 class VarianceTransfer(LayerTermConfig):
     """Distance of the states' variances over their width, mean over layers (MobileBERT)."""
+
+    compares_spans: ClassVar[bool] = True
 
     weight: Weight = 5.0
 

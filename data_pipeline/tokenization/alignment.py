@@ -1,0 +1,107 @@
+"""Aligned spans: the smallest stretches of a text at whose ends two tokenizers have boundaries.
+
+Characters that one of the two leaves out (spaces, accents, control characters) do not count. A
+token of such characters alone is a span by itself, without a counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from data_pipeline.shards.blocks import OtherTokens, token_dtype
+
+_OURS, _THEIRS, _BOTH = range(3)  # the order of spans that begin at the same place
+
+
+class Aligner:
+    """Reads texts by other tokenizers, and aligns their tokens with those of the first."""
+
+    def __init__(self, first: tokenizers.Tokenizer, others: Sequence[tokenizers.Tokenizer]) -> None:
+        self._first, self._others = first, others
+
+    def __call__(self, texts: Sequence[str]) -> list[tuple[OtherTokens, ...]]:
+        """Each text by each of the others."""
+        if not self._others or not texts:
+            return [()] * len(texts)
+        ours = self._first.encode_batch(texts, add_special_tokens=False)
+        by_other = [self._aligned(ours, other, texts) for other in self._others]
+        return [*zip(*by_other, strict=True)]
+
+    def _aligned(
+        self,
+        ours: Sequence[tokenizers.Encoding],
+        other: tokenizers.Tokenizer,
+        texts: Sequence[str],
+    ) -> list[OtherTokens]:
+        theirs = other.encode_batch(texts, add_special_tokens=False)
+        dtype = token_dtype(max(other.get_vocab(with_added_tokens=True).values()) + 1)
+        return [
+            OtherTokens.of(
+                np.array(their.ids, dtype),
+                *aligned_spans(_offsets(our), _offsets(their), len(text)),
+            )
+            for our, their, text in zip(ours, theirs, texts, strict=True)
+        ]
+
+
+def aligned_spans(
+    ours: NDArray[np.int64], theirs: NDArray[np.int64], characters: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The number of tokens of each of two tokenizers in each aligned span of a text.
+
+    ours, theirs: [tokens, 2] the first character of each token, and the one behind its last.
+    """
+    counts = _covered(ours, characters) & _covered(theirs, characters)
+    before = np.concatenate([[0], np.cumsum(counts)])  # counting characters before each
+    both = [_Tokens.of(before[places]) for places in (ours, theirs)]
+    first, second = (tokens.cuts(int(before[-1])) for tokens in both)
+    cuts = np.intersect1d(first, second)
+    keys = [tokens.spans(cuts, kind) for tokens, kind in zip(both, (_OURS, _THEIRS), strict=True)]
+    last = max((int(key[-1]) for key in keys if len(key)), default=-1)
+    sizes = [np.bincount(key, minlength=last + 1) for key in keys]
+    is_span = (sizes[0] + sizes[1]) > 0
+    return sizes[0][is_span], sizes[1][is_span]
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The places of tokens among the characters that count, in order."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, places: NDArray[np.int64]) -> _Tokens:
+        """Where a normalizer turns characters around, tokens reach back."""
+        starts = np.maximum.accumulate(places[:, 0])
+        return cls(starts, np.maximum(starts, places[:, 1]))
+
+    def cuts(self, last: int) -> NDArray[np.int64]:
+        """The places that no token spans."""
+        reached = np.maximum.accumulate(np.concatenate([[0], self.ends]))[:-1]
+        return np.append(self.starts[reached <= self.starts], last)
+
+    def spans(self, cuts: NDArray[np.int64], kind: int) -> NDArray[np.int64]:
+        """The number of each token's span, ascending; three for each of the common `cuts`."""
+        number = np.searchsorted(cuts, self.starts, side="right") - 1
+        is_alone = (self.starts == self.ends) & (cuts[number] == self.starts)
+        return np.maximum.accumulate(3 * number + np.where(is_alone, kind, _BOTH))
+
+
+def _covered(places: NDArray[np.int64], characters: int) -> NDArray[np.bool_]:
+    """Which characters of a text are in a token."""
+    changes = np.zeros(characters + 1, np.int64)
+    np.add.at(changes, places[:, 0], 1)
+    np.add.at(changes, places[:, 1], -1)
+    covered: NDArray[np.bool_] = np.cumsum(changes)[:-1] > 0
+    return covered
+
+
+def _offsets(encoding: tokenizers.Encoding) -> NDArray[np.int64]:
+    """[tokens, 2]."""
+    return np.array(encoding.offsets, np.int64).reshape(-1, 2)
