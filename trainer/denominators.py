@@ -147,8 +147,8 @@ class StepSums:
             totals[view][name] = _at_least_one(sums[view, name]).float()
         tokens = {view: sums["tokens", view] for view in views}
         by_name = {
-            name: sums[part] / _at_least_one(sums[whole])
-            for name, (part, whole) in quotients.items()
+            name: sums[counted] / _at_least_one(sums[divisor])
+            for name, (counted, divisor) in quotients.items()
         }
         facts = sums["positions"], sums["unreadable"], sums["seconds"]
         return cls(totals, tokens, *facts, by_name)

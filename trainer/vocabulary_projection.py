@@ -41,7 +41,7 @@ class Logits(Protocol):
         """Logits [C, V] of some rows, written to the first rows of `out`."""
 
     def take(self, rows: Tensor) -> Logits:
-        """Those of these rows, int64 [P']."""
+        """The logits of these rows, int64 [P']."""
 
 
 class Projection:
@@ -193,7 +193,7 @@ class Distribution:
         return Distribution(*(Columns(logits, tokens) for logits in self.teachers))
 
     def read_over(self, vocabulary: int) -> Distribution:
-        """The same, for readers with a vocabulary of another size."""
+        """This distribution for readers with a vocabulary of another size."""
         return Distribution(*self.teachers, vocabulary=vocabulary)
 
     def largest(self, k: int) -> Distribution:

@@ -277,7 +277,7 @@ def _documents_in(block: Block) -> Iterator[Block]:
 
 
 def _split_others(other: OtherTokens) -> list[OtherTokens]:
-    """Each document of a block by another tokenizer."""
+    """The documents of a block by another tokenizer."""
     ends = np.cumsum(other.spans, dtype=np.int64)
     tokens = np.concatenate([[0], np.cumsum(other.theirs, dtype=np.int64)])[ends]
     sizes = (np.split(part, ends[:-1]) for part in (other.ours, other.theirs))

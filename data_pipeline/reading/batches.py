@@ -102,7 +102,7 @@ class Runs:
     slots: NDArray[np.int64]  # [R, N] their places among the M of the view's target `MASKED`
 
     def take(self, rows: slice | NDArray[np.int64]) -> Runs:
-        """Those of the given rows."""
+        """The spans of the given rows."""
         return Runs(self.first[rows], self.sizes[rows], self.slots[rows])
 
     def trimmed(self, longest: int) -> Runs:

@@ -149,7 +149,7 @@ class OtherRow:
 
 @dataclass(frozen=True)
 class _Corrupted:
-    """What is predicted in a row: M tokens of the other tokenizer, of which N can be compared."""
+    """The predicted part of a row: M tokens of the other tokenizer, of which N can be compared."""
 
     ids: NDArray[np.int64]  # [L']
     positions: NDArray[np.int64]  # [M] columns

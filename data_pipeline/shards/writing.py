@@ -219,7 +219,7 @@ class SplitWriter:
 
     @property
     def _block(self) -> Block:
-        """What is pending, as a block."""
+        """The pending documents, as a block."""
         none = np.zeros(0, self._dtype), np.zeros(0, "<u2"), np.zeros(0, "<u4")
         held = joined(self._pending or [Block(*none)])
         others = tuple(other.narrow for other in held.others)

@@ -25,7 +25,7 @@ class Aligner:
         self._first, self._others = first, others
 
     def __call__(self, texts: Sequence[str]) -> list[tuple[OtherTokens, ...]]:
-        """Each text by each of the others."""
+        """The texts by each of the others."""
         if not self._others or not texts:
             return [()] * len(texts)
         ours = self._first.encode_batch(texts, add_special_tokens=False)

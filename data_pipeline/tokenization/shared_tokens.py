@@ -24,20 +24,20 @@ def shared_tokens(ours: Path, theirs: Path) -> NDArray[np.int64]:
     Special tokens have none. Raises DataError where there is no tokenizer.
     """
     (first, vocabulary), (second, _) = load(ours), load(theirs)
-    own, other = dict(_tokens(ours)), dict(_tokens(theirs))
-    found = np.full(vocabulary.vocab_size, NONE, np.int64)
-    for number in own:
+    mine, other = dict(_tokens(ours)), dict(_tokens(theirs))
+    counterparts = np.full(vocabulary.vocab_size, NONE, np.int64)
+    for number in mine:
         counterpart = second.token_to_id(str(first.id_to_token(number)))
-        if counterpart is not None and other.get(counterpart) == own[number]:
-            found[number] = counterpart
+        if counterpart is not None and other.get(counterpart) == mine[number]:
+            counterparts[number] = counterpart
             del other[counterpart]
     by_token: dict[_Token, int] = {}
     for number, token in other.items():
         by_token.setdefault(token, number)
-    for number, token in own.items():
-        if found[number] == NONE:
-            found[number] = by_token.pop(token, NONE)
-    return found
+    for number, token in mine.items():
+        if counterparts[number] == NONE:
+            counterparts[number] = by_token.pop(token, NONE)
+    return counterparts
 
 
 def _tokens(folder: Path) -> Iterator[tuple[int, _Token]]:

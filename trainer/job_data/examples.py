@@ -169,8 +169,8 @@ def _view_of(job: JobConfig, learner: LearnerConfig, task: TaskConfig, seed: int
         return task.view(learner.view, seed)
     corpus = job.read_by(learner, Corpus.open(job.data.path))
     layout = layout_of(corpus, next(iter(manifest.read(corpus.folder)["tally"]["examples"]))).first
-    whole = View(layout.sequences)
-    view = whole if learner.view == DEFAULT_VIEW else task.view(learner.view, seed)
+    is_default = learner.view == DEFAULT_VIEW
+    view = View(layout.sequences) if is_default else task.view(learner.view, seed)
     first = sum(layout.segments) * (1 + job.tokenizers.index(learner.tokenizer))
     shifted = [[first + number for number in sequence] for sequence in view.sequences]
     return dataclasses.replace(view, sequences=shifted, corpus=corpus)

@@ -138,7 +138,7 @@ class Learner:
 
     @property
     def counted(self) -> dict[Denominator, InView]:
-        """What divides its terms, and the view in which each is counted."""
+        """The counts that divide its terms, and the view in which each is counted."""
         return {
             key: key if isinstance(key, tuple) else (self.view, key)
             for key in self.objective.denominators
