@@ -106,11 +106,11 @@ def _refuse_misuse(
 ) -> None:
     """Raise UsageError for options that do not go together."""
     if _is_task(named) and length is not None:
-        raise click.UsageError("--length: is for a TEXT; set data.sequence_length=... of a TASK")
+        raise click.UsageError("--length: is for a TEXT; for a TASK set data.sequence_length=...")
     if overrides and not _is_task(named):
         raise click.UsageError(f"{overrides[0]}: job keys are for a TASK, which {named} is not")
     if prune and way == "uniform":
-        raise click.UsageError("--prune: takes heads away; it goes with --disable zero")
+        raise click.UsageError("--prune: removes heads, so it needs --disable zero")
 
 
 def _examples(

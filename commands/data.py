@@ -374,7 +374,7 @@ def data_perturb(
     from trainer.augmentation.perturbing import Perturbing, TaggedFile, mask_token
 
     if settings["mask"] + settings["replace"] > 1:
-        raise click.UsageError("--mask and --replace: must not be more than 1 together")
+        raise click.UsageError("--mask and --replace: their sum must not be more than 1")
     mask = settings.pop("mask_token")
     if mask is not None and mask.split() != [mask]:
         raise click.UsageError("--mask-token: must be one word without white space, as [MASK]")

@@ -102,7 +102,7 @@ def _require_same(job: JobConfig) -> None:
         change for change in changes_since_run(job) if has_ended or change.key == MODEL
     ]:
         raise ConfigError(
-            f"name: {Path(job.output_dir, job.name)} is of another job "
+            f"name: {Path(job.output_dir, job.name)} belongs to another job "
             f"({'; '.join(map(str, differences[:3]))}); set name=NEW, or delete that run"
         )
 

@@ -147,7 +147,9 @@ def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:
     }
     if learner is None and len({*views.values()}) > 1:
         choices = ", ".join(f"{name} ({view})" for name, view in views.items())
-        raise click.UsageError(f"--learner: must be set, as learners read other views: {choices}")
+        raise click.UsageError(
+            f"--learner: must be given, because learners read different views: {choices}"
+        )
     if learner is not None and learner not in views:
         raise click.UsageError(f"--learner: {learner}: must be one of {', '.join(views)}")
     view = views[learner] if learner is not None else next(iter(views.values()))

@@ -176,7 +176,7 @@ def _require_same(job: JobConfig) -> None:
     if differences := changes_since_run(job):
         run = Path(job.output_dir, job.name)
         raise configs.ConfigError(
-            f"--out: {run} is of another job ({'; '.join(map(str, differences[:3]))}); name "
+            f"--out: {run} belongs to another job ({'; '.join(map(str, differences[:3]))}); name "
             "another folder, or delete that run"
         )
 

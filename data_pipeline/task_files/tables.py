@@ -89,7 +89,9 @@ def read_table(
         raise DataError(f"{path}: columns: give the names of all of them, or the numbers of all")
     for field, column in columns.items():
         if isinstance(column, int) and column < 1:
-            raise DataError(f"{path}: {field}: columns are numbered from 1, and {column} is none")
+            raise DataError(
+                f"{path}: {field}: columns are numbered from 1, so {column} is no number of one"
+            )
     if layout in (JSONL, PARQUET) and numbered == {True}:
         raise DataError(f"{path}: columns: give their names, which this file has")
     rows: Iterator[Row]
@@ -161,9 +163,7 @@ def as_number(where: str, field: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise BadNumber(
-            f"{where}: {field}: {text!r} is not a number, and all of its column must be"
-        )
+        raise BadNumber(f"{where}: {field}: {text!r} is not a number, as all of its column must be")
     if abs(number) > LARGEST:
         raise BadNumber(f"{where}: {field}: {text} is too large; it must be below {LARGEST:.1e}")
     return number

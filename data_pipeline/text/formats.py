@@ -265,7 +265,7 @@ def _require_field(path: str, content: bytes, is_all: bool, reading: ReadOptions
     has_field = any(json.dumps(name).encode() in content for name in names)
     if is_all and not has_field and not (is_list_of_texts and reading.field is None):
         raise DataError(
-            f"{path}: has no field {reading.text_field!r}; name that of the text with --field"
+            f"{path}: has no field {reading.text_field!r}; name the field of the text with --field"
         )
 
 

@@ -128,7 +128,7 @@ def test_the_command_writes_a_table_and_resumes_alike(tmp_path: Path) -> None:
             (["--replace", 0, "--mask-token", token], "--mask-token: must be one word")
             for token in ("\t", "a b", "[MASK]\n")
         ),
-        (["--mask", 0.6, "--replace", 0.6], "must not be more than 1 together"),
+        (["--mask", 0.6, "--replace", 0.6], "must not be more than 1"),
         *(
             (["--replace", 0, f"--{one}", "nan"], "nan is not a number")
             for one in ("mask", "ngram")

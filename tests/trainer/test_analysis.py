@@ -385,4 +385,4 @@ def test_wrong_usage(masked: Path, files: Path) -> None:
     job = str(configs.SHIPPED / "job" / "demo.yaml")
     assert "names no examples of one task" in refused(masked, job, code=2)
     uniform = ["--disable", "uniform", "--prune", 1]
-    assert "goes with --disable zero" in refused(masked, prose, *uniform, code=2)
+    assert "needs --disable zero" in refused(masked, prose, *uniform, code=2)

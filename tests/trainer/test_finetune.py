@@ -35,7 +35,7 @@ def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> No
     for change, other in others.items():
         refused = tandem("finetune", *words, *other, "--seeds", "1")
         assert refused.returncode == 1, "what has ended is not given as another's result"
-        assert "single_sentence-teacher-seed1 is of another job (" in refused.stderr
+        assert "single_sentence-teacher-seed1 belongs to another job (" in refused.stderr
         assert change in refused.stderr
     for key in ("seed=3", f"teacher.init.pretrained={best}"):
         refused = tandem("finetune", *words, key, "--seeds", "1,2")

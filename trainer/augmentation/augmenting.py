@@ -202,11 +202,13 @@ def augment(
     (job_task,) = tasks_of(job)
     name, task = job_task.name, job_task.task
     if LABEL not in task.fields:
-        raise DataError(f"{name} does not read texts from tables, so has no copies")
+        raise DataError(
+            f"{name}: does not read texts from tables; only such tasks can be augmented"
+        )
     if not job.data.validation:
         raise DataError(
-            "data.validation: must be set: of augmented examples no part can be held out, as "
-            "copies of it stay in the others"
+            "data.validation: must be set, because no part of augmented examples can be held out: "
+            "copies of it would stay in the rest"
         )
     file = job_task.file("train")
     columns = file.columns_of(*task.placed_fields)

@@ -127,8 +127,8 @@ class Learners:
             return False
         if 2 * now != due:
             raise TrainingError(
-                f"teacher.stacking.steps: the teacher has {now} layers, {due} at step {step} are "
-                f"not twice as many; put the steps back"
+                f"teacher.stacking.steps: the teacher has {now} layers, and {due} at step {step} "
+                "would not be twice as many; put the old steps back"
             )
         weights = model_state(full_state_dict(self.teacher.engine))
         _, doubled = double_layers(weights, self.teacher.config.architecture)

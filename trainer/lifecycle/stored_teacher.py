@@ -80,8 +80,8 @@ def require_written_by(manifest: Manifest, teacher: str, folder: Path) -> None:
     """Raise TrainingError unless they are of the teacher whose weights have this `fingerprint`."""
     if manifest.teacher != teacher:
         raise TrainingError(
-            f"{KEY}: {folder}: are the predictions of other weights than teacher.init.pretrained "
-            "has; name the teacher that they are of, or another folder"
+            f"{KEY}: {folder}: holds predictions of other weights than teacher.init.pretrained "
+            "has; name the teacher that made them, or another folder"
         )
 
 

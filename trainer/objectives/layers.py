@@ -43,8 +43,8 @@ def map_layers(layers: Layers, student_layers: int, teacher_layers: int) -> dict
         for ours, theirs in mapped.items()
     ):
         raise ValueError(
-            f"layers must lie between 1 and {student_layers} (ours), {teacher_layers} (the "
-            "teacher's)"
+            f"layers must be from 1 to {student_layers} for the student, and from 1 to "
+            f"{teacher_layers} for the teacher"
         )
     return mapped
 
@@ -62,7 +62,7 @@ def _explicit(layers: list[int] | dict[int, int], student_layers: int) -> dict[i
     if isinstance(layers, dict):
         return dict(sorted(layers.items()))
     if len(layers) != student_layers:
-        raise ValueError(f"lists {len(layers)} teacher layers for {student_layers} of ours")
+        raise ValueError(f"lists {len(layers)} teacher layers for {student_layers} student layers")
     return dict(enumerate(layers, start=1))
 
 
@@ -78,7 +78,7 @@ def _named(strategy: str, student_layers: int, teacher_layers: int) -> dict[int,
         )
     ours = range(1, student_layers + (strategy not in ("skip", "last")))
     if not ours:
-        raise ValueError(f"{strategy} leaves nothing of a single layer")
+        raise ValueError(f"{strategy} leaves no layer of a model with one")
     if strategy in ("uniform", "skip"):
         return {layer: layer * stride for layer in ours}
     shift = 0 if strategy == "bottom" else teacher_layers - student_layers

@@ -42,12 +42,12 @@ def rankings(
     tuned = FineTuned.open(folder, device, head, encoding)
     if tuned.head.kind == VECTOR:
         if candidates is not None:
-            raise DataError("--candidates: are for a cross-encoder; a dual encoder finds its own")
+            raise DataError("--candidates: is for a cross-encoder; remove it for a dual encoder")
         return _found(tuned, queries, documents, count)
     if tuned.head.kind != REGRESSION:
         raise ModelError(f"{folder}: its head is a {tuned.head.kind}, which ranks no documents")
     if candidates is None:
-        raise DataError("--candidates: must be given: a cross-encoder re-ranks what they name")
+        raise DataError("--candidates: must name the ranking that the cross-encoder re-ranks")
     return _reranked(tuned, queries, documents, candidates, count)
 
 
