@@ -62,7 +62,7 @@ def _train_seeds(
         jobs[seed] = load_job(task, of_seed, ["task"])
         if code := _train(jobs[seed], [task, *of_seed], nproc, one_of_several=True):
             if code == STOPPED:
-                click.echo("tandem: stopped; the same command trains what is left", err=True)
+                click.echo("tandem: stopped; the same command trains the rest", err=True)
             sys.exit(code)
     return jobs
 

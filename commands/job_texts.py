@@ -105,8 +105,8 @@ epochs: {5 if is_distilled else 3}
 
 data:
   train: {quoted(answers.data)}
-  # validation: FILE  # without one, a tenth of the examples is left out of training, to score on
-  # columns: {{{columns}}}  # the file's columns, where they are called otherwise
+  # validation: FILE  # without this file, a tenth of the examples is held out to score on
+  # columns: {{{columns}}}  # name the file's columns, if they differ
   sequence_length: {answers.sequence_length}  # in tokens; longer texts are cut
 
 batch: {{size: 32, micro_batch: {answers.hardware.batch[1]}}}
@@ -125,7 +125,7 @@ def _small(answers: Answers) -> str:
 students:
   small:
     init:
-      layers: {list(range(0, answers.layers, 2))}  # those of the teacher with which it begins
+      layers: {list(range(0, answers.layers, 2))}  # the teacher's layers with which it begins
     optimizer: {{learning_rate: 5e-5}}
     precision: {answers.hardware.precision}
 """
@@ -141,11 +141,11 @@ device: {answers.hardware.device}
 steps: {steps}
 
 data:
-  path: {quoted(answers.data)}  # what `tandem data build` has written
+  path: {quoted(answers.data)}  # the folder that `tandem data build` writes
   sequence_length: {answers.sequence_length}
 
 batch:
-  size: {size}  # sequences of a step, whatever the number of processes
+  size: {size}  # sequences of a step, on all processes together
   micro_batch: {micro_batch}  # sequences that a process computes at once: fewer need less memory
 
 evaluation: {{every: {steps // 20}}}
@@ -171,7 +171,7 @@ def _pretrained(answers: Answers) -> str:
 teacher:
   init: {{pretrained: {quoted(answers.model)}}}
   objective: {{mlm: {{}}}}  # masked language modelling
-  optimizer: {{learning_rate: 5e-5}}  # below that of its first training
+  optimizer: {{learning_rate: 5e-5}}  # below the rate of its first training
   schedule: {{kind: linear, warmup_fraction: 0.05}}
   precision: {answers.hardware.precision}
 """

@@ -69,7 +69,7 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
     for line in made.changes:
         click.echo(line)
     for learner in made.begin_anew:
-        click.echo(f"{learner} is not copied; if the config names it, it starts anew")
+        click.echo(f"{learner} is not copied; if the config names it, it starts from the beginning")
     click.echo(f"To train it: tandem train {shlex.quote(str(made.folder.config))}")
 
 

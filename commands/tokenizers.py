@@ -59,7 +59,8 @@ def tokenizer_train(
 ) -> None:
     """Train a tokenizer on TEXT.
 
-    TEXT is read as `data build` reads it: files, folders, globs, or - for standard input.
+    TEXT is files, folders or globs, which are read as `data build` reads them. It is not standard
+    input, because the text is read several times.
     """
     from configs.durations import counted
     from configs.plugins import import_plugins

@@ -296,13 +296,13 @@ class DataConfig(TaskFilesConfig):
         length, _ = self.length_and_packing_at(phase.from_step)
         yield from within("masking", masking.without_slots(length))
         if masking.on_device and masking.thresholds != self.masking.thresholds:
-            yield "masking", "may change only the rate where data.masking.on_device is true"
+            yield "masking", "may change only the rate if data.masking.on_device is true"
 
     def _conflicts_with_examples(self) -> Iterator[Refusal]:
         for key in self.changed(*OF_TEXT):
             yield key, "is for text, and the job reads a task's examples; remove one"
         if is_url(self.path):
-            yield "path", "must be a folder where data.train is set"
+            yield "path", "must be a folder if data.train is set"
 
     @property
     def has_examples(self) -> bool:

@@ -234,7 +234,7 @@ class EncoderConfig(ModelConfig):
         if self.positions == "rotary" and self.head_size % 2:
             yield "heads", f"rotary positions need an even head size, not {self.head_size}"
         if self.embedding_projection == "none" and self.word_size != self.hidden_size:
-            yield "embedding_projection", "must be word or sum where embedding_size is set"
+            yield "embedding_projection", "must be word or sum if embedding_size is set"
         if self.trigram and self.embedding_projection != "word":
             yield "trigram", "needs embedding_projection: word"
         if self.groups > self.layers:

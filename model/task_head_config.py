@@ -184,9 +184,9 @@ class TaskHeadConfig(Section):
     def _conflicts_of_module(self) -> Iterator[Refusal]:
         if self.branches or self.activation or self.numbers:
             key = "branches" if self.branches else "activation" if self.activation else "numbers"
-            yield key, "is for a head without a module of its own; remove it"
+            yield key, "is for a head without a module; remove it"
         if not self.outputs:
-            yield "size", "must be set where the head has a module of its own"
+            yield "size", "must be set if the head has a module"
 
     def _conflicts_of_branches(self) -> Iterator[Refusal]:
         if self.kind != CLASSIFICATION:

@@ -403,7 +403,7 @@ class JobConfig(Section):
 
     def conflicts(self) -> Iterator[Refusal]:
         if self.evaluation.final == "best" and not self.checkpoint.keep_best:
-            yield "checkpoint.keep_best", "must be 1 or more where evaluation.final is best"
+            yield "checkpoint.keep_best", "must be 1 or more if evaluation.final is best"
         yield from self._conflicts_of_first_stages()
         if self.stop.patience and self.teacher.stacking.steps:
             yield "stop.patience", "is for a teacher of one size; remove it, or teacher.stacking"

@@ -486,13 +486,13 @@ class LearnerConfig(Section):
     def _conflicts_with_frozen(self) -> Iterator[Refusal]:
         """Conflicts of a frozen learner, which has only a model and a source of its weights."""
         if self.init.pretrained is None:
-            yield "init.pretrained", "must be set where frozen is true"
+            yield "init.pretrained", "must be set if frozen is true"
         if self.zero_stage not in FROZEN_STAGES:
             stages = " or ".join(map(str, FROZEN_STAGES))
             why = f"must be {stages} where frozen is true; the others partition what training needs"
             yield "zero_stage", why
         if self.offload == "optimizer":
-            yield "offload", "must be none or parameters where frozen is true"
+            yield "offload", "must be none or parameters if frozen is true"
         for key in self.changed(*_FOR_TRAINING):
             if key != "dropout":
                 yield key, "is for training; remove it (null), or frozen"

@@ -312,7 +312,7 @@ def _unread_teachers(learners: Named) -> Iterator[Refusal]:
     for learner in learners:
         if is_teacher(learner) and learner != TEACHER and read.isdisjoint((learner, MEAN)):
             name = learner.removeprefix("teachers/")
-            why = f"nobody learns from it; a student's term does with teacher: {name}, or {MEAN}"
+            why = f"no learner reads it; a student's term reads it with teacher: {name}, or {MEAN}"
             yield section_of(learner), why
 
 
@@ -320,7 +320,7 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
     if not teacher.frozen and not teacher.objective.terms():
         yield "objective", "name at least one term"
     if teacher.objective.needs_teacher():
-        yield "objective", "a teacher has nobody to learn from; use mlm, nsp, sop"
+        yield "objective", "a teacher has no teacher to learn from; use mlm, nsp, sop"
     if teacher.start != StartConfig():
         yield "start", "is for students; remove it"
     if teacher.budget != BudgetConfig() and teacher.frozen:

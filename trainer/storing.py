@@ -115,7 +115,7 @@ def _refuse_other_files(folder: Path) -> None:
         return
     for path in sorted(folder.iterdir()):
         if not re.fullmatch(rf"lock|({SHARD_NAME}|{re.escape(NAME)})(\.new)?", path.name):
-            raise TrainingError(f"{KEY}: {folder}: holds {path.name}; name a folder of its own")
+            raise TrainingError(f"{KEY}: {folder}: holds {path.name}; name another folder")
 
 
 def _store_missing(

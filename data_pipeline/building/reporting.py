@@ -70,7 +70,7 @@ def _unknown_lines(splits: Collection[dict]) -> list[str]:
     if share <= WARN_ABOVE:
         return [line]
     advice = "train a tokenizer on this text, or find one with `tandem tokenizer compare`"
-    return [f"warning: {line}, so that a model cannot tell them apart; {advice}"]
+    return [f"warning: {line}, so a model cannot distinguish them; {advice}"]
 
 
 def _sentence_lines(tally: Tally) -> list[str]:

@@ -44,7 +44,9 @@ class MaskingConfig(Section):
     smoothing: Annotated[
         float,
         Range(0, 10),
-        Doc("Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all alike."),
+        Doc(
+            "Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all equally."
+        ),
     ] = 0.0
     copies: Annotated[
         int,

@@ -177,7 +177,7 @@ def _shuffled(texts: Iterable[Document], draw: random.Random) -> list[str]:
 def _missing(out: Path) -> Iterator[str]:
     """Yield a line for each task that lacks its material in the text's language."""
     if "B-CAP" not in (out / f"capitals_{TRAIN}.txt").read_text(encoding="utf-8"):
-        yield "capitals: no word inside a sentence has one, so that nothing can be learnt"
+        yield "capitals: no word inside a sentence has one, so nothing can be learned"
     if '"agreement"' not in (out / "pairs.jsonl").read_text(encoding="utf-8"):
         words = ", ".join(OTHER_NUMBER)
         yield f"pairs.jsonl: has no agreement, which is made of English words: {words}"

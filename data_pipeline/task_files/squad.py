@@ -131,7 +131,9 @@ def _answers(record: Any, where: str) -> Iterator[AnswerSpan]:
         return
     answers = value_in(record, "answers", list, where)
     if not answers:
-        raise DataError(f"{where}: has no answers; if the passage has none, is_impossible says so")
+        raise DataError(
+            f"{where}: has no answers; if the passage has none, set is_impossible: true"
+        )
     for answer in answers:
         text, start = text_in(answer, "text", where), value_in(answer, "answer_start", int, where)
         if not text:

@@ -73,7 +73,7 @@ class TransformersConfig(ModelConfig):
 
     def conflicts(self) -> Iterator[Refusal]:
         if not self.config:
-            yield "config", "is that of a folder; set init.pretrained to a folder of transformers"
+            yield "config", "reads a folder; set init.pretrained to a folder of transformers"
         yield from super().conflicts()
 
     @property

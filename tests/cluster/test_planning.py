@@ -270,7 +270,7 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
     assert active == {"teacher": 1, "distilbert": 0.15, "tinybert": 0.1}
     assert plan["job"]["assumed"] == [
         "no student waits for the teacher's quality",
-        "the global batch is that of most steps",
+        "the global batch is the size of most steps",
     ]
     assert plan["job"]["cache"] == {"shard_bytes": 2**26, "limit_gb": 2}
     wrong = tandem("plan", "demo", "--device", "h101")

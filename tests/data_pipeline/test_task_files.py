@@ -256,7 +256,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> str:
         ),
         (
             spoilt(lambda p: p["qas"][1].pop("is_impossible")),
-            "id a2: has no answers; if the passage has none, is_impossible says so",
+            "id a2: has no answers; if the passage has none, set is_impossible: true",
         ),
     ],
 )

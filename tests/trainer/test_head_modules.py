@@ -139,8 +139,8 @@ def test_its_products_are_counted() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"activation": "relu"}, "activation: is for a head without a module of its own"),
-        ({"numbers": ["price"]}, "numbers: is for a head without a module of its own"),
+        ({"activation": "relu"}, "activation: is for a head without a module"),
+        ({"numbers": ["price"]}, "numbers: is for a head without a module"),
     ],
 )
 def test_keys_of_the_usual_head_are_refused_beside_it(keys: dict, message: str) -> None:

@@ -254,7 +254,7 @@ def test_a_plan_counts_it(corpus, finished, tmp_path):
         (["students.tinybert.objective.soft_kl={teacher: wide}"], "soft_kl.teacher: no teacher 'w"),
         (["students.tinybert.objective.hidden_mse={teacher: mean}"], "only terms that compare"),
         (["teachers.second.frozen=false"], "teachers.second.frozen: must be true: only `teacher`"),
-        (["teachers.second.init.pretrained=null"], "init.pretrained: must be set where frozen"),
+        (["teachers.second.init.pretrained=null"], "init.pretrained: must be set if frozen"),
         (["teachers.second.model.vocab_size=700"], "must share a vocabulary (teachers.second)"),
         (
             ["teachers.second.model={vocab_size: 600, mlm_head: false}"],
@@ -263,7 +263,7 @@ def test_a_plan_counts_it(corpus, finished, tmp_path):
         (["teachers.mean={frozen: true, init: {pretrained: x}}"], "teachers.mean: a term means"),
         (
             ["students.tinybert.objective.soft_kl.teacher=teacher"],
-            "teachers.second: nobody learns from it",
+            "teachers.second: no learner reads it",
         ),
         (
             ["teachers.second.masked_only=true",

@@ -25,7 +25,7 @@ LINGUISTIC = (
 def disabled_how(analysis: Analysis) -> str:
     """A sentence that says how the model works without a head."""
     if analysis.way == UNIFORM:
-        return "A disabled head attends to all tokens alike."
+        return "A disabled head attends to all tokens equally."
     return "A disabled head adds nothing to its layer."
 
 

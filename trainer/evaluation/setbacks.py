@@ -119,5 +119,5 @@ def _advice(config: JobConfig, name: str) -> str:
         return "weigh its terms about the teacher less, or lower its learning rate"
     half = config.steps // 2
     return (
-        f"start it when its teacher has learnt something: students.{name}.start: {{step: {half}}}"
+        f"start it when its teacher has learned something: students.{name}.start: {{step: {half}}}"
     )

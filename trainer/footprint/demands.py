@@ -227,7 +227,7 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     clocks = [job.hours, *(learner.budget.hours for learner in (job.teacher, *students))]
     yield waits, "no student waits for the teacher's quality"
     yield any(clocks), "budgets of hours are not used up before those of steps"
-    yield bool(job.batch_sizes.growth), "the global batch is that of most steps"
+    yield bool(job.batch_sizes.growth), "the global batch is the size of most steps"
     offloads = [learner.offload for learner in job.learners.values()]
     is_offloaded = any(offload != "none" for offload in offloads)
     yield is_offloaded, "offloaded optimizers take no time of their own"

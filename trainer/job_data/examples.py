@@ -242,7 +242,7 @@ def _tokenizer_of(job: JobConfig) -> Path:
     folders = [job.data.tokenizer, *(learner.init.pretrained for learner in learners)]
     folder = next((folder for folder in folders if folder is not None), None)
     if folder is None:
-        raise TrainingError("data.tokenizer: must be set where teacher.init.pretrained is not")
+        raise TrainingError("data.tokenizer: must be set, because teacher.init.pretrained is not")
     if not Path(folder).exists():
         raise TrainingError(f"{folder}: no such folder; it should hold the tokenizer")
     return Path(folder)

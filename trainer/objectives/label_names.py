@@ -52,7 +52,7 @@ def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
         try:
             convert(label, str, LABEL)
         except ConfigError:
-            why = "is a placeholder or has a control character; name it otherwise"
+            why = "is a placeholder or has a control character; give it another name"
             raise DataError(f"{place}: {LABEL}: {label!r} {why}") from None
     if len(places) < 2:
         listed = ", ".join(map(repr, places)) or "none"

@@ -240,7 +240,7 @@ class TaskFirstConfig(FirstStageConfig):
 
     first: ClassVar[frozenset[str]] = frozenset((PREDICTIONS, STATES, LAYERS))
     needs: ClassVar[str] = "a task, and branches for afterwards"
-    simplified: ClassVar[str] = "the task is learnt in all steps"
+    simplified: ClassVar[str] = "the task is learned in all steps"
 
     steps: Annotated[
         int | None,

@@ -16,7 +16,7 @@ DEEPEST = 60  # per cent of its colour that a cell gets, so that its number can 
 CLOUD = "The predicted number above the right one; on the dashed line both are equal"
 BY_CLASS = "F1 on the validation examples, and in brackets precision and recall."
 BY_EXIT = (
-    "Accuracy where every example leaves after this layer, or at this speed after the first layer "
+    "Accuracy if every example leaves after this layer, or at this speed after the first layer "
     "that is certain enough; in brackets the layers that an example passes, on average."
 )
 

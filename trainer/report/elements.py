@@ -16,7 +16,7 @@ STYLE = Path(__file__).with_name("style.css")
 COLOURS = 8  # in the style sheet: --c0 to --c7
 NOT_TRAINED = "not trained"
 MOST_RETENTION = 2.0  # above it the teacher has hardly learnt, and a percentage says nothing
-NO_RETENTION = f"empty above {MOST_RETENTION:.0%}, since such a teacher has hardly learnt"
+NO_RETENTION = f"empty above {MOST_RETENTION:.0%}, since such a teacher has hardly learned"
 
 
 def short(number: float) -> str:

@@ -143,7 +143,7 @@ class Translation(ScoredByReferences):
         if self.has_head(model) == (view == DEFAULT_VIEW):
             return None
         if self.has_head(model):
-            return f"a model of kind {model.kind} reads source and target apart; remove it"
+            return f"a model of kind {model.kind} reads source and target separately; remove it"
         views = " or ".join(self.views)
         return f"a model of kind {model.kind} has no decoder; set the view to {views}"
 

@@ -96,7 +96,7 @@ def recovery_advice(
     """
     if newest and sound is None:
         return (
-            f"no checkpoint is sound (the newest is that of step {newest}): start a new run with "
+            f"no checkpoint is sound (the newest is from step {newest}): start a new run with "
             f"a lower learning_rate: 'name=NEW'"
         )
     if newest and sound != newest:
