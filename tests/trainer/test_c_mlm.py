@@ -451,7 +451,7 @@ def test_another_view_of_the_teacher_is_another_folder(runs) -> None:
         ),
         (
             ["students.student.view=every_token"],
-            "students.student.view: a model of kind seq2seq reads source and target separately; remove",
+            "students.student.view: a model of kind seq2seq reads source and target separately",
         ),
         (
             ["teacher.view=masked"],
