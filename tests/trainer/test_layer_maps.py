@@ -35,7 +35,7 @@ def test_maps_that_do_not_exist(layers):
 
 
 def test_a_single_layer_has_nothing_left_to_be_patient_with():
-    with pytest.raises(ValueError, match="single layer"):
+    with pytest.raises(ValueError, match="leaves no layer"):
         map_layers("skip", 1, 12)
 
 
