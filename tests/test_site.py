@@ -84,3 +84,9 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 @pytest.mark.parametrize(("page", "most"), [("README.md", 900), ("docs/studies.md", 1500)])
 def test_a_page_for_a_reader_in_a_hurry_is_short(page, most):
     assert len((REPOSITORY / page).read_text().split()) <= most
+
+
+def test_the_changes_since_the_last_version_are_told_shortly():
+    unreleased = (REPOSITORY / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert unreleased.startswith("[Unreleased]")
+    assert len(unreleased.split()) <= 1500
