@@ -76,7 +76,7 @@ class Stages:
         return self._starts[-1]
 
     def at(self, step: int) -> tuple[Stage, int]:
-        """The stage that the learner's own `step` is in, and the number of its steps before."""
+        """The stage of the learner's own `step`, and how many of the stage's steps come before it."""
         number = max(0, bisect_right(self._starts, step) - 1)
         return self._stages[number], step - self._starts[number]
 
@@ -157,13 +157,13 @@ class FirstStageConfig(StagesConfig):
 class ProgressiveConfig(StagesConfig):
     """Train a student layer by layer before it learns to predict.
 
-    Each layer in turn is compared with the teacher's for `steps_per_layer` steps. Meanwhile only
-    the terms between layers are on, and only for this layer. The layer learns at up to `current`
-    times the peak learning rate and the layers before it at up to `earlier` times; everything
-    else, the embeddings included, is frozen. Within a layer's steps these rates rise from 0 over
-    the first tenth, then fall to 0.9 of themselves. Afterwards only the other terms are on, all
-    parameters learn and the schedule begins. Each phase, including the last, starts with fresh
-    optimizer moments.
+    Each layer in turn is compared with the teacher's for `steps_per_layer` steps. In these steps
+    only the terms between layers are on, and only for this layer. The layer learns at up to
+    `current` times the peak learning rate and the layers before it at up to `earlier` times;
+    everything else, the embeddings included, is frozen. Within a layer's steps these rates rise
+    from 0 over the first tenth, then fall to 0.9 of themselves. Afterwards only the other terms are
+    on, all parameters learn and the schedule begins. Each phase, including the last, starts with
+    fresh optimizer moments.
     """
 
     first: ClassVar[frozenset[str]] = frozenset((LAYERS,))

@@ -141,9 +141,9 @@ def _is_number(column: str) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The examples of a file that are trained on, or those that are scored (`is_held_out`).
+    """The examples of a file that are trained on, or the examples that are scored (`is_held_out`).
 
-    fraction: of the units that a file holds, how many are held out; None: the file is one part.
+    fraction: the fraction of a file's units that is held out; None: the file is one part.
     """
 
     is_held_out: bool
@@ -351,7 +351,7 @@ class TaskConfig(TermConfig):
     ) -> Iterator[EncodedExample]:
         """The examples of a part of a file, in order.
 
-        A task whose examples are scored in another form than they are trained on has its own.
+        A task overrides this if its examples are scored in another form than in training.
         """
         for number, example in enumerate(self.encode(file, encoder)):
             if part.has(self.unit_of(number, example)):

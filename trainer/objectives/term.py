@@ -107,7 +107,7 @@ class LossInputs:
 
     sources: the outputs of other learners, or the learner's own, under the names that terms use;
     step: the learner's own step, from 0 at its start. whole_batch: by term, the losses over the
-    whole batch of this micro-batch's examples, where the rank has several micro-batches. views: the
+    whole batch of this micro-batch's examples, if the rank has several micro-batches. views: the
     micro-batch in other forms, by name.
     """
 
@@ -132,8 +132,9 @@ class TermConfig(Section, ABC):
     """The YAML section of a term; a number that may change (`Setting`) is kept as written.
 
     needs: what its head requires of the model; compares: see `trainer.objectives.stages`;
-    regularises: whether it reads neither labels nor anybody else, and so says nothing of quality.
-    compares_spans: whether it can compare with a source of another tokenizer, at aligned spans.
+    regularises: whether it reads neither labels nor another learner, so that its value says nothing
+    about quality. compares_spans: whether it can compare with a source of another tokenizer, at
+    aligned spans.
     """
 
     needs: ClassVar[tuple[Ability, ...]] = ()
@@ -244,9 +245,9 @@ class TeacherTermConfig(TermConfig):
 class Term(nn.Module, ABC):
     """One weighted loss.
 
-    denominator: the name, in `trainer.denominators`, of what divides its sum; source: as in
-    `TermConfig`; reads_logits: whether it reads its source's logits; min_lead: how far the job's
-    own teacher must be ahead, as its losses are lower, before it counts. None: it always counts.
+    denominator: the name, in `trainer.denominators`, of the count that divides its sum; source: as
+    in `TermConfig`; reads_logits: whether it reads its source's logits; min_lead: how much lower
+    the loss of the job's own teacher must be before the term counts. None: it always counts.
     """
 
     denominator: str
@@ -305,7 +306,7 @@ class Term(nn.Module, ABC):
         return
 
     def applies(self, inputs: LossInputs) -> bool:
-        """Whether its source, if it has one, is there in this step."""
+        """Whether its source, if it has one, is present in this step."""
         return self.source is None or self.source in inputs.sources
 
     def outputs(self, inputs: LossInputs) -> TeacherOutputs:

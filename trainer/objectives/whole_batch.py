@@ -17,7 +17,7 @@ from trainer.objectives.term import ExampleLosses, LossInputs
 
 
 class WholeBatchTerm(TaskTerm):
-    """A task's loss of which one example's depends on the whole global batch.
+    """A task's loss in which each example's loss depends on the whole global batch.
 
     It reads the outputs of the task's head and, where it has a `source`, those of the source's head
     for the task; nothing else of the models.
