@@ -76,7 +76,7 @@ class Stages:
         return self._starts[-1]
 
     def at(self, step: int) -> tuple[Stage, int]:
-        """The stage of the learner's own `step`, and how many of the stage's steps come before it."""
+        """The stage of the learner's own `step`, and the steps made in that stage."""
         number = max(0, bisect_right(self._starts, step) - 1)
         return self._stages[number], step - self._starts[number]
 
