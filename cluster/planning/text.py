@@ -187,9 +187,9 @@ def _recipes(plan: Plan) -> str:
     headings = ("recipe", "FLOPs", hours, "cost", "ratio", "teacher steps")
     return (
         f"{_table(headings, rows)}\n"
-        f"Every learner trains for as many steps in each recipe. Ratio: of this job's {hours} to "
-        "the recipe's.\nTeacher steps: as many as this job's teacher could make at the recipe's "
-        "cost, its students as many as now."
+        f"Each learner trains for the same number of steps in all recipes. Ratio: this job's "
+        f"{hours} divided by the recipe's.\nTeacher steps: the steps for which this job could train "
+        "its teacher at the recipe's cost, with the students' steps unchanged."
     )
 
 
@@ -302,7 +302,7 @@ def _assumed_of_job(job: JobFacts, nodes: int) -> Iterator[str]:
 
 
 def _assumed_of_cache(cache: CacheFacts, rows: int) -> Iterator[str]:
-    """Of a node that computes this many rows of each step."""
+    """The assumption about the cache of a node that computes this many rows of each step."""
     needed = rows * cache.shard_bytes / 1e9
     yield (
         f"URLs: a node caches a shard for each of its {rows:,} sequences of a step, "
