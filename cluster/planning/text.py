@@ -302,7 +302,7 @@ def _assumed_of_job(job: JobFacts, nodes: int) -> Iterator[str]:
 
 
 def _assumed_of_cache(cache: CacheFacts, rows: int) -> Iterator[str]:
-    """The assumption about the cache of a node that computes this many rows of each step."""
+    """The cache of a node that computes this many rows of each step."""
     needed = rows * cache.shard_bytes / 1e9
     yield (
         f"URLs: a node caches a shard for each of its {rows:,} sequences of a step, "
