@@ -188,8 +188,8 @@ def _recipes(plan: Plan) -> str:
     return (
         f"{_table(headings, rows)}\n"
         f"Each learner trains for the same number of steps in all recipes. Ratio: this job's "
-        f"{hours} divided by the recipe's.\nTeacher steps: the steps for which this job could train "
-        "its teacher at the recipe's cost, with the students' steps unchanged."
+        f"{hours} divided by the recipe's.\nTeacher steps: the steps for which this job could "
+        "train its teacher at the recipe's cost, with the students' steps unchanged."
     )
 
 
