@@ -12,5 +12,5 @@ import hashlib
 
 def derive(*parts: int | str) -> int:
     """A 63-bit seed that is a pure function of `parts`."""
-    text = "\0".join(str(part) for part in parts)
+    text = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -113,11 +114,11 @@ def union(captures: Iterable[Capture]) -> Capture:
     """A capture of everything that any of `captures` asks for."""
     captures = list(captures)
     return Capture(
-        hidden_states=tuple(sorted({n for capture in captures for n in capture.hidden_states})),
-        attention=tuple(sorted({n for capture in captures for n in capture.attention})),
-        all_positions=any(capture.all_positions for capture in captures),
-        last_hidden_state=any(capture.last_hidden_state for capture in captures),
-        heads=tuple(sorted({name for capture in captures for name in capture.heads})),
-        exits=tuple(sorted({n for capture in captures for n in capture.exits})),
-        branches=tuple(sorted({name for capture in captures for name in capture.branches})),
+        hidden_states=tuple(sorted(set[int]().union(*map(attrgetter("hidden_states"), captures)))),
+        attention=tuple(sorted(set[int]().union(*map(attrgetter("attention"), captures)))),
+        all_positions=any(map(attrgetter("all_positions"), captures)),
+        last_hidden_state=any(map(attrgetter("last_hidden_state"), captures)),
+        heads=tuple(sorted(set[str]().union(*map(attrgetter("heads"), captures)))),
+        exits=tuple(sorted(set[int]().union(*map(attrgetter("exits"), captures)))),
+        branches=tuple(sorted(set[str]().union(*map(attrgetter("branches"), captures)))),
     )

@@ -43,7 +43,7 @@ class TeacherPass:
         Collective: ZeRO 3 gathers the output projections.
         """
         consumers = [(student.objective, student.own_step(step)) for student in students]
-        heads = teacher.config.architecture.task_heads
+        heads = teacher.model.config.task_heads
         discriminators = sum(student.generator == teacher.name for student in students)
         demand = Demand.of(teacher.name, heads, consumers, targets, discriminators)
         runs = teacher.config.stored is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +62,12 @@ class Objective(nn.Module):
         self.lead: float | None = None  # of the job's own teacher; None: not compared with it
         self.shared: Mapping[str, SharedSpans] = {}  # by the sources that have other tokenizers
         self.read_by = read_by or {}
-        self.terms = nn.ModuleDict(_build(config, learner, teachers, self.stages))
+        # The terms by name, in their proper type, and as modules.
+        self.by_name = _build(config, learner, teachers, self.stages)
+        self.terms = nn.ModuleDict(self.by_name)
+        # The names of the learners whose outputs any term reads.
+        self.sources = {t.source for t in self.by_name.values() if t.source is not None}
         self._initialise(learner.initializer_range, seed)
-
-    @property
-    def by_name(self) -> dict[str, Term]:
-        """The terms by name, in their proper type."""
-        return {name: cast(Term, term) for name, term in self.terms.items()}
 
     def task_among(self, targets: Collection[str]) -> str:
         """The task, among several, of a batch with these targets; empty if there is one task."""
@@ -154,11 +152,6 @@ class Objective(nn.Module):
     def _shared_with(self, term: Term) -> SharedSpans | None:
         """How the term compares with its source, if that has another tokenizer."""
         return None if term.source is None else self.shared.get(term.source)
-
-    @property
-    def sources(self) -> set[str]:
-        """The names of the learners whose outputs any term reads."""
-        return {term.source for term in self.by_name.values() if term.source is not None}
 
     @property
     def label_terms(self) -> list[str]:
@@ -271,7 +264,7 @@ def _build(
     learner: ModelShape,
     teachers: Mapping[str, ModelShape],
     stages: Stages,
-) -> Mapping[str, Term]:
+) -> dict[str, Term]:
     terms, sections = {}, config.terms()
     for name, section in sections.items():
         terms[name] = term = section.build(learner, model_read_by(section, teachers))
