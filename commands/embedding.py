@@ -96,7 +96,7 @@ def embed(
     if word is not None and pooling == "cls":
         raise click.UsageError("--pooling cls: is of whole texts; with --word use mean or static")
     from configs.strict_json import strict_json
-    from data_pipeline.text.surrogates import without_surrogates
+    from data_pipeline.text.text_files import without_surrogates
     from trainer.evaluation.text_vectors import TextEncoder
 
     texts = tuple(map(without_surrogates, texts))  # those of a terminal with another encoding

@@ -23,9 +23,7 @@ ROOMS = {
         "errors hashing remote text task_files shards tokenization packing masking phases config "
         "order reading building examples augmentation"
     ),
-    "data_pipeline/text": (
-        "scripts surrogates text_files formats records documents sentences system_prose"
-    ),
+    "data_pipeline/text": ("scripts text_files formats records documents sentences system_prose"),
     "data_pipeline/task_files": (
         "contents dropped tables squad conll multiple_choice parallel retrieval "
         "collection "
@@ -66,7 +64,7 @@ ROOMS = {
         "checkpoint optimizers watch batches denominators vocabulary_projection teacher_outputs "
         "replaced_tokens "
         "scoring stored_config objectives tasks schedules admission_config learner_config "
-        "batch_config job_tree folder_models named_tasks task_facts teacher_heads tokenizer_rules "
+        "batch_config job_tree task_facts teacher_heads tokenizer_rules "
         "roles config "
         "run_folder control stored_logits job_data report learners teacher_passes look_ahead step "
         "footprint evaluation record lifecycle job loop run rehearsal storing prediction "
@@ -116,8 +114,7 @@ ROOMS = {
     ),
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
-        "column metric scores task_scores task_metrics vector_metric span_metric ranking_metric "
-        "translating"
+        "column metric scores task_scores task_metrics span_metric ranking_metric translating"
     ),
     "trainer/footprint": "fake_step footprint demands",
     "trainer/evaluation": (
@@ -126,7 +123,7 @@ ROOMS = {
         "final_scores export"
     ),
     "trainer/prediction": (
-        "passes fine_tuned predictor texts embedding tags choices spans vectors translations "
+        "passes fine_tuned predictor texts embedding tags spans vectors translations "
         "predicting rankings"
     ),
     "trainer/augmentation": "masked_words augmenting replacing perturbing",

@@ -1,12 +1,27 @@
-"""Reading a job's YAML tree before it is checked: plain sections, with scalars as written."""
+"""Reading a job's YAML tree before it is checked: plain sections, with scalars as written.
+
+The `tasks` that it names bring their examples and heads, and a learner that names only a folder of
+weights (``init.pretrained``) gets the `model` that is there.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import configs
 from configs import ConfigError
+from configs.kinds import KIND, kinds_of
 from configs.typed import convert
+from data_pipeline import TaskDataConfig
+from model import Ability, ModelConfig, ModelError, read_config
+
+# What a task's own YAML says of its examples; the rest of its data section is about one task.
+_DATA = {field.name for field in dataclasses.fields(TaskDataConfig)} - {"path"}
+# Keys of heads, which the objective adds again where it trains them.
+_HEADS = ("pair_head", "task_heads")
 
 
 def with_learners(
@@ -36,3 +51,98 @@ def is_frozen(learner: Mapping[str, Any]) -> bool:
     except ConfigError:
         return False
     return frozen
+
+
+def with_tasks(tree: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """A job's tree with what each of its ``tasks`` says in data.tasks and objectives instead.
+
+    schema: that of jobs. A learner that is trained gets all of them; what the tree itself says of a
+    task stands. Raises ConfigError, naming the key, for what is no task.
+    """
+    named = tree.get("tasks")
+    if not isinstance(named, dict) or not named:
+        return dict(tree)
+    examples, kinds = {}, {}
+    for name, source in named.items():
+        key = f"tasks.{name}"
+        if not isinstance(source, str):
+            raise ConfigError(f"{key}: must be a name of configs/task, or a file")
+        try:
+            task = configs.load_tree(source, schema, "task")
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        data = _section(task, "data")
+        examples[name] = {field: value for field, value in data.items() if field in _DATA}
+        kinds[name] = _kind_of(task, key)
+
+    def with_kinds(key: str, learner: dict[str, Any]) -> dict[str, Any]:
+        if is_frozen(learner):
+            return learner
+        return {**learner, "objective": _over(kinds, _section(learner, "objective"))}
+
+    # The teacher has them also where the file says nothing else of it.
+    changed = with_learners({**tree, "teacher": _section(tree, "teacher")}, with_kinds)
+    return {**changed, "tasks": {}, "data": _over(examples, _section(tree, "data"))}
+
+
+def _kind_of(task: dict[str, Any], key: str) -> dict[str, Any]:
+    """The one section of the objective of a task's job: {"single_sentence": {...}}."""
+    objective = _section(_section(task, "teacher"), "objective")
+    terms = {name: term for name, term in objective.items() if isinstance(term, dict)}
+    if len(terms) != 1:
+        raise ConfigError(f"{key}: its teacher.objective must have one term, a task")
+    return terms
+
+
+def _section(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The section at a key; an empty one where there is none."""
+    section = tree.get(key)
+    return section if isinstance(section, dict) else {}
+
+
+def _over(tasks: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with these tasks below those that it has."""
+    return {**section, "tasks": configs.merge(tasks, _section(section, "tasks"))}
+
+
+def with_models(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's YAML tree in which learners without a `model` have that of their ``init.pretrained``.
+
+    It has as many layers as ``init.layers`` lists. A learner that is trained gets the model without
+    the heads of earlier tasks. A folder that does not exist on this machine is skipped; the start
+    of the job reports it. Raises ConfigError, naming the key, for a damaged folder.
+    """
+    return with_learners(tree, _with_model)
+
+
+def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
+    init = learner.get("init")
+    folder = init.get("pretrained") if isinstance(init, dict) else None
+    given = learner.get("model", {})
+    kind = given.get(KIND, "") if isinstance(given, dict) else ""
+    is_open = "model" not in learner or (given == {KIND: kind} and _reads_folders(kind))
+    if not isinstance(init, dict) or not isinstance(folder, str) or not is_open:
+        return learner
+    layers = init.get("layers")
+    depth = len(layers) if isinstance(layers, list) else 0
+    if not _holds_model(folder):
+        return {**learner, "model": {"layers": depth}} if depth else learner
+    try:
+        config = read_config(folder, kind)
+    except ModelError as error:
+        raise ConfigError(f"{section}.init.pretrained: {error}") from error
+    if depth and not config.cannot(Ability.GROW):
+        config = config.with_layers(depth)
+    left_out = () if is_frozen(learner) else _HEADS
+    model = {key: value for key, value in dataclasses.asdict(config).items() if key not in left_out}
+    return {**learner, "model": model}
+
+
+def _reads_folders(kind: object) -> bool:
+    """Whether a model section that has only this `kind` is to be read from the folder."""
+    kinds = kinds_of(ModelConfig)
+    return isinstance(kind, str) and kind in kinds and kinds[kind].reads_folders
+
+
+def _holds_model(folder: str) -> bool:
+    return (Path(folder) / "config.json").is_file()

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
-from data_pipeline.text.surrogates import without_surrogates
-from data_pipeline.text.text_files import STDIN, decompressing, open_text
+from data_pipeline.text.text_files import STDIN, decompressing, open_text, without_surrogates
 
 UTF_8 = "utf-8"
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # an escape of one, also in a pair

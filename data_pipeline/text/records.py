@@ -26,8 +26,7 @@ from data_pipeline.text.formats import (
     FileSpan,
     ReadOptions,
 )
-from data_pipeline.text.surrogates import without_surrogates
-from data_pipeline.text.text_files import decompressing, open_bytes, open_text
+from data_pipeline.text.text_files import decompressing, open_bytes, open_text, without_surrogates
 
 if TYPE_CHECKING:
     import pyarrow

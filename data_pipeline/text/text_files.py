@@ -257,3 +257,11 @@ class _Zstd(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def without_surrogates(text: str) -> str:
+    """The text with a ? for each lone surrogate, which is no text and has no UTF-8.
+
+    They come from JSON escapes and command lines.
+    """
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

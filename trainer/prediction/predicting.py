@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from data_pipeline import EmptyText
+from data_pipeline.task_files.multiple_choice import read_multiple_choice
 from model import (
     CHOICE,
     CLASSIFICATION,
@@ -22,9 +26,8 @@ from model import (
     ModelError,
     from_pretrained,
 )
-from trainer.prediction.choices import ChoicePredictor
 from trainer.prediction.fine_tuned import FineTuned
-from trainer.prediction.passes import sorted_together
+from trainer.prediction.passes import Segments, sorted_together
 from trainer.prediction.predictor import Predictor, Query, tell_incomplete
 from trainer.prediction.spans import SpanPredictor
 from trainer.prediction.tags import TagPredictor
@@ -38,6 +41,36 @@ from trainer.prediction.translations import translations
 from trainer.prediction.vectors import VectorPredictor
 from trainer.tasks.bi_encoder import BiEncoder
 from trainer.tasks.retrieval import Retrieval
+
+
+class ChoicePredictor(Predictor):
+    """Answers each question with ``{"id", "choice", "answer", "probabilities"}``.
+
+    All but the id is null where a text is missing.
+    """
+
+    def queries(self, path: str) -> Iterator[Query]:
+        for question in read_multiple_choice(path, False, self.facts.encoding):
+            texts = [question.texts_with(choice) for choice in question.choices]
+            sequences: list[Segments] = []
+            with suppress(EmptyText):
+                sequences = [self.encoder.sequence(read, question.where) for read in texts]
+            self.unanswered += not sequences
+            yield Query(sequences, question)
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        question = query.source
+        if not outputs:
+            return {"id": question.id, "choice": None, "answer": None, "probabilities": None}
+        scores = torch.cat(list(outputs))
+        best = int(scores.argmax())
+        return {
+            "id": question.id,
+            "choice": best,
+            "answer": question.choices[best],
+            "probabilities": scores.softmax(dim=0).tolist(),
+        }
+
 
 PREDICTORS: dict[str, type[Predictor]] = {
     CLASSIFICATION: TextPredictor,
