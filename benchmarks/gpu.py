@@ -71,6 +71,7 @@ TOY, TOY_STUDENTS = Size("toy", 128, 2, 32, 4, vocabulary=1000), [(64, 2)] * 3
 STAGES = (0, 1, 2, 3)
 TURNS = 10 if ON_GPU else 1
 LEAST_SECONDS = 10.0  # with fewer left, a section is not begun
+MOST = 0.35  # of the time that a section may take
 # What a host calls to wait for its GPU, by the profiler's names.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
@@ -86,7 +87,8 @@ def main() -> None:
     facts, until = gpu_facts.of_this_machine(), time.monotonic() + 60 * given.minutes
     for name in given.only:
         began = time.monotonic()
-        facts["sections"][name] = rows_of(name, given.out.resolve(), until - began)
+        seconds = min(until - began, MOST * 60 * given.minutes)
+        facts["sections"][name] = rows_of(name, given.out.resolve(), seconds)
         # After each section: what has been measured outlasts whatever ends this process.
         (given.out / "gpu_facts.json").write_text(json.dumps(facts, indent=1) + "\n")
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)

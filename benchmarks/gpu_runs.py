@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,34 +32,36 @@ TESTERS = 8  # processes that test at once on one GPU
 
 
 def job(out: Path, seconds: float) -> Iterator[Row]:
-    """A job with two students on prose of this machine: from text to exports."""
-    until = time.monotonic() + seconds
-    work, log = out / "work", out / "job.log"
+    """A job with two students on the text of these pages: from text to exports."""
+    with tempfile.TemporaryDirectory() as work:
+        yield from job_in(Path(work), out, time.monotonic() + seconds)
+
+
+def job_in(work: Path, out: Path, until: float) -> Iterator[Row]:
+    """The job with its corpus and run in the folder `work`, until this time of the clock."""
     text, tokenizer, corpus = work / "text.txt", work / "tokenizer", work / "corpus"
+    pages = sorted(ROOT.glob("docs/**/*.md"))
+    text.write_text("\n\n".join(page.read_text(encoding="utf-8") for page in pages))
     tandem = [sys.executable, "-m", "tandem"]
-    sizes = ["--kind", "wordpiece", "--vocab-size", "8192"]
+    sizes = ["--kind", "wordpiece", "--vocab-size", "4096"]
     parts = ["--tokenizer", tokenizer, "--out", corpus, "--val-fraction", "0.03"]
     paths = [f"data.path={corpus}", f"output_dir={work}", "log.wandb=disabled", BEGINS]
     for command in (
-        [sys.executable, "-m", "data_pipeline.text.system_prose", "--out", text],
         [*tandem, "tokenizer", "train", text, *sizes, "--out", tokenizer],
         [*tandem, "data", "build", text, *parts],
         [*tandem, "train", "demo", *paths, *(LARGE if ON_GPU else SMALL)],
     ):
         began = time.monotonic()
-        run(command, log, until - began)
-        yield " ".join(str(word) for word in command[2:5:2]), f"{time.monotonic() - began:.0f} s"
+        run(command, out / "job.log", until - began)
+        yield " ".join(str(word) for word in command[2:5]), f"{time.monotonic() - began:.0f} s"
     rows = metrics.read(work / "demo/metrics.jsonl")
     for key in ("tokens_per_second", "mfu", "teacher/loss", "students/tinybert/loss"):
         steps, values = metrics.series(rows, key)
         if values:
-            yield (
-                f"the job's {key}, step {steps[0]} to {steps[-1]}",
-                f"{values[0]:.4g} to {values[-1]:.4g}",
-            )
+            what = f"the job's {key}, step {steps[0]} to {steps[-1]}"
+            yield (what, f"{values[0]:.4g} to {values[-1]:.4g}")
     for name in ("metrics.jsonl", "report.html"):
         shutil.copy(work / "demo" / name, out)
-    shutil.rmtree(work)
 
 
 def tests(out: Path, seconds: float) -> Iterator[Row]:
