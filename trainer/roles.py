@@ -165,7 +165,7 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             if reason := task.unreadable(config.view, config.model):
                 yield f"{section_of(learner)}.view", reason
         for name, term in config.objective.terms().items():
-            read = sources_of(term, learners)
+            read = sources_of(term, learners).values()
             views = {other.view for other in read}
             generators = {other.generator_name for other in read}
             key = f"{section_of(learner)}.objective.{name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from configs.section import Refusal
 from data_pipeline import DataConfig
@@ -15,13 +15,13 @@ from trainer.objectives.terms.predictions import DivergenceConfig, unshared_voca
 Named = Mapping[str, LearnerConfig]
 
 
-def sources_of(term: TermConfig, learners: Named) -> list[LearnerConfig]:
-    """The learners whose outputs a term reads."""
-    return [
-        learner
+def sources_of(term: TermConfig, learners: Named) -> dict[str, LearnerConfig]:
+    """The learners whose outputs a term reads, by name."""
+    return {
+        name: learner
         for name, learner in learners.items()
         if term.source == name or (term.source == MEAN and is_teacher(name))
-    ]
+    }
 
 
 def conflicts_of_tokenizers(learners: Named, data: DataConfig) -> Iterator[Refusal]:
@@ -48,14 +48,17 @@ def conflicts_of_tokenizers(learners: Named, data: DataConfig) -> Iterator[Refus
 
 
 def _incomparable(
-    term: TermConfig, config: LearnerConfig, read: Sequence[LearnerConfig], data: DataConfig
+    term: TermConfig, config: LearnerConfig, read: Named, data: DataConfig
 ) -> str | None:
     """Why a term cannot compare a learner with its sources, by their tokenizers or vocabularies."""
-    tokenizers = {other.tokenizer for other in read}
+    tokenizers = {other.tokenizer for other in read.values()}
     if not tokenizers - {config.tokenizer}:
-        sizes = {other.model.vocab_size for other in read} - {config.model.vocab_size}
-        if sizes and isinstance(term, DivergenceConfig) and not term.any_vocabulary:
-            return unshared_vocabulary(config.model.vocab_size, sizes.pop())
+        if not isinstance(term, DivergenceConfig) or term.any_vocabulary:
+            return None
+        for name, other in read.items():
+            if other.model.vocab_size != config.model.vocab_size:
+                reason = unshared_vocabulary(config.model.vocab_size, other.model.vocab_size)
+                return reason if name == TEACHER else f"{reason} ({section_of(name)})"
         return None
     if data.has_examples:
         why = "compares states, so that its teacher must have the same tokenizer"

@@ -307,7 +307,9 @@ def test_a_student_that_generates_nothing_is_refused(folder, corpus) -> None:
     text = JOB.format(folder=folder, corpus=corpus)
     seq2seq = "{kind: recurrent_seq2seq, hidden_size: 8, layers: 1, vocab_size: 600}"
     assert seq2seq in text
-    text = text.replace(seq2seq, "{kind: encoder, hidden_size: 8, heads: 2, layers: 1}")
+    text = text.replace(
+        seq2seq, "{kind: encoder, hidden_size: 8, heads: 2, layers: 1, vocab_size: 600}"
+    )
     with pytest.raises(
         ConfigError, match=r"students.small.view: a model of kind encoder has no decoder"
     ):
