@@ -59,7 +59,7 @@ def _loss(run: RunStatus, learner: str) -> str:
 def _checkpoint(run: RunStatus) -> str:
     if run.checkpoint is None or run.checkpoint_age is None:
         return ""
-    return f"{run.checkpoint:,} {duration(run.checkpoint_age)} ago"
+    return f"{run.checkpoint:,}, {duration(run.checkpoint_age)} ago"
 
 
 def _remarks(run: RunStatus) -> list[str]:

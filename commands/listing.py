@@ -24,16 +24,20 @@ FILES = {
 }
 REGISTRIES = ("terms", "optimizers", "schedules")
 LONGEST = 120  # characters of a line that is not cut at a colon or semicolon
-_SENTENCE = re.compile(r".+?(?:(?<!\bal)[.?](?=\s)|$)")  # "et al." ends none
+# A mark behind a word, before a capital: none of "et al.", "eq. 7" or "a . b".
+_SENTENCE = re.compile(r".+?(?:(?<=\S)(?<!\bal)[.?](?=\s+[A-Z`*|(]|\s*$)|$)")
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice([*FILES, *REGISTRIES]), required=False)
+@click.argument(
+    "kind", type=click.Choice([*FILES, *REGISTRIES]), required=False, metavar="[KIND]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_names(kind: str | None, as_json: bool) -> None:
     """List the shipped models, jobs, tasks, terms and so on.
 
-    With a KIND, each name has a line that describes it.
+    KIND is models, jobs, tasks, data, clusters, devices, suites, terms, optimizers or schedules.
+    With it, each name has a line that describes it.
     """
     from configs.strict_json import strict_json
 

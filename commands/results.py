@@ -129,7 +129,7 @@ def which_step(
     metavar="best|last|N",
     callback=which_step,
     help="The checkpoint: the one with the learner's best evaluation.metric on validation, the "
-    "last one, or one of this step. default: as evaluation.final says.",
+    "last one, or that of step N. Default: as evaluation.final says.",
 )
 @click.option("--average", is_flag=True, help="Write the learner's averaged weights.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx, for ONNX Runtime.")

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from configs.errors import ConfigError
 from configs.kinds import KIND, chosen, kinds_of
+from configs.synonyms import our_key
 from configs.yaml_text import Plain
 
 T = TypeVar("T")
@@ -74,7 +75,8 @@ def _unknown(key: Any, kinds: Mapping[str, Any], fields: Sequence[str]) -> str:
     others = [name for name, schema in kinds.items() if key in schema.__dataclass_fields__]
     if others:
         return f"is for kind: {', '.join(others)}; remove it"
-    return f"unknown key{nearest(str(key), fields)}"
+    ours = our_key(str(key), fields)
+    return f"unknown key{f'; here it is {ours}' if ours else nearest(str(key), fields)}"
 
 
 def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
-        "errors yaml_text kinds typed strict_json rules section declared json_schema reference "
-        "interpolation plugins loading devices studies suites plan_facts runs durations progress"
+        "errors yaml_text kinds synonyms typed strict_json rules section declared json_schema "
+        "reference interpolation plugins loading devices studies suites plan_facts runs durations "
+        "progress"
     ),
     "data_pipeline": (
         "errors hashing remote text task_files shards tokenization packing masking phases config "

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from trainer.learner_names import TEACHER
-from trainer.run_folder.run_files import RunFiles
+from trainer.run_folder.run_files import RunFiles, primary_of
 from trainer.scoring.column import Column
 
 STYLE = Path(__file__).with_name("style.css")
 COLOURS = 8  # in the style sheet: --c0 to --c7
 NOT_TRAINED = "not trained"
 MOST_RETENTION = 2.0  # above it the teacher has hardly learnt, and a percentage says nothing
-NO_RETENTION = f"empty above {MOST_RETENTION:.0%}, since such a teacher has hardly learned"
+NO_RETENTION = (
+    f"empty above {MOST_RETENTION:.0%}, and where the teacher does not beat guessing by frequency, "
+    "since such a teacher has hardly learned"
+)
 
 
 def short(number: float) -> str:
@@ -43,12 +46,22 @@ def score_of(facts: Mapping[str, Any], column: Column) -> str:
     return NOT_TRAINED if score is None else column.written(score)
 
 
-def retention_of(name: str, facts: Mapping[str, Any]) -> float | None:
+def retention_of(name: str, evaluation: Mapping[str, Any]) -> float | None:
     """A student's retention of the teacher's score; None where a percentage would mislead."""
-    retention = facts["retention"]
+    retention = evaluation["learners"][name]["retention"]
     if name == TEACHER or retention is None or not 0 <= retention <= MOST_RETENTION:
         return None
-    return float(retention)
+    return float(retention) if _has_learnt(evaluation) else None
+
+
+def _has_learnt(evaluation: Mapping[str, Any]) -> bool:
+    """Whether the teacher beats the unigram baseline; true of tasks, which have none."""
+    primary = primary_of(evaluation)
+    teacher = evaluation["learners"].get(TEACHER, {}).get(primary.name)
+    baseline = evaluation["unigram"].get(primary.name)
+    if teacher is None or baseline is None:
+        return True
+    return bool(teacher > baseline if primary.higher_is_better else teacher < baseline)
 
 
 def steps_of(facts: Mapping[str, Any]) -> str:

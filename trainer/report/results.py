@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -19,7 +18,7 @@ from trainer.report.elements import (
     steps_of,
 )
 from trainer.run_folder.run_files import RunFiles, columns_of, primary_of
-from trainer.scoring.column import SHARE, Column
+from trainer.scoring.column import SHARE
 
 SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps", "joined at")
 OF_TEXT = (
@@ -74,7 +73,7 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     columns, learners = columns_of(evaluation), evaluation["learners"]
     scores = [column.heading for column in columns]
     headings = ["learner", "parameters", *scores, *SIZES_AND_SPEED]
-    rows = [_row(name, facts, columns, colour(run, name)) for name, facts in learners.items()]
+    rows = [_row(name, evaluation, colour(run, name)) for name in learners]
     baseline = "".join(f"<td>{score_of(evaluation['unigram'], column)}</td>" for column in columns)
     exports = "".join(
         f"<li>{escape(plain_name(name) + kind)}: <code>{escape(facts[key])}</code>"
@@ -93,11 +92,12 @@ def _table(run: RunFiles, evaluation: dict[str, Any]) -> str:
     )
 
 
-def _row(name: str, facts: dict[str, Any], columns: Sequence[Column], colour: int) -> str:
-    retention, agreement = retention_of(name, facts), facts["agreement"]
+def _row(name: str, evaluation: dict[str, Any], colour: int) -> str:
+    facts = evaluation["learners"][name]
+    retention, agreement = retention_of(name, evaluation), facts["agreement"]
     cells = [
         short(facts["parameters"]),
-        *(score_of(facts, column) for column in columns),
+        *(score_of(facts, column) for column in columns_of(evaluation)),
         "" if retention is None else _bar(retention),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),

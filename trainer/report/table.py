@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +23,7 @@ from trainer.scoring.column import Column
 
 SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps")
 WIDTH = 10_000  # wider than any table
+LEGEND_WIDTH = 96
 
 
 def student_table(evaluation: dict[str, Any]) -> str:
@@ -38,11 +39,12 @@ def student_table(evaluation: dict[str, Any]) -> str:
         table.add_column("exported to")
     for name, facts in learners.items():
         places = [facts.get("export", "")] if exported else []
-        table.add_row(*_cells(name, facts, columns), *places)
+        table.add_row(*_cells(name, evaluation), *places)
     unigram = evaluation["unigram"]
     if unigram:
         table.add_row("(unigram)", "", *(score_of(unigram, column) for column in columns))
-    return f"{as_text(table)}\n\n{_OF_TEXT if unigram else _OF_A_TASK}{_OF_ALL}"
+    legend = textwrap.fill((_OF_TEXT if unigram else _OF_A_TASK) + _OF_ALL, LEGEND_WIDTH)
+    return f"{as_text(table)}\n\n{legend}"
 
 
 def model_table(results: dict[str, Any]) -> str:
@@ -81,24 +83,25 @@ def as_text(table: Table) -> str:
 
 
 _OF_TEXT = (
-    "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told\n"
-    "right; agreement: share of tokens with the same first choice as the teacher;\n"
+    "loss and accuracy: of masked tokens in held-out text; pairs: share of pairs of segments told "
+    "right; agreement: share of tokens with the same first choice as the teacher; "
 )
-_OF_A_TASK = "scores: on the validation examples; those that begin with test: on data.test;\n"
+_OF_A_TASK = "scores: on the validation examples; those that begin with test: on data.test; "
 _OF_ALL = (
-    f"retention: share of the teacher's primary metric, {NO_RETENTION};\n"
-    "not trained: no term of its objective has trained the head that predicts it;\n"
-    "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the\n"
+    f"retention: share of the teacher's primary metric, {NO_RETENTION}; "
+    "not trained: no term of its objective has trained the head that predicts it; "
+    "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the "
     "same for a single sequence; steps: those that changed its weights, up to its checkpoint"
 )
 
 
-def _cells(name: str, facts: dict[str, Any], columns: Sequence[Column]) -> list[str]:
-    retention, agreement = retention_of(name, facts), facts["agreement"]
+def _cells(name: str, evaluation: dict[str, Any]) -> list[str]:
+    facts = evaluation["learners"][name]
+    retention, agreement = retention_of(name, evaluation), facts["agreement"]
     return [
         plain_name(name),
         short(facts["parameters"]),
-        *(score_of(facts, column) for column in columns),
+        *(score_of(facts, column) for column in columns_of(evaluation)),
         "" if retention is None else percent(retention),
         "" if agreement is None else percent(agreement["top_1"]),
         short(facts["tokens_per_second"]),
