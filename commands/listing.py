@@ -29,9 +29,7 @@ _SENTENCE = re.compile(r".+?(?:(?<=\S)(?<!\bal)[.?](?=\s+[A-Z`*|(]|\s*$)|$)")
 
 
 @click.command("list")
-@click.argument(
-    "kind", type=click.Choice([*FILES, *REGISTRIES]), required=False, metavar="[KIND]"
-)
+@click.argument("kind", type=click.Choice([*FILES, *REGISTRIES]), required=False, metavar="[KIND]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_names(kind: str | None, as_json: bool) -> None:
     """List the shipped models, jobs, tasks, terms and so on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -157,16 +158,24 @@ def run_ranks(
 ) -> int:
     """Train a prepared job as ranks on this machine; returns the exit code, in the launcher only.
 
+    A run that was refused before it began leaves no folder.
     words: the name of the config and the overrides, for ranks that are no forks of this process.
     """
     from trainer.measure.process import Startup
+    from trainer.run_folder.folder import RunFolder
+
+    folder = RunFolder.of(job)
+    is_new = not folder.path.exists()
 
     def train_as_fork(startup: Startup) -> int:
         startup.mark("starting the ranks")
         return _train_as_rank(lambda: job, startup)
 
     as_fork = partial(train_as_fork, Startup())
-    return launch_ranks(["train", *words], as_fork, nproc, one_of_several)
+    code = launch_ranks(["train", *words], as_fork, nproc, one_of_several)
+    if code and is_new and not folder.config.exists():
+        shutil.rmtree(folder.path, ignore_errors=True)
+    return code
 
 
 def launch_ranks(

@@ -62,15 +62,15 @@ def remote_errors(path: str) -> Iterator[None]:
     except Exception as error:
         words = " ".join(str(error).split())
         reason = words.removeprefix(path) or type(error).__name__
-        raise DataError(f"{path}: cannot be read: {reason}") from None
+        raise DataError(f"{path}: cannot be read: {reason}") from error
 
 
 def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL, and the path in it. Raises DataError where it is not installed."""
     try:
         import fsspec.core
-    except ImportError:
-        raise DataError(f"{url}: needs `pip install 'tandem-distill[remote]'`") from None
+    except ImportError as error:
+        raise DataError(f"{url}: needs `pip install 'tandem-distill[remote]'`") from error
     with remote_errors(url):  # an error of an import names the package to install
         place: tuple[fsspec.AbstractFileSystem, str] = fsspec.core.url_to_fs(url)
         return place

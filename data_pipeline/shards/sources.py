@@ -32,6 +32,8 @@ from data_pipeline.shards.manifest import FileRecord, fault, sha256, unfinished_
 
 ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled after each failure
+# Causes for which a store cannot be opened that another attempt would meet too.
+LASTING = (FileNotFoundError, PermissionError, ImportError)
 STALL_SECONDS = 60.0
 CHUNK = 1 << 20
 _COMMAND_FAILED = re.compile(r": exit (\d+) \(read\)")  # in the words of `webdataset`
@@ -116,7 +118,7 @@ class Remote:
     def _fetch_with_retries(self, name: str, path: Path) -> None:
         address = join(self.url, name)
         part = unfinished_name(path)
-        for attempt in range(ATTEMPTS):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._reserve(name, part)
                 copy(address, part)
@@ -126,9 +128,12 @@ class Remote:
             except (OSError, ValueError, DataError) as error:
                 part.unlink(missing_ok=True)
                 reason = str(error).removeprefix(f"{address}: ")
-            if attempt + 1 < ATTEMPTS:
-                time.sleep(FIRST_PAUSE * 2**attempt)
-        self.failures[name] = f"{address}: cannot be fetched after {ATTEMPTS} attempts: {reason}"
+                if isinstance(error, DataError) and isinstance(error.__cause__, LASTING):
+                    break
+            if attempt < ATTEMPTS:
+                time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+        tries = f" after {attempt} attempts" if attempt > 1 else ""
+        self.failures[name] = f"{address}: cannot be fetched{tries}: {reason}"
         raise BadShard(self.failures[name])
 
     def _verify(self, name: str, part: Path) -> None:

@@ -160,5 +160,9 @@ def test_a_store_sends_parts_through_fsspec(
     system.rm("/corpora", recursive=True)
     with pytest.raises(BadShard, match=r"memory://.*shard-000000.tar: cannot be read"):
         split.read_block(0)
-    with pytest.raises(DataError, match=r"s3://a/b/corpus.json: cannot be fetched .* Install s3fs"):
-        Corpus.open("s3://a/b", str(tmp_path))
+    for missing, why in [
+        ("s3://a/b", "Install s3fs"),
+        ("memory://nowhere", "/nowhere/corpus.json"),
+    ]:
+        with pytest.raises(DataError, match=f"{missing}/corpus.json: cannot be fetched: .*{why}"):
+            Corpus.open(missing, str(tmp_path))

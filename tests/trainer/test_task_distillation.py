@@ -370,7 +370,10 @@ def test_a_student_begins_as_layers_of_a_folder(shipped, heads, monkeypatch) -> 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("init.layers=[0,9]", "students.skip.init.layers: there is no layer 9; the model has 0"),
+        (
+            "init.layers=[0,9]",
+            "students.skip.init.layers: there is no layer 9; the model has 0 to 1; name some",
+        ),
         ("init.layers=[0]", "students.skip.init.layers: lists 1 for the model's 2 layers"),
         ("init.pretrained=null", "students.skip.init.layers: is for pretrained; set that"),
     ],
@@ -390,3 +393,4 @@ def test_layers_that_a_folder_does_not_have_are_refused(
     )  # fmt: skip
     assert failed.returncode == 1
     assert complaint in failed.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name != "examples"]

@@ -121,7 +121,7 @@ def _require_same_architecture(section: str, init: InitConfig, config: ModelConf
 def _with_layers(key: str, config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
     """The model of only these `layers`. Raises TrainingError where it cannot be made of them."""
     if absent := [layer for layer in layers if not 0 <= layer < config.layers]:
-        has = f"the model has 0 to {config.layers - 1}"
+        has = f"the model has 0 to {config.layers - 1}; name some of these, or null for all"
         raise TrainingError(f"{key}: there is no layer {absent[0]}; {has}")
     if why := config.cannot(Ability.GROW) or config.cannot_copy(layers):
         raise TrainingError(f"{key}: {why}")

@@ -132,7 +132,8 @@ class Display:
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
         else:
-            self.say(f"{self._name}: step {self._facts()} · {self._learners('; ')}")
+            learners = [self._learners("; ")] if self._losses else []
+            self.say(" · ".join([f"{self._name}: step {self._facts()}", *learners]))
 
     def _picture(self) -> Group:
         line = Table.grid(padding=(0, 1), expand=True)
