@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from configs.typed import shown
 
@@ -36,6 +37,12 @@ class NotEmpty(click.ParamType):
         if not value:
             self.fail("must not be empty", *context)
         return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave a path to the shell, which completes the names of files."""
+        return [CompletionItem(incomplete, type="file")] if self.name == "path" else []
 
 
 class Encoding(click.ParamType):

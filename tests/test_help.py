@@ -31,6 +31,8 @@ def test_no_help_is_cut_short_at_80_columns(words):
     assert shown.exit_code == 0
     assert max(map(len, shown.output.splitlines())) <= 80
     assert not CUT_SHORT.search(shown.output), shown.output
+    wide = CliRunner().invoke(main, [*words, "--help"], terminal_width=2000, max_content_width=2000)
+    assert shown.output.split() == wide.output.split(), "no word is broken"
 
 
 def test_the_version_is_that_of_the_project():
@@ -44,3 +46,5 @@ def test_bash_completes_commands_and_options():
     assert "_tandem_completion" in tandem(_TANDEM_COMPLETE="bash_source").stdout
     completed = tandem(_TANDEM_COMPLETE="bash_complete", COMP_WORDS="tandem tok", COMP_CWORD="1")
     assert completed.stdout == "plain,tokenizer\n"
+    files = tandem(_TANDEM_COMPLETE="bash_complete", COMP_WORDS="tandem train my", COMP_CWORD="2")
+    assert files.stdout == "file,my\n"

@@ -35,6 +35,17 @@ def test_what_a_file_is_ends_with_its_first_sentence():
     assert tasks["cola"].startswith("CoLA of GLUE: is a sentence grammatical (1)?")
 
 
+def test_a_formula_is_not_cut_at_a_mark_in_it():
+    terms = listed("terms")
+    assert terms["soft_cross_entropy"] == (
+        "-softmax(t / T') . log softmax(s / T) at masked positions, without T^2"
+    )
+    assert terms["decoupled_kd"].endswith("(arXiv 2203.08679, eq. 7)")
+    for lines in listed().values():
+        for name, line in lines.items():
+            assert line.count("(") == line.count(")"), f"{name}: {line}"
+
+
 @pytest.mark.parametrize("kind", ["terms", "optimizers", "schedules"])
 def test_every_entry_of_a_registry_is_listed_with_what_it_is(kind):
     entries = listed(kind)

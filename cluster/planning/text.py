@@ -195,7 +195,6 @@ def _recipes(plan: Plan) -> str:
 
 def _failures(plan: Plan) -> str:
     now, best, every = plan.reliability, plan.reliability_at_best, plan.best_checkpoint_every
-    minutes = every * plan.time.seconds / 60
     hours = now.mtbf / 3600
     often = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
     count = f"{_amount(now.failures)} in the run" if now.effective else "so that the run never ends"
@@ -204,8 +203,8 @@ def _failures(plan: Plan) -> str:
         f"{now.stall:.2g} s and is on storage after {now.write:.2g} s.\n"
         f"With checkpoint.every={plan.job.checkpoint_every}, {_share(now.effective)} of the time "
         f"is spent on training; in 19 of 20 runs, at least {_share(now.effective_p5)}.\n"
-        f"Best: checkpoint.every={every}, or {minutes:.3g} minutes: {_share(best.effective)}; in "
-        f"19 of 20 runs, at least {_share(best.effective_p5)}."
+        f"Best: checkpoint.every={every}, or {duration(every * plan.time.seconds)}: "
+        f"{_share(best.effective)}; in 19 of 20 runs, at least {_share(best.effective_p5)}."
     )
 
 
@@ -239,7 +238,7 @@ def _scaling(plan: Plan) -> str:
             f"{row.nodes}",
             f"{row.gpus:,}",
             f"{row.seconds_per_step:.3g}",
-            _fraction(row.days),
+            duration(86400 * row.days) if math.isfinite(row.days) else "never ends",
             _amount(row.gpu_hours),
             _share(row.waiting),
             _share(row.effective),
@@ -247,7 +246,7 @@ def _scaling(plan: Plan) -> str:
         for row in plan.scaling
     ]
     unit = plan.machine.device.unit
-    headings = ("nodes", f"{unit}s", "s per step", "days", f"{unit}-hours", "waiting", "training")
+    headings = ("nodes", f"{unit}s", "s per step", "time", f"{unit}-hours", "waiting", "training")
     return f"{_table(headings, rows)}\nIncluding failures, with checkpoints at the best interval."
 
 

@@ -31,9 +31,11 @@ from tests.trainer.test_sentence_tasks import lines
 from tests.trainer.test_token_tasks import conll, dream, squad
 from tests.trainer.told_by_transformers import CLASSES, TEXT, Told, told_by_export
 from trainer.config import JobConfig
+from trainer.evaluation.export import _settings
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import InitConfig
 from trainer.learners.first_weights import from_folder
+from trainer.objectives.term import registered_terms
 
 pytestmark = pytest.mark.slow
 SIZES = "hidden_size: 16, layers: 3, heads: 2, ffn_size: 24, vocab_size: 600, max_positions: 66"
@@ -281,6 +283,11 @@ def test_a_card_names_the_data_and_no_internals(folder: Path) -> None:
     assert "| single_sentence | weight 1.0 |" in card
     for internal in (str(folder), "single_sentence_accuracy", "Held-out"):
         assert internal not in card
+
+
+def test_the_settings_of_a_card_are_as_in_yaml() -> None:
+    section = registered_terms()["soft_labels"](weight=0.5, tasks=["quality"])
+    assert _settings(section) == "weight 0.5, tasks [quality]"
 
 
 def fine_tuned_by_transformers(exported: Path, out: Path, **changes: object) -> Path:

@@ -372,7 +372,7 @@ def test_a_student_begins_as_layers_of_a_folder(shipped, heads, monkeypatch) -> 
     [
         (
             "init.layers=[0,9]",
-            "students.skip.init.layers: there is no layer 9; the model has 0 to 1; name some",
+            "students.skip.init.layers: there is no layer 9; the model has 0 to 3; name some",
         ),
         ("init.layers=[0]", "students.skip.init.layers: lists 1 for the model's 2 layers"),
         ("init.pretrained=null", "students.skip.init.layers: is for pretrained; set that"),

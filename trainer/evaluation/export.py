@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from data_pipeline import MASKED, Vocabulary
 from model import (
@@ -255,8 +258,14 @@ def _settings(section: TermConfig) -> str:
     changed = section.changed(*(field.name for field in dataclasses.fields(section)))
     in_head = ("labels", *STATISTICS)
     shown = dict.fromkeys(["weight", *(name for name in changed if name not in in_head)])
-    values = {name: getattr(section, name) for name in shown}
-    return ", ".join(f"{name} {'null' if v is None else v}" for name, v in values.items())
+    values = dataclasses.asdict(section)
+    return ", ".join(f"{name} {_as_yaml(values[name])}" for name in shown)
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as a job's YAML has it, on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize)
+    return text.partition("\n")[0]
 
 
 def _scores(
