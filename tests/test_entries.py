@@ -48,8 +48,11 @@ def write_user_folder(folder: Path) -> Path:
     return folder
 
 
-def run(command: list[object], folder: Path) -> str:
-    """The output of a process that starts in `folder`, without this repository on its path."""
+def run(command: list[object], folder: Path, umask: int = -1) -> str:
+    """The output of a process that starts in `folder`, without this repository on its path.
+
+    A `umask` of -1 is that of the tests.
+    """
     environment = command_environment()
     del environment["PYTHONPATH"]
     done = subprocess.run(
@@ -59,6 +62,7 @@ def run(command: list[object], folder: Path) -> str:
         capture_output=True,
         text=True,
         timeout=300,
+        umask=umask,
     )
     assert done.returncode == 0, done.stderr
     assert "ZeroDivisionError" not in done.stderr
@@ -93,16 +97,24 @@ def test_a_module_that_was_imported_under_a_package_s_name_is_named(tmp_path: Pa
 
 @pytest.mark.slow
 def test_processes_that_a_command_starts_do_too(user_folder: Path, corpus: Path) -> None:
-    """The workers of a build, a run's ranks, its Weights & Biases process, and its report."""
+    """The workers of a build, a run's ranks, its trackers' processes, its report and its exports.
+
+    What they write follows the umask.
+    """
     text = user_folder / "text.txt"
     text.write_text("\n\n".join(f"Sentence {k} of a text. It is short." for k in range(3000)))
     tokenizer = corpus.parent / "tokenizer"
     build = ["data", "build", text, "--tokenizer", tokenizer, "--out", "corpus", "--workers", 2]
     entry = ENTRIES["file"]
-    run([*entry, *build], user_folder)
+    run([*entry, *build], user_folder, umask=0o027)
     job = ["train", TINY_JOB, f"data.path={corpus}", "output_dir=runs", "--nproc", 2]
-    run([*entry, *job, "log.wandb=offline"], user_folder)
+    run([*entry, *job, "log.wandb=offline", "log.trackers=[tensorboard]"], user_folder, 0o027)
     logs = "".join(path.read_text() for path in user_folder.glob("runs/tiny/logs/*"))
     assert "ZeroDivisionError" not in logs
     assert list(user_folder.glob("runs/tiny/wandb/offline-run-*"))
     assert (user_folder / "runs/tiny/report.html").exists()
+    written = [*user_folder.glob("corpus/**/*"), *user_folder.glob("runs/tiny/**/*")]
+    assert len(written) > 40
+    for path in written:
+        if not path.is_symlink():
+            assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
