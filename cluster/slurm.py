@@ -215,10 +215,13 @@ def _with_own_plugins(config: str, submission: Path) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    elif source.exists():
+    """Copy a file, or a folder without caches; the copies follow the umask, not the originals."""
+    if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+    elif source.is_dir() and source.name != "__pycache__":
+        for path in source.iterdir():
+            _copy(path, target / path.name)
 
 
 def _revision(source: Path) -> str:

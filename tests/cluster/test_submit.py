@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_submission_folder(tmp_path, capsys):
     commands.submit("demo", Path("runs/demo"), "steps: 4\n")
     assert (folder / "config.yaml").read_text() == "steps: 3\n"
     assert (folder.with_name("002") / "config.yaml").read_text() == "steps: 4\n"
+
+
+def test_a_submission_follows_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        commands.submit("demo", Path("runs/demo"), "")
+    finally:
+        os.umask(before)
+    written = [*(tmp_path / "runs/demo").rglob("*")]
+    assert len(written) > 300
+    for path in written:
+        assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
 
 
 def test_a_submission_has_its_own_copies_of_plugins(tmp_path, monkeypatch):
