@@ -114,6 +114,7 @@ def embed(
 def _embed_file(
     folder: str, path: str, pooling: str, out: str | None, columns: tuple[str, ...]
 ) -> None:
+    from configs.progress import tracked
     from trainer.device import own_device
     from trainer.prediction.embedding import FileEmbedder
 
@@ -121,12 +122,13 @@ def _embed_file(
     if out is not None and out.endswith(".npy"):
         with new_file(Path(out)) as part:
             embedder = FileEmbedder(Path(folder), pooling, own_device())
-            _write_array(part, embedder.rows(path, places), embedder.size)
+            vectors = tracked(embedder.rows(path, places), "embedding", "rows")
+            _write_array(part, vectors, embedder.size)
         return
     with written(out) as file:
         vectors = FileEmbedder(Path(folder), pooling, own_device()).rows(path, places)
         answers = ({"vector": None if vector is None else vector.tolist()} for vector in vectors)
-        write_lines(file, answers, flush=path == "-")
+        write_lines(file, answers, "embedding", flush=path == "-")
 
 
 def _write_array(path: Path, vectors: Iterable[Vector | None], size: int) -> None:

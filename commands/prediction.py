@@ -94,7 +94,7 @@ def predict(
             if documents
             else predictions(Path(folder), input_, device, chosen, head, speed, encoding)
         )
-        write_lines(file, answers, flush=input_ == STDIN)
+        write_lines(file, answers, "predicting", flush=input_ == STDIN)
 
 
 def _refuse_misuse(
@@ -123,11 +123,17 @@ def _refuse_misuse(
         raise click.UsageError("--speed: is for classes, and --documents asks for rankings")
 
 
-def write_lines(file: TextIO, answers: Iterable[Mapping[str, Any]], flush: bool) -> None:
-    """Write each answer as a line of JSON, with the number of its row; `flush` each of them."""
+def write_lines(file: TextIO, answers: Iterable[Mapping[str, Any]], work: str, flush: bool) -> None:
+    """Write each answer as a line of JSON, with the number of its row; `flush` each of them.
+
+    The progress of the `work` is told where the answers themselves do not show it.
+    """
+    from configs.progress import tracked
     from configs.strict_json import finite
 
     as_text = (file.encoding or "").lower() in ("utf-8", "utf8")
+    if not (flush or file.isatty()):
+        answers = tracked(answers, work, "rows")
     for row, answer in enumerate(answers, start=1):
         line = json.dumps(finite({"row": row, **answer}), ensure_ascii=not as_text)
         print(line, file=file, flush=flush)

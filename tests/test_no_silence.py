@@ -49,3 +49,12 @@ def test_encoding_examples(told, corpus, tmp_path):
     place = (f"data.tokenizer={corpus.parent / 'tokenizer'}", f"output_dir={tmp_path / 'runs'}")
     errors = told("data", "show", "single_sentence", *job, *place, "--samples", "1")
     assert re.search(rf"encoding {table}: \d+ examples", errors)
+
+
+@pytest.mark.parametrize("form", ["npy", "jsonl"])
+def test_embedding_a_file(told, finished, tmp_path, form):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a fine film\na waste of time\n")
+    folder = finished[0] / "exports" / "teacher"
+    errors = told("embed", folder, texts, "--out", tmp_path / f"vectors.{form}")
+    assert re.search(r"embedding: \d rows · \d+s", errors)
