@@ -1,5 +1,6 @@
 # ruff: noqa: I001
-# The public Python API for type checkers, which read no types from a module that is one file.
+# The module `tandem` for type checkers, which read no types from a module that is one file.
+import click
 from commands.api import (
     build_corpus as build_corpus,
     embed as embed,
@@ -10,3 +11,5 @@ from commands.api import (
     predict as predict,
     train as train,
 )
+
+main: click.Group
