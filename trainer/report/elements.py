@@ -15,7 +15,7 @@ from trainer.scoring.column import Column
 STYLE = Path(__file__).with_name("style.css")
 COLOURS = 8  # in the style sheet: --c0 to --c7
 NOT_TRAINED = "not trained"
-MOST_RETENTION = 2.0  # above it the teacher has hardly learnt, and a percentage says nothing
+MOST_RETENTION = 2.0  # above it the teacher has hardly learned, and a percentage says nothing
 NO_RETENTION = (
     f"empty above {MOST_RETENTION:.0%}, and where the teacher does not beat guessing by frequency, "
     "since such a teacher has hardly learned"
@@ -51,10 +51,10 @@ def retention_of(name: str, evaluation: Mapping[str, Any]) -> float | None:
     retention = evaluation["learners"][name]["retention"]
     if name == TEACHER or retention is None or not 0 <= retention <= MOST_RETENTION:
         return None
-    return float(retention) if _has_learnt(evaluation) else None
+    return float(retention) if _has_learned(evaluation) else None
 
 
-def _has_learnt(evaluation: Mapping[str, Any]) -> bool:
+def _has_learned(evaluation: Mapping[str, Any]) -> bool:
     """Whether the teacher beats the unigram baseline; true of tasks, which have none."""
     primary = primary_of(evaluation)
     teacher = evaluation["learners"].get(TEACHER, {}).get(primary.name)
