@@ -131,20 +131,6 @@ bench: $(DEMO)-data/corpus.json $(DEMO)-halves/corpus.json
 $(DEMO)-halves/corpus.json: $(DEMO)-tokenizer/tokenizer.json
 	@$(BIN)/tandem data build $(DEMO)-text.txt --tokenizer $(<D) --out $(@D) --val-fraction 0.5
 
-# Needs no GPU, but a C++ compiler and PyTorch's CUDA build, which pip's ordinary one is. Where .venv
-# has another, it goes into an environment of its own (4.6 GB); the rest comes from .venv.
-CUDA := .venv-cuda
+# Needs no GPU, but a C++ compiler.
 roofline: $(READY)
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then \
-	    $(BIN)/python benchmarks/roofline.py; \
-	else \
-	    $(MAKE) --no-print-directory $(CUDA)/.ready && $(CUDA)/bin/python benchmarks/roofline.py; \
-	fi
-
-$(CUDA)/.ready: $(READY)
-	@$(BIN)/python -m venv $(CUDA)
-	@echo "Installing PyTorch's CUDA build into $(CUDA), once (some 5 GB, 2 to 15 minutes) ..."
-	@$(CUDA)/bin/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	@packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	    $(BIN)/python -c "$$packages" > "$$($(CUDA)/bin/python -c "$$packages")/rest.pth"
-	@touch $@
+	@$(BIN)/python benchmarks/roofline.py

@@ -1,43 +1,56 @@
-"""Answers autograd's questions to CUDA's runtime and driver, on a machine without a GPU.
+"""Answers autograd's questions about a GPU, on a machine without one and in any build of PyTorch.
 
-Import it before PyTorch, so that these functions are found before CUDA's. It compiles them: a C++
-compiler is needed.
+Import it before PyTorch, which asks some of them while it is imported. It compiles the answers: a
+C++ compiler is needed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 _ANSWERS = """
-static signed char devices = 0;
-extern "C" void pretend_devices(int count) { devices = static_cast<signed char>(count); }
-extern "C" int cuDevicePrimaryCtxGetState(int, unsigned *flags, int *active) {
-    *flags = 0;
-    *active = 0;
-    return 0;
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+using c10::Device, c10::DeviceIndex, c10::Stream;
+
+namespace at {
+struct CUDAHooks : CUDAHooksInterface {
+    explicit CUDAHooks(CUDAHooksArgs) {}
+    bool isBuilt() const override { return true; }
+    bool hasPrimaryContext(DeviceIndex) const override { return true; }
+};
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 }
-namespace c10::cuda {
-signed char device_count() noexcept { return devices; }
-}
+
+struct Guard : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> {
+    Device getDevice() const override { return {c10::DeviceType::CUDA, 0}; }
+    Stream getStream(Device) const noexcept override {
+        return Stream(Stream::DEFAULT, getDevice());
+    }
+    void record(void **, const Stream &, DeviceIndex, c10::EventFlag) const override {}
+    void block(void *, const Stream &) const override {}
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 """
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> None:
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    installed = Path(torch.origin).parent
+    libraries = installed / "lib"
+    link = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "libcuda.so.1"
-        options = ["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        command = ["c++", *options, "-x", "c++", "-", "-o", str(library)]
+        library = Path(folder) / "answers.so"
+        options = ["-std=c++20", "-shared", "-fPIC", f"-I{installed / 'include'}"]
+        command = ["c++", *options, "-o", str(library), "-x", "c++", "-", *link]
         subprocess.run(command, input=_ANSWERS, text=True, check=True)
-        return ctypes.CDLL(str(library), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+        ctypes.CDLL(str(library))
 
 
-_answers = _load()
-
-
-def pretend_devices(count: int) -> None:
-    """Make PyTorch believe that there are this many GPUs; at first there is none."""
-    _answers.pretend_devices(count)
+_load()

@@ -1,16 +1,17 @@
 """A CUDA device without one: fake tensors on cuda:0, and the kernels that a GPU would be given.
 
-It needs a CUDA build of PyTorch. Import it before PyTorch.
+Any build of PyTorch will do. Import it before PyTorch.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from benchmarks.cuda_answers import pretend_devices
+import benchmarks.cuda_answers  # noqa: F401
 
 # isort: split
 import torch
@@ -19,23 +20,33 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 CUDA = torch.device("cuda:0")
 CAPABILITY = (9, 0)  # an H100's; kernels are chosen alike from 8.0 on
-MOST = 127  # devices; autograd asks about every number that one may have
+H100 = SimpleNamespace(
+    name="H100", type="cuda", major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=80 << 30,
+    multi_processor_count=132, warp_size=32, max_threads_per_multi_processor=2048,
+    regs_per_multiprocessor=65536, shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448, L2_cache_size=50 << 20,
+)  # fmt: skip
 aten = torch.ops.aten
 
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[FakeTensorMode]:
     """Fake tensors may be on `CUDA`, with its autocast and its kernels of attention."""
-    torch._C._ensureCUDADeviceGuardSet()  # one that does nothing, since there is no device yet
-    pretend_devices(MOST)
     answers: dict[str, Any] = {
+        "torch.accelerator.is_available": lambda: False,  # else its stream is asked for
+        "torch.cuda.current_device": lambda: 0,
+        "torch.cuda._exchange_device": lambda _: 0,
+        "torch.cuda._maybe_exchange_device": lambda _: 0,
+        "torch._dynamo.device_interface.CudaInterface.current_device": lambda: 0,
+        "torch._dynamo.device_interface.CudaInterface.get_device_properties": lambda *_: H100,
         "torch.cuda.get_device_capability": lambda *_: CAPABILITY,
+        "torch.cuda.get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        "torch.cuda.set_rng_state": lambda *_: None,
         "torch.cuda.is_bf16_supported": lambda *_: True,
         "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,
         "torch.nn.functional.scaled_dot_product_attention": attention,
     }
     with contextlib.ExitStack() as patches:
-        patches.callback(pretend_devices, 0)
         for name, answer in answers.items():
             patches.enter_context(mock.patch(name, answer))
         yield patches.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

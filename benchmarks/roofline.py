@@ -1,12 +1,13 @@
 """Kernels and the ceiling of MFU of a job's learners, on fake CUDA tensors: no GPU is needed.
 
-    make roofline                                     all shipped jobs, with PyTorch's CUDA build
+    make roofline                                     all shipped jobs
     python benchmarks/roofline.py bert_large_cluster --devices h100 a100_80gb
 
 Every job runs forward, backward and a held-out score in each precision, with and without padding,
 as it would on a GPU: a tensor on the wrong device, or an operation whose shape depends on data,
 fails. Then follow, in the job's own precision and micro-batch, the kernels of each learner, the
-least time that they take, the MFU that this allows, and the MFU if Python launches each in 6 us.
+least time that they take, the MFU that this allows, and the MFU if Python launches each in 6 us;
+then the same with ``compile: true``, as Inductor fuses the layers. A C++ compiler is needed.
 Kernels are taken to reach 70% of the peak in matrix products and 85% of the memory's bandwidth,
 and to take 2.5 us at least. Optimizers and communication are left out. MFU is as in
 `benchmarks/gpu.py`.
@@ -18,6 +19,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,10 +31,11 @@ from benchmarks.fake_cuda import CUDA, fake_cuda
 import torch
 
 import configs
+from benchmarks.roofline_compiled import counting
 from benchmarks.roofline_kernels import Ceiling, Kernel, Kernels
 from configs.devices import DeviceConfig
 from configs.loading import SHIPPED
-from model import Features, describe
+from model import Ability, Features, describe
 from trainer.batches import MicroBatch
 from trainer.config import JobConfig
 from trainer.footprint.fake_step import fake_batch, fake_step
@@ -51,8 +54,6 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", default=shipped)
     parser.add_argument("--devices", nargs="+", default=["h100", "a100_80gb"])
     given = parser.parse_args()
-    if torch.version.cuda is None:
-        sys.exit(f"PyTorch {torch.__version__}: needs a CUDA build; `make roofline` installs one")
     devices = {name: configs.load(name, DeviceConfig, "device") for name in given.devices}
     jobs = {name: configs.load(name, JobConfig, "job", ["data.path=none"]) for name in given.jobs}
     faults = list(find_faults(jobs))
@@ -60,8 +61,9 @@ def main() -> None:
     print(
         f"{len(faults)} faults in {len(jobs)} jobs, {len(PRECISIONS)} precisions, padded or not\n"
     )
-    print(f"| job | learner | kernels | {' | '.join(devices)} |")
-    print("|---" * (3 + len(devices)) + "|")
+    ways = "kernels", *devices
+    print(row("job", "learner", *ways, *(f"compiled: {way}" for way in ways)))
+    print("|---" * (2 + 2 * len(ways)) + "|")
     for name, job in jobs.items():
         for line in rows_of(name, job, devices):
             print(line, flush=True)
@@ -94,22 +96,31 @@ def at_precision(job: JobConfig, precision: str) -> JobConfig:
     return dataclasses.replace(job, teacher=teacher, students=students)
 
 
-def run(job: JobConfig, rows: int, length: int, is_padded: bool = False) -> dict[str, list[Kernel]]:
-    """The kernels of each learner's forward and backward pass; it is scored as well."""
+def run(
+    job: JobConfig, rows: int, length: int, is_padded: bool = False, is_compiled: bool = False
+) -> dict[str, list[Kernel]]:
+    """The kernels of each learner's forward and backward pass.
+
+    Learners are scored as well, unless their layers are compiled.
+    """
     found = {}
     with fake_cuda() as mode:
         batch = fake_batch(mode, job, rows, length, CUDA, is_padded)
-        for name, meter, _ in fake_step(job, job.learners, batch, _Meter):
-            found[name] = meter.mode.all
-            meter.score(job.learners[name], batch)
+        meter = partial(_Meter, is_compiled=is_compiled)
+        for name, learner, _ in fake_step(job, job.learners, batch, meter):
+            found[name] = [*learner.mode.all]
+            if not is_compiled:
+                learner.score(job.learners[name], batch)
     return found
 
 
 class _Meter:
     """Runs a learner on the GPU, and collects its kernels."""
 
-    def __init__(self, module: LearnerModule) -> None:
+    def __init__(self, module: LearnerModule, is_compiled: bool) -> None:
         self.module, self.mode = module, Kernels()
+        if is_compiled and not module.model.config.cannot(Ability.COMPILE):
+            module.model.compile_layers(backend=counting(self.mode))
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
         with self.mode:
@@ -131,21 +142,26 @@ class _Meter:
 def rows_of(name: str, job: JobConfig, devices: Mapping[str, DeviceConfig]) -> Iterator[str]:
     """A row of the table for each learner, and one for the joint step."""
     rows, length = job.batch.micro_batch, longest(job)
-    kernels = run(job, rows, length)
-    joint = dict.fromkeys(devices, Ceiling())
+    ways = run(job, rows, length), run(job, rows, length, is_compiled=True)
+    joint = [dict.fromkeys(devices, Ceiling()) for _ in ways]
     for learner, config in job.learners.items():
+        if learner not in ways[0]:
+            continue
         size = describe(config.architecture, length, job.data.masking.highest_rate)
         per_token = size.flops_per_token_forward if config.frozen else size.flops_per_token
         flops = rows * length * per_token
-        found = {
-            each: Ceiling.of(kernels[learner], device, config.precision, flops)
-            for each, device in devices.items()
-        }
-        joint = {each: joint[each] + one for each, one in found.items()}
-        what = f"{name}, {rows} x {length}", f"{learner}, {config.precision}"
-        yield row(*what, f"{len(kernels[learner]):,}", *found.values())
-    if len(kernels) > 1:
-        yield row(name, "joint step", f"{sum(map(len, kernels.values())):,}", *joint.values())
+        cells: list[object] = []
+        for kernels, sums in zip(ways, joint, strict=True):
+            cells.append(f"{len(kernels[learner]):,}")
+            for each, device in devices.items():
+                ceiling = Ceiling.of(kernels[learner], device, config.precision, flops)
+                sums[each] += ceiling
+                cells.append(ceiling)
+        yield row(f"{name}, {rows} x {length}", f"{learner}, {config.precision}", *cells)
+    if len(ways[0]) > 1:
+        totals = (f"{sum(map(len, kernels.values())):,}" for kernels in ways)
+        pairs = zip(totals, joint, strict=True)
+        yield row(name, "joint step", *(cell for n, sums in pairs for cell in (n, *sums.values())))
 
 
 def row(*cells: object) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,22 @@ class Kernels(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.all: list[Kernel] = []
+        self._is_replaced = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Graphs are cut as without this mode."""
+        return True
+
+    @contextlib.contextmanager
+    def replaced_by(self, fused: Iterable[Kernel]) -> Iterator[None]:
+        """Collect these kernels, in place of those of the operators in the block."""
+        self.all += fused
+        self._is_replaced = True
+        try:
+            yield
+        finally:
+            self._is_replaced = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -52,7 +69,7 @@ class Kernels(TorchDispatchMode):
         packet = function.overloadpacket
         name = packet.__name__
         is_kernel = function.namespace in ("aten", "torch_attn") and not function.is_view
-        if is_kernel and name not in NO_KERNEL:
+        if is_kernel and name not in NO_KERNEL and not self._is_replaced:
             count = flop_registry.get(packet)
             flops = count(*args, **kwargs, out_val=result) if count else 0
             self.all.append(Kernel(name, flops, _bytes(name, (args, kwargs), result)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from model.attention_kernel import AttentionPattern, attend
 from model.config import EncoderConfig
 from model.parts import DenseNorm, RMSNorm, make_norm
-from model.precision import Dense
+from model.precision import Dense, project
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
@@ -86,6 +87,7 @@ class Attention(nn.Module):
     def __init__(self, config: EncoderConfig, is_first: bool) -> None:
         super().__init__()
         self.config = config
+        self.joins_projections = False  # whether Q, K and V are one product: faster if compiled
         inner, hidden, bias = config.inner_size, config.hidden_size, config.attention_bias
         query_input = hidden if config.bottleneck_attention == "hidden" else inner
         value_input = inner if config.bottleneck_attention == "inner" else hidden
@@ -121,9 +123,7 @@ class Attention(nn.Module):
         query_input, value_input, residual = entry, entry, x
         if self.bottleneck is not None:
             query_input, value_input, residual = self.bottleneck(x)
-        q = self._split(self.query(query_input))
-        k = self._split(self.key(query_input))
-        v = self._split(self.value(value_input))
+        q, k, v = map(self._split, self._projections(query_input, value_input))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
         if angles is not None:
@@ -138,6 +138,20 @@ class Attention(nn.Module):
         if not pre_norm and self.norm is not None:
             y = self.norm(y)
         return y, q, k, v
+
+    def _projections(self, query_input: Tensor, value_input: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values of all heads, [B, L, A * D] each.
+
+        Joined, their weights are packed as autocast casts them, and are one product.
+        """
+        parts = self.query, self.key, self.value
+        if not self.joins_projections or query_input is not value_input:
+            return self.query(query_input), self.key(query_input), self.value(value_input)
+        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+        weights: list[Tensor] = [part.weight for part in parts]
+        bias = torch.cat(biases) if biases else None
+        joined = project(query_input, torch.cat(weights), bias)
+        return joined.split([part.out_features for part in parts], dim=-1)
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, L, A * D] to [B, A, L, D]."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,6 +21,26 @@ Seen = tuple[AttentionPattern, Tensor | None]  # the pattern and the rotary angl
 Context = tuple[Seen, Seen]  # of the global layers, and of the local ones
 
 
+def run_layer(
+    attention: nn.Module,
+    feed_forward: nn.Module,
+    x: Tensor,
+    pattern: AttentionPattern,
+    angles: Tensor | None,
+    rows: Tensor | None,
+    capture_attention: bool,
+) -> tuple[Tensor, ...]:
+    """Both halves of a layer: x [B, L, H] to the next x, and where captured to q, k and v as well.
+
+    With `rows`, as in `Attention.forward`, the next x is [P, H]. q, k and v are [B, A, L, D]; a
+    compiled backward pass would fill gradients with zeros for such as nobody reads.
+    """
+    y, q, k, v = attention(x, pattern, angles, rows)
+    layer_input = x if rows is None else at_rows(x, rows)
+    y = feed_forward(y, layer_input)
+    return (y, q, k, v) if capture_attention else (y,)
+
+
 class Encoder(nn.Module):
     """Layers made of an attention and a feed-forward half, either of which may be shared.
 
@@ -31,6 +53,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.checkpoint_activations = self.is_compiled = False
+        self._run_layer = run_layer
         self.rope_theta = config.global_rope_theta  # of the global layers; a job's phases change it
         self.attention_plan = config.layer_units("attention")
         self.feed_forward_plan = config.layer_units("feed_forward")
@@ -104,10 +127,21 @@ class Encoder(nn.Module):
         rows: Tensor | None,
         capture_attention: bool,
     ) -> tuple[Tensor, ...]:
-        y, q, k, v = self.attention[self.attention_plan[i]](x, pattern, angles, rows)
-        layer_input = x if rows is None else at_rows(x, rows)
-        y = self.feed_forward[self.feed_forward_plan[i]](y, layer_input)
-        return (y, q, k, v) if capture_attention else (y,)
+        attention = self.attention[self.attention_plan[i]]
+        feed_forward = self.feed_forward[self.feed_forward_plan[i]]
+        how = pattern, angles, rows, capture_attention
+        return self._run_layer(attention, feed_forward, x, *how)
+
+    def compile_layers(self, **options: Any) -> None:
+        """Run layers through ``torch.compile`` with these options; those of equal shape share code.
+
+        The modules stay as they are: names, hooks and checkpointing.
+        """
+        self._run_layer = torch.compile(run_layer, **options)
+        for attention in self.attention:
+            assert isinstance(attention, Attention)
+            attention.joins_projections = True
+        self.is_compiled = True
 
     def context(self, x: Tensor, attention_mask: AttentionMask | None) -> Context:
         """The attention patterns of the global and of the local layers, and their rotary angles."""

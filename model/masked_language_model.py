@@ -88,24 +88,21 @@ class MaskedLanguageModel(Model):
         x = self.embeddings(input_ids, segment_ids)
         return leave_early(self.encoder, head, x, attention_mask, speed)
 
-    def compile_layers(self, **options: Any) -> None:
-        """Run each half of a layer through ``torch.compile`` with these options.
-
-        The modules are compiled in place: names, hooks and checkpointing stay as they are, and
-        layers of equal shape share their code.
+    def compile_layers(self, dynamic: bool = False, **options: Any) -> None:
+        """Run each layer through ``torch.compile``, as in `Model.compile_layers`.
 
         Torch counts recompilations for all models of a process together. A job needs models x
         (training, evaluation, masked rows only) x sequence lengths of them. Beyond its default
         limit, torch would silently run a layer uncompiled. So the limit is raised, and exceeding it
-        is an error.
+        is an error. Where sums must have a fixed order, kernels are not chosen by measuring them.
         """
         from torch._dynamo import config
+        from torch._inductor import config as kernels
 
         config.recompile_limit = config.accumulated_recompile_limit = RECOMPILE_LIMIT
         config.fail_on_recompile_limit_hit = True
-        for part in (*self.encoder.attention, *self.encoder.feed_forward):
-            part.compile(dynamic=False, **options)
-        self.encoder.is_compiled = True
+        kernels.deterministic = torch.are_deterministic_algorithms_enabled()
+        self.encoder.compile_layers(dynamic=dynamic, **options)
 
     def projection_parts(self) -> ProjectionParts:
         assert self.head is not None, "a model without a masked-LM head"

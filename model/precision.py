@@ -62,12 +62,17 @@ class Dense(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
-        dtype = product_dtype(x)
-        if is_native(kernel_device(x.device), dtype):
-            return super().forward(x)
-        bias = None if self.bias is None else rounded(self.bias, dtype)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(rounded(x, dtype), rounded(self.weight, dtype), bias).to(dtype)
+        return project(x, self.weight, self.bias)
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x @ weight' + bias`` as `Dense` computes it: [..., inputs] to [..., outputs]."""
+    dtype = product_dtype(x)
+    if is_native(kernel_device(x.device), dtype):
+        return F.linear(x, weight, bias)
+    bias = None if bias is None else rounded(bias, dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(rounded(x, dtype), rounded(weight, dtype), bias).to(dtype)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -178,8 +178,11 @@ class Model(nn.Module, ABC):
         """Store only each layer's input, and recompute the rest (`Ability.CHECKPOINT`)."""
         raise NotImplementedError
 
-    def compile_layers(self, **options: Any) -> None:
-        """Run the layers through ``torch.compile`` (`Ability.COMPILE`)."""
+    def compile_layers(self, dynamic: bool = False, **options: Any) -> None:
+        """Run the layers through ``torch.compile`` with these options (`Ability.COMPILE`).
+
+        `dynamic`: one compilation serves all batch sizes and lengths; else each has its own.
+        """
         raise NotImplementedError
 
     def share_embedding(self, table: Tensor) -> None:

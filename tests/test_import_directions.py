@@ -81,7 +81,7 @@ ROOMS = {
     "trainer/objectives/terms": "states attention predictions z_loss early_exits",
     "trainer/learners": (
         "state step_shape step_decision admission zero gradients averages memory_errors "
-        "programs module engine learner first_weights learners"
+        "compilation programs module engine learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),

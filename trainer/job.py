@@ -79,6 +79,8 @@ class Job:
         self._take_over(resumption, feed, device)
         rows = max(global_batches(config, self.corpora).sizes)
         self.recorder.say(setup_line(config, shape, rows, device, self.folder.path))
+        if any(learner.is_compiled for learner in self.learners.by_name.values()):
+            self.recorder.say("compiling layers: each learner's first step takes minutes")
         self._tell(resumption, changes)
 
     def _take_over(self, resumption: Resumption, feed: Feed, device: torch.device) -> None:
@@ -226,6 +228,7 @@ def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
         micro_tokens=micro_tokens,
         seconds=_deadline(config),
         phases=tuple((phase.from_step, phase.rope_theta) for phase in config.data.phases),
+        is_ragged=config.data.has_examples,
     )
 
 

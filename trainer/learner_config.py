@@ -298,8 +298,12 @@ class LearnerConfig(Section):
         bool, Doc("Store only each layer's input, and recompute the rest in the backward pass.")
     ] = False
     compile: Annotated[
-        bool, Doc("Compile each half of a layer with torch.compile; not at ZeRO stage 3.")
-    ] = False
+        bool | None,
+        Doc(
+            "Compile layers with torch.compile; not at ZeRO stage 3. null: on GPUs, where the "
+            "model can, and Triton and a C compiler are installed."
+        ),
+    ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_with_zero()

@@ -53,8 +53,6 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
-    if data.has_examples:
-        yield from _compiled(everyone)
     yield from conflicts_of_tokenizers(everyone, data)
     yield from _conflicts_of_views(everyone)
     yield from _conflicts_of_generators(everyone, data)
@@ -141,13 +139,6 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
 
 def _examples_in(data: DataConfig) -> str:
     return data.train or ", ".join(task.train for task in data.tasks.values())
-
-
-def _compiled(learners: Named) -> Iterator[Refusal]:
-    """Learners that would be compiled anew for each length of the batches of examples."""
-    for learner, config in learners.items():
-        if config.compile:
-            yield f"{section_of(learner)}.compile", "is for text, of few lengths; remove it"
 
 
 def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:

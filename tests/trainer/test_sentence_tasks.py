@@ -220,7 +220,6 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
             r"data\.train: must name the examples",
         ),
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
-        (["teacher.compile=true"], "teacher.compile: is for text, of few lengths; remove it"),
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
         (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
         (["students.small.objective.soft_labels.loss=mse"], "temperature: has no part in mse"),

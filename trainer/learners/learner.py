@@ -23,6 +23,7 @@ from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.averages import averaged, has_means
+from trainer.learners.compilation import is_compiled
 from trainer.learners.engine import (
     DeepSpeedEngine,
     backward,
@@ -100,10 +101,11 @@ class Learner:
             self.objective: Objective = module.objective
             self.engine = self._start_engine(module)
         self.engine.train(self.config.in_training_mode)
-        if config.compile:
-            module.model.compile_layers()
         self.model: Model = module.model
         self.device: torch.device = self.engine.device
+        self.is_compiled = is_compiled(config, self.device)
+        if self.is_compiled:
+            self.model.compile_layers(dynamic=step_shape.is_ragged)
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
         self.objective.shared = {
             name: replace(spans, tokens=spans.tokens.to(self.device))

@@ -21,6 +21,7 @@ class StepShape:
     seconds: float = math.inf  # training time after which the job ends
     # The first step of each phase of the data, with a new base of rotary positions or None.
     phases: Sequence[tuple[int, float | None]] = ()
+    is_ragged: bool = False  # whether every batch has a length of its own
 
     def micro_rows(self, length: int) -> int:
         """The most sequences of this length in a micro-batch."""
