@@ -57,7 +57,7 @@ def test_contiguous_wastes_nothing_but_the_end_of_a_block(corpus: Corpus) -> Non
     assert short <= len(corpus.split("train").index.blocks)
     text = np.concatenate([row[row != pad][1:-1] for row in ids])
     special = corpus.vocabulary.is_special
-    tokens = np.concatenate([one for one, _ in documents(corpus.split("train"))])
+    tokens = np.concatenate([one.tokens for one in documents(corpus.split("train"))])
     np.testing.assert_array_equal(text[~special[text]], tokens)
 
 
@@ -67,7 +67,7 @@ def test_pairs_hold_all_text_and_mean_what_their_labels_say(
     corpus: Corpus, packing: str, short: float
 ) -> None:
     options = {"packing": packing, "short_sequence_probability": short, "sequence_length": 48}
-    texts = [one.tolist() for one, _ in documents(corpus.split("train"))]
+    texts = [one.tokens.tolist() for one in documents(corpus.split("train"))]
     text = "|".join(" ".join(map(str, one)) + " " for one in texts)
     for epoch in (0, 1):
         ids, segment_ids, labels = epoch_of(corpus, epoch, **options)
@@ -89,7 +89,9 @@ def test_pairs_hold_all_text_and_mean_what_their_labels_say(
 def test_negatives_come_from_another_document_each_segment_once(corpus: Corpus) -> None:
     for packing in ("segment_pair", "sentence_pair"):
         ids, segment_ids, labels = epoch_of(corpus, packing=packing, sequence_length=200)
-        texts = [" ".join(map(str, one.tolist())) for one, _ in documents(corpus.split("train"))]
+        texts = [
+            " ".join(map(str, one.tokens.tolist())) for one in documents(corpus.split("train"))
+        ]
         for row, kinds, label in list(zip(ids, segment_ids, labels, strict=True))[:100]:
             one, other = (
                 {n for n, text in enumerate(texts) if " ".join(map(str, part)) in text}
@@ -110,8 +112,8 @@ def test_sentence_pairs_are_two_sentences(corpus: Corpus) -> None:
     ids, segment_ids, labels = epoch_of(corpus, packing="sentence_pair", sequence_length=200)
     sentences = {
         tuple(one.tolist())
-        for tokens, sizes in documents(corpus.split("train"))
-        for one in np.split(tokens, np.cumsum(sizes, dtype=int)[:-1])
+        for document in documents(corpus.split("train"))
+        for one in np.split(document.tokens, np.cumsum(document.sentences, dtype=int)[:-1])
     }
     prefixes = {sentence[:end] for sentence in sentences for end in range(1, len(sentence) + 1)}
     pairs = [segments(corpus, *row) for row in zip(ids, segment_ids, strict=True)]

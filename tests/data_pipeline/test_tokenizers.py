@@ -86,7 +86,7 @@ def ids_of_corpus(tokenizer: Path, folder: Path, texts: list[str]) -> tuple[Corp
     inputs, reading = [str(folder / "in.txt")], ReadOptions("####")
     build(BuildOptions(inputs, str(tokenizer), reading, val_fraction=0.0), str(folder / "out"))
     corpus = Corpus.open(str(folder / "out"))
-    return corpus, [tokens.tolist() for tokens, _ in documents(corpus.split("train"))]
+    return corpus, [document.tokens.tolist() for document in documents(corpus.split("train"))]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])

@@ -162,6 +162,7 @@ def test_it_learns_from_the_teacher_and_is_exported_with_its_tokenizer(folder, t
     assert "would read other tokens" in moved.stderr
     results = json.loads(whole.evaluation.read_text())["learners"]["students/other"]
     assert (results["retention"], results["agreement"]) == (None, None)
+    assert "other ends worse" not in (whole.path / "report.html").read_text()
     export = whole.path / "exports" / "other"
     text = "The lambda expression's Parameters, naively (re)evaluated."
     read, theirs = (AutoTokenizer.from_pretrained(it)(text) for it in (export, folder / "bpe"))

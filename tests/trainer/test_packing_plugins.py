@@ -48,8 +48,8 @@ def test_what_is_dumped_is_its_rows(words: list[object], tmp_path: Path, corpus:
     capacity = arrays["input_ids"].shape[1] - 2
     ends_of_sentences = {
         tuple(tokens[start:].tolist())
-        for text, sizes in documents(Corpus.open(str(corpus)).split("train"))
-        for tokens in np.split(text, np.cumsum(sizes, dtype=int)[:-1])
+        for document in documents(Corpus.open(str(corpus)).split("train"))
+        for tokens in np.split(document.tokens, np.cumsum(document.sentences, dtype=int)[:-1])
         for start in range(0, len(tokens), capacity)
     }
     ids = np.where(arrays["labels"] == -100, arrays["input_ids"], arrays["labels"])

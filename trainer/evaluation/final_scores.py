@@ -139,6 +139,7 @@ class _Measurement:
             MASKED in self.saved.trained_heads(learner) for learner in (name, TEACHER)
         )
         size = describe(model.config, self.saved.job.data.longest)
+        config = self.saved.config(TEACHER)
         return {
             "parameters": size.parameters,
             "bytes": size.bytes,
@@ -153,6 +154,7 @@ class _Measurement:
             **self._steps(name),
             "breakdown": self.breakdowns[name],
             "listens_to": sorted(self.saved.config(name).objective.sources),
+            "same_tokens": self.saved.config(name).predicts_tokens_of(config),
             "started_at": self.saved.state.learners[name].started_at,
             "finished_at": self.saved.state.learners[name].finished_at,
         }

@@ -50,7 +50,11 @@ def _worse_at_the_end(run: RunFiles) -> list[str]:
     if run.evaluation is None:
         return []
     baseline = run.evaluation["unigram"].get("loss")
-    losses = {name: facts.get("loss") for name, facts in run.evaluation["learners"].items()}
+    losses = {
+        name: facts.get("loss")
+        for name, facts in run.evaluation["learners"].items()
+        if facts.get("same_tokens", True)  # the baseline's tokens are the teacher's
+    }
     return [
         f"{name} ends worse than the unigram baseline: its loss is {loss - baseline:.3f} higher"
         for name, loss in losses.items()
