@@ -42,7 +42,9 @@ def import_everything() -> None:
             if not module.name.endswith("wandb_follower"):
                 importlib.import_module(module.name)
     for name in OF_TESTS:
-        importlib.import_module(name)
+        # A machine that runs the GPU tests alone may lack what other tests need.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     _remember_what_every_job_reads()
     _spare_what_no_test_reads()
 
