@@ -1,26 +1,46 @@
-"""Forward and backward time of both attention kernels on a CPU, behind `choose_kernel`.
+"""Time of attention on a CPU: both kernels behind `choose_kernel`, and documents in one row.
 
-python benchmarks/model_attention.py --threads 1
+    python benchmarks/model_attention.py
+    python benchmarks/model_attention.py documents
+
+`kernels` prints milliseconds of forward and backward by dtype, padding and length. `documents`
+prints what a real token takes in four layers of 256, forward and backward, where each document has
+rows of its own, which end in padding, and where `best_fit` puts several into a row. The documents'
+lengths are log-normal (median 300 tokens). Both take CPU time, in one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.turns import median_seconds
+from model import EncoderConfig, build
 from model.attention_kernel import FUSED, PLAIN, AttentionPattern, attend
+from model.documents import AttentionMask, Documents
 
 HEADS, HEAD_SIZE, TOKENS = 4, 64, 2048
+POSITIONS = 4096  # of a batch of documents
 
 
 def main() -> None:
-    """Print milliseconds by dtype, padding and length."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    torch.set_num_threads(parser.parse_args().threads)
+    """Print one of the two tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("table", choices=["kernels", "documents"], nargs="?", default="kernels")
+    torch.set_num_threads(1)
+    {"kernels": _kernels, "documents": _documents}[parser.parse_args().table]()
+
+
+def _kernels() -> None:
     print("dtype, padded, length: plain, fused (ms)")
     for dtype in (torch.float32, torch.bfloat16):
         for padded in (False, True):
@@ -53,6 +73,60 @@ def _operand(rows: int, length: int, dtype: torch.dtype) -> Tensor:
     """[rows, heads, length, head size] in the memory order that a dense layer leaves."""
     flat = torch.randn(rows, length, HEADS * HEAD_SIZE, dtype=dtype, requires_grad=True)
     return flat.unflatten(2, (HEADS, HEAD_SIZE)).transpose(1, 2)
+
+
+def _documents() -> None:
+    print(
+        "| length | padding | apart, us | together, us | together, of apart |\n|---|---|---|---|---|"
+    )
+    for length in (128, 256, 512):
+        rows = _document_rows(length, POSITIONS // length)
+        tokens = {name: sum(map(sum, of_arm)) for name, of_arm in rows.items()}
+        arms = {name: partial(_learn, of_arm, length) for name, of_arm in rows.items()}
+        seconds = median_seconds(arms, 3, time.process_time)
+        apart, together = (1e6 * seconds[name] / tokens[name] for name in ("apart", "together"))
+        padding = 1 - tokens["apart"] / POSITIONS
+        print(
+            f"| {length} | {padding:.0%} | {apart:.1f} | {together:.1f} | {together / apart:.2f} |"
+        )
+
+
+def _document_rows(length: int, count: int) -> dict[str, list[list[int]]]:
+    """The sizes of the documents in each of `count` rows: one a row, and best fit."""
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.normal(np.log(300), 1.0, 4 * POSITIONS // 300)).astype(int) + 2
+    pieces = [min(length, size - start) for size in sizes for start in range(0, size, length)]
+    together: list[list[int]] = []
+    for piece in sorted(pieces, reverse=True):
+        fits = [row for row in together if sum(row) + piece <= length]
+        if fits:
+            max(fits, key=sum).append(piece)
+        else:
+            together.append([piece])
+    rng.shuffle(together)
+    return {"apart": [[piece] for piece in pieces[:count]], "together": together[:count]}
+
+
+def _learn(rows: list[list[int]], length: int) -> None:
+    """Forward and backward of an encoder over rows [B, length]."""
+    config = EncoderConfig(
+        vocab_size=512, hidden_size=256, layers=4, heads=4, ffn_size=1024, max_positions=length,
+        positions="rotary", segment_types=0, pooler="none", dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    mask: AttentionMask
+    if all(len(row) == 1 for row in rows):
+        mask = torch.tensor([row[0] for row in rows])
+    else:
+        mask = Documents.of(torch.tensor([_numbers(row, length) for row in rows]))
+    features = build(config, seed=0).features(
+        torch.ones(len(rows), length, dtype=torch.long), None, mask
+    )
+    features.last_hidden_state.sum().backward()
+
+
+def _numbers(row: list[int], length: int) -> list[int]:
+    numbers = [number for number, size in enumerate(row) for _ in range(size)]
+    return numbers + [len(row)] * (length - len(numbers))
 
 
 if __name__ == "__main__":
