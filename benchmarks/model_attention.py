@@ -76,9 +76,7 @@ def _operand(rows: int, length: int, dtype: torch.dtype) -> Tensor:
 
 
 def _documents() -> None:
-    print(
-        "| length | padding | apart, us | together, us | together, of apart |\n|---|---|---|---|---|"
-    )
+    print("| length | padding | apart, us | together, us | of apart |\n|---|---|---|---|---|")
     for length in (128, 256, 512):
         rows = _document_rows(length, POSITIONS // length)
         tokens = {name: sum(map(sum, of_arm)) for name, of_arm in rows.items()}
