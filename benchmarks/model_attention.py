@@ -119,6 +119,7 @@ def _learn(rows: list[list[int]], length: int) -> None:
     features = build(config, seed=0).features(
         torch.ones(len(rows), length, dtype=torch.long), None, mask
     )
+    assert features.last_hidden_state is not None
     features.last_hidden_state.sum().backward()
 
 
