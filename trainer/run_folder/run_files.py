@@ -28,10 +28,10 @@ def read_evaluation(file: Path) -> dict[str, Any] | None:
     """A run's final results; None if there are none, or the file is damaged."""
     try:
         results = finite(read_json(file))
-        from_json(results, _Evaluation, file)
+        evaluation = from_json(results, _Evaluation, file)
     except (FileNotFoundError, ConfigError):
         return None
-    return dict(results)
+    return {**results, "unigram": evaluation.unigram}  # which may be null in the file
 
 
 @dataclass
