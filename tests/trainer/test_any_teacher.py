@@ -122,7 +122,7 @@ ATTENTION = "gives no attention scores, queries, keys or values; compare states 
         ("teacher.dropout=0.1", "teacher.dropout: must be 0: a model of kind transformers"),
         ("students.small.init.teacher_layers=[0]", "model.kind is encoder, and the teacher's"),
         ("teacher.compile=true", "teacher.compile: a model of kind transformers cannot compile"),
-        ("teacher.model={kind: transformers, layers: 9}", "teacher.model.config: is that of a fol"),
+        ("teacher.model={kind: transformers, layers: 9}", "teacher.model.config: reads a folder"),
     ],
 )
 def test_what_it_does_not_give_is_refused(corpus, tmp_path, roformer, override, message) -> None:

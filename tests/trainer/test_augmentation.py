@@ -299,7 +299,7 @@ def test_what_cannot_be_augmented_is_refused(folder, tmp_path, words, out, messa
 def test_tasks_of_other_files_and_models_of_no_words_are_refused(folder, corpus, tmp_path) -> None:
     given = ["teacher.init.pretrained=x", "data.train=x", "data.validation=x"]
     tagging = configs.load("tagging", JobConfig, "task", given)
-    with pytest.raises(DataError, match="tagging does not read texts from tables"):
+    with pytest.raises(DataError, match="tagging: does not read texts from tables"):
         augment(tagging, settings(folder), tmp_path / "more.tsv", CPU)
     config = EncoderConfig(
         vocab_size=600, hidden_size=16, layers=1, heads=2, ffn_size=16, max_positions=64

@@ -109,7 +109,7 @@ def on_one_rank(corpus, runs, finished):
     with exclusive(runs / "largest_alone", ""), pytest.raises(DataError, match="is writing there"):
         storing.store_job(some, lambda: False)
     storing.store_job(some, lambda: False)
-    with pytest.raises(TrainingError, match=r"stored\.path: .*tiny: holds attempts; name a folder"):
+    with pytest.raises(TrainingError, match=r"stored\.path: .*tiny: holds attempts"):
         storing.store_job(largest(corpus, finished.parent, finished, finished.name), lambda: False)
     logits = Projection.logits
     for dtype, factor in (("fp16", 1e7), ("fp32", float("nan"))):
