@@ -48,17 +48,16 @@ def finish_folder(
     if other_tokenizers:
         read = [tokenization.load(path)[1].to_json() for path in other_tokenizers]
         tree["tally"]["tokenizers"] = read
-    places = [other_tokenizer(number) for number in range(len(other_tokenizers))]
+    by_place = {TOKENIZER: Path(tokenizer_dir)}
+    by_place |= {other_tokenizer(number): path for number, path in enumerate(other_tokenizers)}
     part = folder / PART
     claim(part, folder / MANIFEST, folder / WORD_STARTS)
-    for place in (TOKENIZER, *places):
+    for place in by_place:
         claim(*(folder / place / name for name in tokenization.TOKENIZER_FILES))
     with disk_errors(folder):
         installed = [
             f"{place}/{name}"
-            for place, path in zip(
-                (TOKENIZER, *places), (Path(tokenizer_dir), *other_tokenizers), strict=True
-            )
+            for place, path in by_place.items()
             for name in tokenization.install(path, folder / place)
         ]
         np.save(folder / WORD_STARTS, tokenization.word_starts(*loaded))
@@ -68,7 +67,7 @@ def finish_folder(
         tree["files"] = manifest.records(folder, names)
         part.write_text(manifest.render(tree))
         # Each shard was synced to disk before it was renamed.
-        for name in [*names, part.name, *SPLITS, TOKENIZER, *places, "."]:
+        for name in [*names, part.name, *SPLITS, *by_place, "."]:
             fsync(folder / name)
         os.replace(part, folder / MANIFEST)
         fsync(folder)

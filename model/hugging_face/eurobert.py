@@ -13,6 +13,7 @@ from model.hugging_face.family import (
     Family,
     Rules,
     join_gates,
+    projection_rules,
     read_activation,
     refuse,
     require,
@@ -93,10 +94,7 @@ def _rules(config: EncoderConfig) -> Rules:
     layer = r"model.layers.\1"
     return (
         (r"embeddings\.word\.weight", "model.embed_tokens.weight"),
-        (ATTENTION + r"\.query\.(.+)", layer + r".self_attn.q_proj.\2"),
-        (ATTENTION + r"\.key\.(.+)", layer + r".self_attn.k_proj.\2"),
-        (ATTENTION + r"\.value\.(.+)", layer + r".self_attn.v_proj.\2"),
-        (ATTENTION + r"\.output\.(.+)", layer + r".self_attn.o_proj.\2"),
+        *projection_rules(layer + ".self_attn"),
         (ATTENTION + r"\.norm\.(.+)", layer + r".input_layernorm.\2"),
         (STACK + r"\.input\.(.+)", layer + BOTH_GATES + r"\2"),
         (STACK + r"\.output\.(.+)", layer + r".mlp.down_proj.\2"),

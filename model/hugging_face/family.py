@@ -38,6 +38,15 @@ class Inexpressible(ModelError):
     """The `transformers` class cannot express the configuration."""
 
 
+def projection_rules(attention: str) -> Rules:
+    """Rules for Llama's names of the projections of ``attention``, a replacement with the layer."""
+    parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    return tuple(
+        (ATTENTION + rf"\.{ours}\.(.+)", rf"{attention}.{theirs}.\2")
+        for ours, theirs in parts.items()
+    )
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture of `transformers`. "Their" names and keys are those of `transformers`.

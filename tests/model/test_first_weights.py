@@ -16,6 +16,8 @@ import model
 from model import EncoderConfig, TaskHeadConfig, first_weights, with_task_head
 from model.branches import Branch
 from model.hugging_face.conversion import to_transformers
+from model.hugging_face.family import split_gates
+from model.hugging_face.nomic_bert import NOMIC_BERT
 from model.hugging_face.task_heads import ENDINGS
 from tests.model.test_heads import FAMILIES, FINE_TUNED, LABELS, their_config
 
@@ -55,7 +57,11 @@ def ours_from(source: model.Model, kind: str) -> dict[str, Tensor]:
     config = with_task_head(bare, "task", TaskHeadConfig(kind, labels))
     state = model.build(config, seed=3).state_dict()
     loaded = first_weights(config, source.config, source.state_dict())
-    return to_transformers(config, {name: loaded.get(name, one) for name, one in state.items()})[1]
+    begun = {name: loaded.get(name, tensor) for name, tensor in state.items()}
+    theirs, tensors = to_transformers(config, begun)
+    # Files of Nomic BERT have other names than the parameters of its class.
+    in_files = theirs["model_type"] == "nomic_bert"
+    return split_gates(NOMIC_BERT.to_ours(tensors)) if in_files else tensors
 
 
 def size_of(tensor: Tensor) -> float:

@@ -268,7 +268,9 @@ def test_data_commands_tell_what_a_learner_reads(folder, corpus, tmp_path) -> No
     path.write_text(configs.dump(pretrained))
     failed = tandem("data", "dump", path, "--steps", "0:1", "--out", out)
     assert failed.returncode == 2
-    assert "learners read different views: teacher (every_token), student (default)" in failed.stderr
+    assert (
+        "learners read different views: teacher (every_token), student (default)" in failed.stderr
+    )
     for learner, sequences in (("teacher", (7,)), ("student", (2,))):
         done = tandem("data", "dump", path, "--steps", "0:1", "--out", out, "--learner", learner)
         assert done.returncode == 0, done.stderr

@@ -105,7 +105,7 @@ def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
     with Recorder(
         config, RunFolder(tmp_path), JobState("id"), Gauges(), b"", speaks=True
     ) as recorder:
-        result = StepResult({}, {}, {DEFAULT_VIEW: 8}, 8, 0, NO_REQUESTS, 0.0)
+        result = StepResult({}, {}, {DEFAULT_VIEW: 8}, 8, 0, NO_REQUESTS, 0.0, {})
         recorder.step(JobState("id", step=1), result, [], [], 0.0)
     logging.getLogger().removeHandler(terminal)
     printed = capfd.readouterr()

@@ -201,7 +201,7 @@ def test_at_stage_0_a_parameter_without_gradient_is_stepped_as_at_the_others():
     module = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 2)})
     optimizer = build_optimizer(module, optimizer_config(), Uniform())
     module["used"](torch.ones(4, 3)).sum().backward()
-    fill_gradients(SimpleNamespace(module=module))
+    fill_gradients(SimpleNamespace(module=module, optimizer=optimizer))
     optimizer.step()
     assert {state["step"].item() for state in optimizer.state.values()} == {1.0}
     assert len(optimizer.state) == 4
