@@ -75,6 +75,8 @@ def test_every_head_begins_as_in_transformers(tmp_path: Path, family: str, sourc
     given = source_of(family, source, tmp_path)
     for kind in FINE_TUNED:
         ending = ENDINGS[kind]
+        if not hasattr(transformers, family + ending):
+            continue
         config = their_config(family, kind, **sizes_of(family), initializer_range=0.05)
         theirs, told = getattr(transformers, f"{family}{ending}").from_pretrained(
             tmp_path, config=config, output_loading_info=True, ignore_mismatched_sizes=True
