@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -138,7 +139,7 @@ class Learner:
         """Whether its terms are computed: it is trained, or its losses are compared (min_lead)."""
         return bool(self.objective.terms)
 
-    @property
+    @cached_property
     def counted(self) -> dict[Denominator, InView]:
         """The counts that divide its terms, and the view in which each is counted."""
         return {
@@ -150,7 +151,7 @@ class Learner:
         """The denominators of its terms."""
         return {key: sums.totals[view][name] for key, (view, name) in self.counted.items()}
 
-    @property
+    @cached_property
     def coverage(self) -> dict[str, tuple[InView, InView]]:
         """Metrics of how much is compared across tokenizers: which count is divided by which."""
         shared = [key for key in self.counted.values() if key[0] != self.view]
