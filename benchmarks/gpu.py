@@ -4,11 +4,11 @@
 
 It ends after 9 minutes on one card, whatever is left, and leaves `gpu_facts.json` (which
 `gpu_facts.py` adopts into the pages), `gpu.md` and the logs of a real job and of the GPU tests.
-With two or more cards, two ranks run all sections but `speed` and `joint`. Random tokens, 15%
-masked, no padding, no dropout, bf16, AdamW. Arms take turns, and
-medians are reported. MFU is the models' FLOPs (`model.describe`) over the vendor's dense peak.
-`transformers` is BertForMaskedLM with SDPA under ``torch.compile``. Without a GPU, everything runs
-at toy size to check that it works; its figures are meaningless.
+With two or more cards, two ranks run all sections but `speed`, `joint` and `cluster`. Tokens are
+random, 15% masked; no padding, no dropout, bf16, AdamW. Arms take turns; medians are reported. MFU
+is the models' FLOPs (`model.describe`) over the vendor's dense peak. `transformers` is
+BertForMaskedLM with SDPA under ``torch.compile``. Without a GPU, everything runs at toy size to
+check that it works; its figures are meaningless.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu_facts
 from benchmarks.cotraining_speed import forward, learn
+from benchmarks.gpu_cluster import cluster
 from benchmarks.gpu_facts import Row
 from benchmarks.gpu_learners import (
     Size,
@@ -53,6 +54,7 @@ from cluster.ranks import Ranks, export, free_port
 from model import describe
 from tests.gpu_kit.joint_step import SYNCS
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from trainer.device import fix_order_of_sums
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner
 from trainer.record.gauges import known_device
@@ -60,11 +62,13 @@ from trainer.step import train_step
 from trainer.teacher_outputs import detach
 
 ON_GPU = torch.cuda.is_available()
+BASE = Size("BERT-base", 768, 12, 128, 128)
+LARGE = Size("BERT-large", 1024, 24, 128, 64)
 SIZES = [
-    Size("BERT-base", 768, 12, 128, 128),
+    BASE,
+    Size("BERT-large", 1024, 24, 512, 32),
+    LARGE,
     Size("BERT-base", 768, 12, 512, 32),
-    Size("BERT-large", 1024, 24, 128, 64),
-    Size("BERT-large", 1024, 24, 512, 16),
 ]
 STUDENTS = [(384, 6), (256, 4), (128, 2)]  # hidden size, layers
 TOY, TOY_STUDENTS = Size("toy", 128, 2, 32, 4, vocabulary=1000), [(64, 2)] * 3
@@ -108,6 +112,7 @@ def rows_of(name: str, out: Path, seconds: float) -> list[Row]:
         work = RUNS[name](out, seconds) if name in RUNS else in_processes(name, seconds)
         rows.extend(work)
     except (RuntimeError, ProcessException) as error:
+        print(error, file=sys.stderr)
         rows.append((name, " ".join(str(error).split())[-300:]))
     return rows
 
@@ -115,7 +120,7 @@ def rows_of(name: str, out: Path, seconds: float) -> list[Row]:
 def ranks_of(section: str) -> int:
     """Two if there are two cards and the section is about ranks, and on a CPU; else one."""
     cards = torch.cuda.device_count() if ON_GPU else 2
-    return 1 if section in ("speed", "joint") else min(2, cards)
+    return 1 if section in ("speed", "joint", "cluster") else min(2, cards)
 
 
 def in_processes(section: str, seconds: float) -> Iterator[Row]:
@@ -158,10 +163,9 @@ def speed(device: torch.device) -> Iterator[Row]:
     for size in SIZES if ON_GPU else [TOY]:
         batch = batch_of(size)
         arms = {"Tandem": our_step(teacher(size), batch)}
-        arms["Tandem, bf16 weights"] = our_step(teacher(size, precision="bf16_weights"), batch)
-        if ON_GPU:
-            compiled = teacher(size, precision="bf16_weights", is_compiled=True)
-            arms["Tandem, bf16 weights, compiled"] = our_step(compiled, batch)
+        for precision in ("bf16", "bf16_weights"):
+            one = teacher(size, precision=precision, is_compiled=ON_GPU)
+            arms[f"Tandem, {precision}, compiled"] = our_step(one, batch)
         seconds = in_turns({**arms, "transformers": their_step(size, batch, device)})
         for name, median in seconds.items():
             what = f"{size.name}, {size.rows} x {size.length}, {name}"
@@ -180,7 +184,7 @@ def mfu(size: Size, tokens_per_second: float, device: torch.device) -> str:
 
 def joint(device: torch.device) -> Iterator[Row]:
     """A step of a teacher and three students, and the cost of training them one after another."""
-    size, shapes = (SIZES[2], STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
+    size, shapes = (LARGE, STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
     one, batch = teacher(size), batch_of(size)
     students = [student(number, size, *shape) for number, shape in enumerate(shapes)]
 
@@ -199,7 +203,7 @@ def joint(device: torch.device) -> Iterator[Row]:
 
 def company(stage: int) -> tuple[Learner, list[Learner], Size]:
     """A teacher and three students at a ZeRO stage."""
-    size, shapes = (SIZES[0], STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
+    size, shapes = (BASE, STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
     others = [
         student(number, size, *shape, zero_stage=stage) for number, shape in enumerate(shapes)
     ]
@@ -236,7 +240,7 @@ def zero(device: torch.device) -> Iterator[Row]:
 
 def stall(device: torch.device) -> Iterator[Row]:
     """How much longer a step takes while a checkpoint is saved, and the time of a save alone."""
-    size = SIZES[2] if ON_GPU else TOY
+    size = LARGE if ON_GPU else TOY
     one, batch = teacher(size, 1), batch_of(size, dist.get_rank())
     step = our_step(one, batch)
     with shared_folder() as folder:
@@ -259,8 +263,9 @@ def stall(device: torch.device) -> Iterator[Row]:
 
 def resumed(device: torch.device) -> Iterator[Row]:
     """Whether a resumed learner equals an uninterrupted one bit for bit."""
+    fix_order_of_sums()
     for stage in STAGES:
-        size = SIZES[0] if ON_GPU else TOY
+        size = BASE if ON_GPU else TOY
         once = teacher(size, stage)
         with shared_folder() as folder:
             steps(once, size, range(3))
@@ -304,10 +309,10 @@ def shared_folder() -> Iterator[Path]:
 
 
 SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
-    one.__name__: one for one in (joint, resumed, syncs, zero, stall, speed)
+    one.__name__: one for one in (joint, cluster, resumed, syncs, zero, stall, speed)
 }
 RUNS = {"job": job, "tests": tests}
-ORDER = ("joint", "job", "resumed", "syncs", "zero", "stall", "tests", "speed")
+ORDER = ("joint", "cluster", "job", "resumed", "syncs", "zero", "stall", "tests", "speed")
 MEASURES = {
     name: ({**SECTIONS, **RUNS}[name].__doc__ or "").split("\n")[0].rstrip(".") for name in ORDER
 }

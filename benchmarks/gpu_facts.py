@@ -33,13 +33,12 @@ Row = tuple[str, str]  # what was measured, and the figures
 
 def of_this_machine() -> dict[str, Any]:
     """The facts about device and software, before any section has run; no device without a GPU."""
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    head = "git rev-parse --short HEAD 2>/dev/null"  # nothing where there is no git
+    revision = subprocess.run(head, cwd=ROOT, shell=True, capture_output=True, text=True).stdout
     return {
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "software": {name: version(name) for name in ("torch", "deepspeed", "transformers")},
-        "revision": revision or None,
+        "revision": revision.strip() or None,
         "date": time.strftime("%Y-%m-%d"),
         "sections": {},
     }

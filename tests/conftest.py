@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -46,9 +47,15 @@ def _no_rank_is_a_fork_of_a_worker() -> Iterator[None]:
 
 
 def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command line in a process of its own, with all imports already done."""
-    words = [str(word) for word in arguments]
-    code, output, errors = run_command(words, command_environment(**environment), 300)
+    """Run the real command line in a process of its own, with all imports already done.
+
+    With ``CUDA_VISIBLE_DEVICES="0"`` it is a new program: what has been imported chose the CPU.
+    """
+    words, variables = [str(word) for word in arguments], command_environment(**environment)
+    if variables["CUDA_VISIBLE_DEVICES"]:
+        program = [sys.executable, "-m", "tandem", *words]
+        return subprocess.run(program, env=variables, capture_output=True, text=True, timeout=300)
+    code, output, errors = run_command(words, variables, 300)
     return subprocess.CompletedProcess(["tandem", *words], code, output, errors)
 
 

@@ -6,11 +6,14 @@ GPU.
 
 from __future__ import annotations
 
+import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.configs.test_shipped_jobs import JOBS, LARGE, TEACHERS, arguments
 from tests.conftest import TINY_JOB, tandem
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
@@ -38,6 +41,20 @@ def test_other_ways_to_compute_follow_fp32(corpus, tmp_path, stage, kind):
             found = losses(corpus, tmp_path, way, stage, kind, settings)
             assert found == pytest.approx(plain, rel=tolerance), way
             assert way == "offload" or found != plain, f"{way} was not used"
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+@pytest.mark.parametrize("name", [job for job in JOBS if job not in LARGE])
+def test_a_shipped_job_trains(name, corpus, tmp_path):
+    """At tiny widths, in the job's own precision, with layers compiled by default."""
+    for job in [*({Path(TEACHERS[name]).parts[0]} if name in TEACHERS else []), name]:
+        done = tandem(*arguments(job, corpus, tmp_path), CUDA_VISIBLE_DEVICES="0")
+        assert done.returncode == 0, done.stderr
+    rows = metrics.read(tmp_path / name / "metrics.jsonl")
+    found = [row[key] for row in rows for key in row if key.endswith("/loss")]
+    assert found
+    assert all(map(math.isfinite, found))
 
 
 def losses(corpus, runs, name, stage, kind, settings):
