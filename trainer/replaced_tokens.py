@@ -67,7 +67,7 @@ def _samples(batch: MicroBatch, positions: Tensor, predictions: Distribution, se
     sampled = torch.empty_like(positions)
     _, vocabulary = predictions.shape
     tokens = torch.arange(vocabulary, device=positions.device)
-    for chunk in chunks(len(positions), vocabulary):
+    for chunk in chunks(len(positions), vocabulary, positions.device):
         for rows in blocks(chunk, tokens):
             words = random_uint32(keys[rows], columns[rows] * vocabulary + tokens)
             noisy = predictions.log_at(rows, 1.0).sub_(_log_exponential(words))

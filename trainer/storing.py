@@ -296,7 +296,7 @@ class TeacherLogits:
             projection = Projection(features.vocabulary_input, weight, bias)
         numbers = self._numbers(batch, rows) if self.stored.samples else None
         values, ids = [], []
-        for some in chunks(*projection.shape):
+        for some in chunks(*projection.shape, projection.device):
             logits = projection.logits(some, projection.buffer(some))[is_masked[some]]
             if numbers is not None:
                 _require_finite(logits)

@@ -8,16 +8,21 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model.precision import is_native, kernel_device, product_dtype
 
-# Elements of one chunk of logits, 64 MiB in float32. Losses hold two such arrays, one more for
-# each temperature beyond the first, and for each distribution that they learn from two more.
-CHUNK_ELEMENTS = 1 << 24
+# Elements of one chunk of logits, 64 MiB in float32, and 256 MiB on a GPU, whose host launches the
+# same kernels for each. Losses hold two such arrays, one more for each temperature beyond the
+# first, and for each distribution that they learn from two more.
+CHUNK_ELEMENTS, CHUNK_ELEMENTS_ON_GPU = 1 << 24, 1 << 26
 # 2 MiB in float32.
 BLOCK_ELEMENTS = 1 << 19
 # Elements that a distribution keeps at most for its next reader: 256 MiB in float32.
 KEPT_ELEMENTS = 1 << 26
+# On a GPU, rows of 16-bit matrices begin at multiples of this many elements; cuBLAS has no fast
+# kernels for others, and BERT's vocabulary of 30,522 tokens is no multiple of 8.
+ALIGNED = 64
 # In place of a logit that is not stored: its probability is exactly 0, and its product with its
 # logarithm is finite, at every temperature.
 ABSENT = -1e30
@@ -52,19 +57,22 @@ class Projection:
         self.wide = torch.promote_types(dtype, torch.float32)
         self.x, self.weight = x.to(dtype), weight.to(dtype)
         self.bias = None if bias is None else bias.to(self.wide)
-        if not is_native(kernel_device(x.device), dtype):
+        self._vocabulary, device = len(weight), kernel_device(x.device)
+        if not is_native(device, dtype):
             self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
+        if device == "cuda" and self.weight.dtype != self.wide:
+            self.weight = F.pad(self.weight, (0, 0, 0, -self._vocabulary % ALIGNED))
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.x), len(self.weight)
+        return len(self.x), self._vocabulary
 
     @property
     def device(self) -> torch.device:
         return self.x.device
 
     def buffer(self, rows: slice) -> Tensor:
-        shape = (rows.stop - rows.start, len(self.weight))
+        shape = (rows.stop - rows.start, self._vocabulary)
         return torch.empty(shape, dtype=self.wide, device=self.x.device)
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
@@ -72,11 +80,17 @@ class Projection:
         x, weight = self.x[rows], self.weight.t()
         with torch.autocast(x.device.type, enabled=False):
             if self.weight.dtype != self.wide:
-                out.copy_(x @ weight)
+                out.copy_((x @ weight)[:, : self._vocabulary])
                 return out if self.bias is None else out.add_(self.bias)
             if self.bias is None:
                 return torch.mm(x, weight, out=out)
             return torch.addmm(self.bias, x, weight, out=out)
+
+    def as_factor(self, logit_gradient: Tensor) -> Tensor:
+        """A gradient [C, V] in the products' dtype, with the columns that the weight has rows."""
+        missing = len(self.weight) - self._vocabulary
+        narrow = logit_gradient.to(self.weight.dtype)
+        return F.pad(narrow, (0, missing)) if missing else narrow
 
     def take(self, rows: Tensor) -> Projection:
         taken = copy.copy(self)
@@ -171,7 +185,7 @@ class Distribution:
         self.teachers = teachers
         first = teachers[0]
         self._device, (rows, self._vocabulary) = first.device, first.shape
-        self._chunks = list(chunks(rows, vocabulary or self._vocabulary))
+        self._chunks = list(chunks(rows, vocabulary or self._vocabulary, self._device))
         self._keeps, self._room = keep, KEPT_ELEMENTS if keep else 0
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
@@ -278,9 +292,10 @@ class Distribution:
         return memory[: chunk.stop - chunk.start]
 
 
-def chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+def chunks(rows: int, vocabulary: int, device: torch.device) -> Iterator[slice]:
     """Runs of rows whose logits fit a chunk, as equal as possible; the first is the longest."""
-    number = -(-rows // max(1, CHUNK_ELEMENTS // vocabulary))
+    fitting = CHUNK_ELEMENTS if kernel_device(device) == "cpu" else CHUNK_ELEMENTS_ON_GPU
+    number = -(-rows // max(1, fitting // vocabulary))
     size = -(-rows // max(1, number))
     for start in range(0, rows, max(1, size)):
         yield slice(start, min(start + size, rows))

@@ -21,6 +21,7 @@ from configs.kinds import kinds_of
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
+from trainer.checkpoint.layout import FROZEN, layout
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import AUTOCAST, build_module
@@ -254,20 +255,35 @@ def assert_steps_are_counted(learners, norms):
 
 def record_first_gradients(learner):
     """A dict that is filled with the full gradients in the learner's first step."""
-    from deepspeed.utils import safe_get_full_grad
-
     found, update = {}, learner.update
 
     def recording_update(*arguments):
         if not found:
-            masters = getattr(learner.engine.optimizer, "masters", {})
-            for name, parameter in learner.engine.module.named_parameters():
-                gradient = safe_get_full_grad(masters.get(parameter, parameter))
-                if gradient is not None:
-                    found[name] = gradient.clone()
+            found.update(full_gradients(learner.engine))
         update(*arguments)
 
     learner.update = recording_update
+    return found
+
+
+def full_gradients(engine):
+    from deepspeed.utils import safe_get_full_grad
+
+    if engine.zero_optimization_stage() not in (1, 2):
+        masters = getattr(engine.optimizer, "masters", {})
+        read = {
+            name: safe_get_full_grad(masters.get(parameter, parameter))
+            for name, parameter in engine.module.named_parameters()
+        }
+        return {name: gradient.clone() for name, gradient in read.items() if gradient is not None}
+    found = {}
+    for piece in layout(engine):
+        if piece.group != FROZEN:
+            whole = found[piece.name] = torch.zeros(piece.total)
+            (flat,) = engine.optimizer.averaged_gradients[piece.group]
+            whole[piece.start : piece.start + piece.numel] = piece.of(flat)
+            dist.all_reduce(whole)
+            found[piece.name] = whole.view(piece.shape)
     return found
 
 

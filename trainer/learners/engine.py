@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from trainer.checkpoint.layout import set_masters
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
+from trainer.learners.flat_gradients import flatten_gradients
 from trainer.learners.module import LearnerModule
 from trainer.learners.zero import forget, gather_flat, replaces, streamline
 from trainer.measure.timing import watch_collectives
@@ -70,6 +71,8 @@ def start_engine(
         optimizer.use(Shards.of(engine))
     if optimizer is not None and config.zero_stage in (1, 2):
         engine.optimizer.compute_grad_norm = False  # the learner's own is of all its parameters
+        if replaces() and config.offload == "none":
+            flatten_gradients(engine, engine.communication_data_type)
     if config.zero_stage == 3 and replaces():
         if optimizer is not None:
             streamline(engine)
@@ -187,6 +190,8 @@ def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:
     """Accumulate the gradients of `loss` (a scalar) summed over the ranks, x `gradient_scale`."""
     loss = loss * dist.get_world_size()  # DeepSpeed averages over ranks
     engine.backward(loss * gradient_scale(loss_scale), scale_wrt_gas=False)
+    if isinstance(engine.optimizer, MasterOptimizer):
+        engine.optimizer.take_gradients()
 
 
 def gradient_scale(loss_scale: float) -> float:

@@ -30,8 +30,7 @@ def fill_gradients(engine: DeepSpeedEngine) -> None:
 
 def _stepped(engine: DeepSpeedEngine) -> list[Tensor]:
     """The tensors that the optimizer steps at stage 0: the trained parameters, or their masters."""
-    masters = getattr(engine.optimizer, "masters", {})
-    return [masters.get(p, p) for p in engine.module.parameters() if p.requires_grad]
+    return [tensor for group in engine.optimizer.param_groups for tensor in group["params"]]
 
 
 def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:

@@ -86,7 +86,7 @@ class _ProjectAndSum(torch.autograd.Function):
         gradients = _Gradients(projection, wanted)
         sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
         row_losses, buffer = RowLosses(losses, weights), None
-        for rows in chunks(len(x), len(weight)):
+        for rows in chunks(len(x), len(weight), x.device):
             buffer = projection.buffer(rows) if buffer is None else buffer
             logits = projection.logits(rows, buffer)
             for block in blocks(rows, logits):
@@ -131,7 +131,7 @@ class _Gradients:
         if self.scale != 1.0:
             logit_gradient.mul_(self.scale)
             x = x * (self.scale_of_sums / self.scale)
-        narrow = logit_gradient.to(self.projection.weight.dtype)
+        narrow = self.projection.as_factor(logit_gradient)
         with torch.autocast(narrow.device.type, enabled=False):
             if self.x is not None:
                 self.x.append(narrow @ self.projection.weight)
@@ -148,7 +148,7 @@ class _Gradients:
         x_gradient = torch.cat(self.x).to(x.dtype) if self.x else None
         weight_gradient = None
         if self.weight is not None:
-            weight_gradient = self.weight.to(weight.dtype)
+            weight_gradient = self.weight[: len(weight)].to(weight.dtype)
             if self.scale_of_sums != 1.0:
                 weight_gradient /= self.scale_of_sums
         if bias is None or self.bias is None:

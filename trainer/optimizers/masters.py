@@ -6,7 +6,6 @@ in 16 bit, and has the host wait for the device.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,21 +22,36 @@ class MasterOptimizer(GatedOptimizer):
         self.masters: dict[nn.Parameter, Tensor] = {}  # in the order of the groups
 
     def keep_masters(self) -> None:
-        """Replace every parameter of the groups by a float32 copy, which its gradients go to.
+        """Replace every parameter of the groups by a float32 copy.
 
         Call it once the parameters are on their device.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
-                master = self.masters[parameter] = parameter.detach().float()
-                parameter.register_post_accumulate_grad_hook(partial(_accumulate, master))
+                self.masters[parameter] = parameter.detach().float()
             group["params"] = [self.masters[parameter] for parameter in group["params"]]
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Add the parameters' gradients to those of their masters, and drop them.
+
+        Call it after each backward pass, since gradients of several add up in float32.
+        """
+        holders = [p for p in self.masters if p.grad is not None]
+        if not holders:
+            return
+        taken = [torch.empty_like(self.masters[p]) for p in holders]
+        torch._foreach_copy_(taken, [p.grad for p in holders])
+        for parameter, gradient in zip(holders, taken, strict=True):
+            master, parameter.grad = self.masters[parameter], None
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     def get_grads_for_reduction(self) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
         """The gradients that DeepSpeed averages over the ranks; those of experts, which are none.
 
         Where there is no gradient it is one of zeros, so that all ranks have as many.
         """
+        self.take_gradients()
         for master in self.masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
@@ -46,6 +60,7 @@ class MasterOptimizer(GatedOptimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of the masters and the parameters, or none when the step is skipped."""
+        self.take_gradients()
         super().step(closure)
         self.round_masters()
         for master in self.masters.values():
@@ -55,12 +70,3 @@ class MasterOptimizer(GatedOptimizer):
     def round_masters(self) -> None:
         """Set the parameters to their masters, rounded."""
         torch._foreach_copy_(list(self.masters), list(self.masters.values()))
-
-
-def _accumulate(master: Tensor, parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    if master.grad is None:
-        master.grad = parameter.grad.float()
-    else:
-        master.grad.add_(parameter.grad)
-    parameter.grad = None
