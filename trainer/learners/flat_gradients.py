@@ -9,6 +9,7 @@ return, no exchange overlaps with the backward pass, and gradients are whole unt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def flatten_gradients(engine: DeepSpeedEngine, sent_as: torch.dtype) -> None:
     else:
         reduce = partial(_add_reduced, wrapper, sums, sent_as)
         wrapper.overlapping_partition_gradients_reduce_epilogue = reduce
-    # The parameters are views of the flat tensors, and stay so: DeepSpeed makes them anew each step.
+    # The parameters are views of flat tensors, and stay so; DeepSpeed makes them anew each step.
     wrapper._update_model_bit16_weights = lambda group: None
 
 
@@ -57,20 +58,22 @@ def _reduce_sums(
 ) -> None:
     """Stage 1, after a step's last backward pass: this rank's part of the averaged sums."""
     _collect(wrapper, sums)
-    for group in range(len(wrapper.bit16_groups)):
-        whole = sums.pop(group, None)
-        taken = _take(wrapper, group).float() if whole is None else whole
-        _hand_over(wrapper, group, _average(taken, sent_as))
+    groups = range(len(wrapper.bit16_groups))
+    _hand_over(
+        wrapper,
+        _averages([sums.pop(g) if g in sums else _take(wrapper, g) for g in groups], sent_as),
+    )
 
 
 @torch.no_grad()
 def _add_reduced(wrapper: Any, sums: dict[int, Tensor], sent_as: torch.dtype) -> None:
     """Stage 2, after each backward pass: add this rank's part of the average to its sum."""
-    for group in range(len(wrapper.bit16_groups)):
-        part = _average(_take(wrapper, group), sent_as)
+    groups = range(len(wrapper.bit16_groups))
+    parts = _averages([_take(wrapper, group) for group in groups], sent_as)
+    for group, part in enumerate(parts):
         sums[group] = sums[group].add_(part) if group in sums else part
-        if wrapper.is_gradient_accumulation_boundary():
-            _hand_over(wrapper, group, sums.pop(group))
+    if wrapper.is_gradient_accumulation_boundary():
+        _hand_over(wrapper, [sums.pop(group) for group in groups])
 
 
 def _take(wrapper: Any, group: int) -> Tensor:
@@ -91,17 +94,22 @@ def _take(wrapper: Any, group: int) -> Tensor:
     return _flatten_dense_tensors(pieces)
 
 
-def _average(whole: Tensor, sent_as: torch.dtype) -> Tensor:
-    """This rank's part of the mean over the ranks, in float32."""
-    ranks = comm.get_world_size()
+def _averages(flats: Sequence[Tensor], sent_as: torch.dtype) -> list[Tensor]:
+    """This rank's parts of the means over the ranks, in float32, by one collective."""
+    ranks, rank = comm.get_world_size(), comm.get_rank()
     if ranks == 1:
-        return whole.float()
-    sent = whole.to(sent_as).div_(ranks)
-    part = sent.view(ranks, -1)[comm.get_rank()]
-    comm.reduce_scatter_fn(part, sent)
-    return part.float() if part.dtype != torch.float32 else part.clone()  # not all of `sent`
+        return [flat.float() for flat in flats]
+    sizes = [flat.numel() // ranks for flat in flats]
+    by_rank = flats[0].new_empty(ranks, sum(sizes), dtype=sent_as)
+    for columns, flat in zip(by_rank.split(sizes, dim=1), flats, strict=True):
+        columns.copy_(flat.view(ranks, -1))
+    by_rank.div_(ranks)
+    comm.reduce_scatter_fn(by_rank[rank], by_rank.view(-1))
+    # Copies, of which none keeps all of `by_rank` alive.
+    return [part.to(torch.float32, copy=True) for part in by_rank[rank].split(sizes)]
 
 
-def _hand_over(wrapper: Any, group: int, part: Tensor) -> None:
-    """Give a group's gradients to DeepSpeed's step as it takes those of DeepCompile: flat."""
-    wrapper.averaged_gradients[group] = GradPartitionBufferGroup([part], part)
+def _hand_over(wrapper: Any, parts: Sequence[Tensor]) -> None:
+    """Give the groups' gradients to DeepSpeed's step as it takes those of DeepCompile: flat."""
+    for group, part in enumerate(parts):
+        wrapper.averaged_gradients[group] = GradPartitionBufferGroup([part], part)
