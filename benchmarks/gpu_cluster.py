@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -61,7 +61,7 @@ def flops_per_token(length: int, learner: Learner) -> float:
     return describe(learner.config.architecture, length, MASKED_FRACTION).flops_per_token
 
 
-def kernels(step: partial[object], what: str) -> str:
+def kernels(step: Callable[[], object], what: str) -> str:
     """How many kernels a step has and how long they take; a table of them goes to stderr."""
     if not ON_GPU:
         return ""

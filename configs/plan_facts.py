@@ -46,6 +46,12 @@ class LearnerFacts:
     weight_bytes: int = 4
     states: float = 2.0
 
+    @property
+    def has_buckets(self) -> bool:
+        """Whether DeepSpeed reduces its gradients in buckets, beside the backward pass."""
+        in_buckets = self.zero_stage == 3 or (self.zero_stage > 0 and self.offloaded)
+        return self.trained > 0 and in_buckets
+
 
 @dataclass(frozen=True)
 class StoredFacts:

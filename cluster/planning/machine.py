@@ -7,9 +7,10 @@ Collectives, per step and learner, of gradients and parameters (4 P bytes each; 
 communication gradients, and what stage 3 gathers, take 2 P, and bf16 weights at any stage):
 
 - stage 0: one all-reduce after the last backward pass, not overlapped.
-- stage 1: one all-reduce per bucket during the last backward pass (DeepSpeed reduces whole buckets
-  on all ranks), then an all-gather of the updated parameters.
+- stage 1: a reduce-scatter after the last backward pass, not overlapped, and an all-gather of the
+  updated parameters.
 - stage 2: the same, but gradients are reduced after every micro-batch.
+- stages 1 and 2 with states in host memory: an all-reduce per bucket, during the backward pass.
 - stage 3: an all-gather of parameters for each forward and each backward pass, and a reduce-scatter
   of gradients.
 
@@ -148,7 +149,7 @@ def _learner_time(learner: LearnerFacts, machine: Machine, rows: float, passes: 
     backward = computing * learner.backward_flops / flops if flops else 0.0  # stored predictions
     reduce, gather, reductions = _collectives(learner, machine, passes)
     beside = 0.0
-    if machine.overlaps and learner.zero_stage and learner.trained:
+    if machine.overlaps and learner.has_buckets:
         # The last bucket is reduced after the backward pass; the others overlap it.
         buckets = math.ceil(learner.trained / learner.bucket)
         beside = min(reduce * (buckets - 1) / buckets, backward * min(1.0, reductions / passes))
@@ -181,7 +182,8 @@ def _collectives(learner: LearnerFacts, machine: Machine, passes: int) -> tuple[
         gathers = 2 * passes if learner.trained else passes
         gather = gathers * collective(_gathered(learner), 1, machine, calls)
         return passes * collective(size, 1, machine, calls), gather, reductions
-    reduce = reductions * collective(size, 2, machine, calls) if size else 0.0
+    how = (2, machine, calls) if learner.has_buckets or not stage else (1, machine, 1)
+    reduce = reductions * collective(size, *how) if size else 0.0
     updated = learner.weight_bytes * learner.trained
     return reduce, collective(updated, 1, machine, calls) if stage and size else 0.0, reductions
 
@@ -207,12 +209,13 @@ def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
     size, ranks = learner.exchanged * learner.trained, machine.ranks
     updated, parameters = learner.weight_bytes * learner.trained, _gathered(learner)
     each = (ranks - 1) / ranks
+    rounds = 2 if learner.has_buckets else 1
     return (
         each
         * (
             2 * size,
-            2 * size + updated,
-            2 * passes * size + updated,
+            rounds * size + updated,
+            rounds * passes * size + updated,
             passes * size + (2 if learner.trained else 1) * passes * parameters,
         )[learner.zero_stage]
     )

@@ -2,8 +2,8 @@
 
 Parameters, master copies and moments are float32, whatever precision autocast computes in; with
 bf16 weights the parameters alone take half, and stage 0 has a master copy too.
-DeepSpeed's stages 1 and 2 keep whole parameters and partition a float32 master copy. Stage 3
-partitions parameters and gradients too. During a pass it also holds the parameters whole, in two
+Stages 1 and 2 keep whole parameters and partition a float32 master copy. Stage 3 partitions
+parameters and gradients too. During a pass it also holds the parameters whole, in two
 copies while they are fetched, since its reuse distance is longer than these models.
 ``tests/cluster`` and ``tests/trainer/test_footprint.py`` compare this with engines on two ranks.
 """
@@ -80,6 +80,10 @@ def learner_memory(
         optimizer = (optimizer + trained) * (share if stage else 1)
     if learner.offloaded:
         optimizer = 0.0
+    fixed, per_row = learner.activations
+    activations = fixed + per_row * micro_batch
+    if stage in (1, 2) and not learner.has_buckets:
+        return _with_flat_gradients(learner, ranks, optimizer, activations, accumulates)
     rounded = learner.exchanged / filled if learner.exchanged != filled else 0.0  # a copy to send
     # Wider copies are made after the backward pass, unless reductions overlap it.
     beside = rounded if overlaps or learner.exchanged < filled else 0.0
@@ -91,8 +95,6 @@ def learner_memory(
     waiting = gradients
     if stage == 1 and accumulates:  # its buckets are not freed between micro-batches
         waiting += buckets
-    fixed, per_row = learner.activations
-    activations = fixed + per_row * micro_batch
     # In the first micro-batch, gradients grow no faster than activations are freed.
     in_backward = activations + (max(waiting, gradients + buckets) if accumulates else buckets)
     update = _update(learner, bucket, share, accumulates, rounded)
@@ -105,6 +107,30 @@ def learner_memory(
         activations=activations,
         waiting=waiting,
         at_work=max(in_backward, update),
+    )
+
+
+def _with_flat_gradients(
+    learner: LearnerFacts, ranks: int, optimizer: float, activations: float, accumulates: bool
+) -> LearnerMemory:
+    """The memory at stages 1 and 2, where a backward pass's gradients become one tensor a group."""
+    trained, taken = FLOAT * learner.trained, learner.weight_bytes * learner.trained
+    part = trained / ranks
+    sums = (trained if learner.zero_stage == 1 else part) if accumulates else 0.0
+    flat = trained if learner.zero_stage == 1 else taken
+    sent = learner.exchanged * learner.trained + part if ranks > 1 else 0.0
+    # Gradients beside their flat copy; that beside what is sent, and the part that remains.
+    reduced = max(sums + 2 * taken, flat + sent + (sums if learner.zero_stage == 2 else 0.0))
+    return LearnerMemory(
+        stage=learner.zero_stage,
+        parameters=learner.weight_bytes * learner.parameters,
+        gradients=sums or part,
+        optimizer=optimizer,
+        buckets=reduced - (sums or part),
+        activations=activations,
+        waiting=sums or part,
+        # Gradients grow no faster than activations are freed. The step has two temporaries.
+        at_work=max(activations + sums, reduced, 3 * part),
     )
 
 

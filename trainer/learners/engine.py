@@ -71,7 +71,7 @@ def start_engine(
         optimizer.use(Shards.of(engine))
     if optimizer is not None and config.zero_stage in (1, 2):
         engine.optimizer.compute_grad_norm = False  # the learner's own is of all its parameters
-        if replaces() and config.offload == "none":
+        if are_flat(config):
             flatten_gradients(engine, engine.communication_data_type)
     if config.zero_stage == 3 and replaces():
         if optimizer is not None:
@@ -110,7 +110,7 @@ def deepspeed_config(
             "reduce_scatter": config.zero_stage == 3,
             # A single bucket is full only when the backward pass ends, so there is nothing to
             # overlap with, and DeepSpeed would wait for the device.
-            "overlap_comm": on_gpu() and parameters > LARGEST_BUCKET,
+            "overlap_comm": on_gpu() and parameters > LARGEST_BUCKET and not are_flat(config),
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
             "memory_efficient_linear": False,  # for the whole process: see `partitioned_linear`
@@ -121,6 +121,11 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
+
+
+def are_flat(config: LearnerConfig) -> bool:
+    """Whether gradients are reduced as flat tensors, and not in DeepSpeed's buckets."""
+    return config.zero_stage in (1, 2) and config.offload == "none" and replaces()
 
 
 def import_for_engines() -> None:

@@ -37,12 +37,12 @@ class MasterOptimizer(GatedOptimizer):
 
         Call it after each backward pass, since gradients of several add up in float32.
         """
-        holders = [p for p in self.masters if p.grad is not None]
-        if not holders:
+        gradients = {p: p.grad for p in self.masters if p.grad is not None}
+        if not gradients:
             return
-        taken = [torch.empty_like(self.masters[p]) for p in holders]
-        torch._foreach_copy_(taken, [p.grad for p in holders])
-        for parameter, gradient in zip(holders, taken, strict=True):
+        taken = [torch.empty_like(self.masters[parameter]) for parameter in gradients]
+        torch._foreach_copy_(taken, [*gradients.values()])
+        for parameter, gradient in zip(gradients, taken, strict=True):
             master, parameter.grad = self.masters[parameter], None
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
