@@ -162,10 +162,12 @@ def speed(device: torch.device) -> Iterator[Row]:
     """Tokens per second and MFU of a learner alone, beside `transformers`."""
     for size in SIZES if ON_GPU else [TOY]:
         batch = batch_of(size)
-        arms = {"Tandem": our_step(teacher(size), batch)}
-        for precision in ("bf16", "bf16_weights"):
-            one = teacher(size, precision=precision, is_compiled=ON_GPU)
-            arms[f"Tandem, {precision}, compiled"] = our_step(one, batch)
+        arms = {
+            f"Tandem, {precision}": our_step(teacher(size, precision=precision), batch)
+            for precision in ("bf16", "bf16_weights")
+        }
+        if ON_GPU:
+            arms["Tandem, bf16, eager"] = our_step(teacher(size, is_compiled=False), batch)
         seconds = in_turns({**arms, "transformers": their_step(size, batch, device)})
         for name, median in seconds.items():
             what = f"{size.name}, {size.rows} x {size.length}, {name}"

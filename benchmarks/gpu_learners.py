@@ -54,9 +54,9 @@ def batch_of(size: Size, seed: int = 0) -> Batch:
 
 
 def teacher(
-    size: Size, zero_stage: int = 0, precision: str = "bf16", is_compiled: bool = False
+    size: Size, zero_stage: int = 0, precision: str = "bf16", is_compiled: bool | None = None
 ) -> Learner:
-    """A learner of this size that minimises the masked-LM loss."""
+    """A learner of this size that minimises the masked-LM loss; compiled (None) on a GPU."""
     objective = ObjectiveConfig(mlm=MaskedLanguageModelling())
     return _learner(TEACHER, size, size.encoder, objective, zero_stage, precision, is_compiled)
 
@@ -65,7 +65,7 @@ def student(number: int, size: Size, hidden_size: int, layers: int, zero_stage: 
     """A learner from the teacher's soft labels as well, in bf16."""
     objective = ObjectiveConfig(mlm=MaskedLanguageModelling(), soft_kl=SoftKL(temperature=2.0))
     encoder = size.student(hidden_size, layers)
-    return _learner(student_key(f"s{number}"), size, encoder, objective, zero_stage, "bf16", False)
+    return _learner(student_key(f"s{number}"), size, encoder, objective, zero_stage, "bf16", None)
 
 
 def _learner(
@@ -75,7 +75,7 @@ def _learner(
     objective: ObjectiveConfig,
     zero_stage: int,
     precision: str,
-    is_compiled: bool,
+    is_compiled: bool | None,
 ) -> Learner:
     config = LearnerConfig(
         model=encoder,

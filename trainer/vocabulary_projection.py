@@ -80,17 +80,22 @@ class Projection:
         x, weight = self.x[rows], self.weight.t()
         with torch.autocast(x.device.type, enabled=False):
             if self.weight.dtype != self.wide:
-                out.copy_((x @ weight)[:, : self._vocabulary])
-                return out if self.bias is None else out.add_(self.bias)
+                product = (x @ weight)[:, : self._vocabulary]
+                if self.bias is None:
+                    return out.copy_(product)
+                return torch.add(product, self.bias, out=out)
             if self.bias is None:
                 return torch.mm(x, weight, out=out)
             return torch.addmm(self.bias, x, weight, out=out)
 
     def as_factor(self, logit_gradient: Tensor) -> Tensor:
         """A gradient [C, V] in the products' dtype, with the columns that the weight has rows."""
-        missing = len(self.weight) - self._vocabulary
-        narrow = logit_gradient.to(self.weight.dtype)
-        return F.pad(narrow, (0, missing)) if missing else narrow
+        if len(self.weight) == self._vocabulary:
+            return logit_gradient.to(self.weight.dtype)
+        factor = self.weight.new_empty(len(logit_gradient), len(self.weight))
+        factor[:, self._vocabulary :] = 0
+        factor[:, : self._vocabulary] = logit_gradient
+        return factor
 
     def take(self, rows: Tensor) -> Projection:
         taken = copy.copy(self)

@@ -23,7 +23,7 @@ def test_a_release_that_nobody_tried_runs_as_it_is_with_one_warning(monkeypatch,
         assert not zero.replaces()
         assert not zero.replaces()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("DeepSpeed 0.99.1 runs as it is: at zero_stage 3 ")
+    assert line.startswith("DeepSpeed 0.99.1 runs as it is: from zero_stage 1 on ")
 
 
 @pytest.mark.parametrize("release", [*zero.TRIED, f"{zero.TRIED[0]}+abc"])

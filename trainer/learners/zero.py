@@ -49,8 +49,8 @@ def replaces() -> bool:
     release = deepspeed.__version__.partition("+")[0]
     if release not in TRIED:
         _log.warning(
-            "DeepSpeed %s runs as it is: at zero_stage 3 it is slower than %s, which is adapted, "
-            "and sends parameters as float32",
+            "DeepSpeed %s runs as it is: from zero_stage 1 on it is slower than %s, which is "
+            "adapted, and at 3 it sends parameters as float32",
             release,
             " or ".join(TRIED),
         )
