@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import model
+from model.precision import kernels_of
 from tests.model.chunked import chunked_cross_entropy
 from trainer import vocabulary_projection
 from trainer.objectives.row_losses import (
@@ -227,6 +228,21 @@ def test_a_distribution_is_the_same_kept_or_not(
             torch.testing.assert_close(p, plain[rows])
             torch.testing.assert_close(negative_entropy, (plain * plain.log()).sum(-1)[rows])
     assert len(made) == projections
+
+
+def test_on_a_gpu_16_bit_products_are_of_a_padded_vocabulary() -> None:
+    """The operands are bfloat16's; results are near those in float32, and of the real tokens."""
+    student, losses = tensors(E, torch.bfloat16), [cross_entropy_rows(labels())]
+    exact = [tensor.detach().float().requires_grad_() for tensor in student]
+    with kernels_of("cuda"):
+        assert Projection(*student).weight.shape == (vocabulary_projection.ALIGNED, E)
+        found, _ = project_and_sum(student[0], (student[1], student[2]), losses)
+    plain, _ = project_and_sum(exact[0], (exact[1], exact[2]), losses)
+    torch.testing.assert_close(found, plain, rtol=1e-2, atol=0.0)
+    for got, expected in zip(
+        torch.autograd.grad(found, student), torch.autograd.grad(plain, exact), strict=True
+    ):
+        assert (got.float() - expected).norm() < 1e-2 * expected.norm()
 
 
 @pytest.mark.usefixtures("_chunk")
