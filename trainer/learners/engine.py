@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from trainer.checkpoint.layout import set_masters
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
-from trainer.learners.flat_gradients import flatten_gradients
 from trainer.learners.module import LearnerModule
-from trainer.learners.zero import forget, gather_flat, replaces, streamline
+from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, MasterOptimizer, Shards
 from trainer.process_group import allow_open_files
