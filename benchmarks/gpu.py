@@ -314,7 +314,7 @@ SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
     one.__name__: one for one in (joint, cluster, resumed, syncs, zero, stall, speed)
 }
 RUNS = {"job": job, "tests": tests}
-ORDER = ("joint", "cluster", "job", "resumed", "syncs", "zero", "stall", "tests", "speed")
+ORDER = ("cluster", "speed", "job", "tests", "resumed", "syncs", "zero", "stall", "joint")
 MEASURES = {
     name: ({**SECTIONS, **RUNS}[name].__doc__ or "").split("\n")[0].rstrip(".") for name in ORDER
 }

@@ -24,11 +24,11 @@ LARGE = (
     *("students.distilbert.model=distilbert", "students.distilbert.precision=bf16_weights"),
     "students.distilbert.init.teacher_layers=[0,2,4,7,9,11]",
     *("students.tinybert.model=tinybert_4", "students.tinybert.precision=bf16"),
-    *("batch.size=256", "batch.micro_batch=128", "steps=150"),
+    *("batch.size=256", "batch.micro_batch=128", "steps=60"),
 )
 BEGINS = "students.distilbert.start={step: 10, fraction: null, teacher: null}"
 SMALL = ("steps=20", "evaluation.every=10")
-TESTERS = 8  # processes that test at once on one GPU
+TESTERS = 12  # processes that test at once on one GPU
 
 
 def job(out: Path, seconds: float) -> Iterator[Row]:
