@@ -348,7 +348,8 @@ def _require_equal(model: TransformersModel, original: Any) -> None:
     """Raise ModelError unless our reading gives the outputs of the library's own model."""
     config = model.config
     ids = torch.arange(_PROBE)[None] % config.vocab_size
-    theirs, ours = original(ids, output_hidden_states=True, return_dict=True), model(ids)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    theirs, ours = original(**given, output_hidden_states=True, return_dict=True), model(ids)
     shapes = [tuple(state.shape) for state in theirs.hidden_states or ()]
     if shapes != [(1, _PROBE, config.hidden_size)] * (config.layers + 1):
         raise ModelError(

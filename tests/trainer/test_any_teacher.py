@@ -194,12 +194,18 @@ def test_it_teaches_a_task(classifier, tmp_path) -> None:
     torch.testing.assert_close(got, wanted[:, [1, 0]], rtol=0, atol=1e-5)
 
 
-def test_it_predicts_and_embeds_as_it_is(classifier, tmp_path) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("the end was\n")
-    told = tandem("predict", classifier, texts)
+def test_it_predicts_and_embeds_and_is_evaluated_as_it_is(classifier, tmp_path) -> None:
+    examples = tmp_path / "train.tsv"
+    told = tandem("predict", classifier, examples)
     assert told.returncode == 0, told.stderr
-    assert set(json.loads(told.stdout)["probabilities"]) == set(LABELS)
+    predicted = [json.loads(line) for line in told.stdout.splitlines()]
+    assert set(predicted[0]["probabilities"]) == set(LABELS)
+    answers = [line.split("\t")[1] for line in examples.read_text().splitlines()[1:]]
+    right = [row["label"] == answer for row, answer in zip(predicted, answers, strict=True)]
+    scored = tandem("evaluate", classifier, f"data.validation={examples}", "--json")
+    assert scored.returncode == 0, scored.stderr
+    (accuracy,) = json.loads(scored.stdout)["scores"].values()
+    assert accuracy == pytest.approx(sum(right) / len(right))
     vectors = tandem("embed", classifier, "the end was", "--json")
     assert vectors.returncode == 0, vectors.stderr
     assert len(json.loads(vectors.stdout)["vectors"][0]["vector"]) == 24

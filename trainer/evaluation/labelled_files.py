@@ -178,10 +178,13 @@ def _job(
         "sequence_length": min(facts.sequence_length, longest),
     }
     task = _task_of(folder, model, head, facts, configs.merge({"data": data}, given))
-    teacher = {
+    teacher: dict[str, Any] = {
         "init": {"pretrained": str(folder)},
         "objective": {task: _settings(folder, task, head, model.task_heads.get(head), facts)},
     }
+    if not model.is_trainable:  # a job that trains it is refused, so another stands for its sizes
+        positions = model.longest_sequence or data["sequence_length"]
+        teacher["model"] = {"vocab_size": model.vocab_size, "max_positions": positions}
     batch = {"size": 32, "micro_batch": 32}
     tree = {"name": "evaluation", "steps": 1, "data": data, "teacher": teacher, "batch": batch}
     words = [*(assignment(key, value) for key, value in tree.items()), *overrides]
