@@ -9,10 +9,10 @@
 | 3 | the device's wait for reductions | one of the host for each bucket |
 
 At stages 1 and 2 the gradients of a backward pass are reduced at its end, as one flat tensor for
-each parameter group. On an H200 DeepSpeed's hooks took three times as long as the backward pass of
-BERT-large itself (benchmarks/RESULTS.md). Ranks exchange half as many bytes: a reduce-scatter in
-place of an all-reduce. In return, no exchange overlaps with the backward pass, and gradients are
-whole until it ends.
+each parameter group. Beside an H200, DeepSpeed's hooks kept the host busy for longer than the GPU
+takes for the backward pass of BERT-large (benchmarks/RESULTS.md). Ranks exchange half as many
+bytes: a reduce-scatter in place of an all-reduce. In return, no exchange overlaps with the backward
+pass, and gradients are whole until it ends.
 
 At stage 3, a step of a tiny teacher and student on 2 ranks takes 5 host waits and 8 collectives
 instead of 13 and 134. A step of a learner of 2 layers on 512 ranks takes 1,810 operators instead of
