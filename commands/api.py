@@ -195,13 +195,13 @@ def predict(
 
 
 def embed(
-    folder: str | Path, texts: str | Path | Sequence[str], *, pooling: str = "mean"
+    folder: str | Path, texts: str | Path | Sequence[str], *, pooling: str | None = None
 ) -> NDArray[np.float32]:
     """The vectors of texts, float32 [texts, size]; NaN for a text without a token.
 
     `texts` is a list, or a file with a text on each line or with the column ``text``. `pooling`:
-    ``mean`` or ``cls`` of the last states, or ``static``, the mean of the input vectors. Raises
-    DataError, ModelError.
+    ``mean`` or ``cls`` of the last states, or ``static``, the mean of the input vectors; None: as
+    the model makes vectors, scaled if it scales them, or the mean. Raises DataError, ModelError.
     """
     import numpy as np
 

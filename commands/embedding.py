@@ -38,9 +38,8 @@ class _Row:
 @click.option(
     "--pooling",
     type=click.Choice(["cls", "mean", "static"]),
-    default="mean",
-    show_default=True,
-    help="The first token's state, the mean of all states, or the mean of the word embeddings.",
+    help="The first token's state, the mean of all states, or the mean of the word embeddings. "
+    "By default as the model makes vectors, scaled if it scales them; else the mean.",
 )
 @click.option(
     "--word", type=TEXT, help="Print the vectors of this word in each text: the mean of its tokens."
@@ -68,7 +67,7 @@ class _Row:
 def embed(
     folder: str,
     texts: tuple[str, ...],
-    pooling: str,
+    pooling: str | None,
     word: str | None,
     vectors_file: str | None,
     as_json: bool,
@@ -97,13 +96,20 @@ def embed(
         raise click.UsageError("--pooling cls: is of whole texts; with --word use mean or static")
     from configs.strict_json import strict_json
     from data_pipeline.text.text_files import without_surrogates
-    from trainer.evaluation.text_vectors import TextEncoder
+    from trainer.evaluation.text_vectors import MEAN, TextEncoder, own_pooling
 
     texts = tuple(map(without_surrogates, texts))  # those of a terminal with another encoding
     word = None if word is None else without_surrogates(word)
     vectors = Path(vectors_file) if vectors_file else None
-    encoded = TextEncoder(Path(folder), vectors).encode(texts, word or "")
-    rows = _texts(encoded) if word is None else _occurrences(encoded, word, pooling)
+    encoder, normalises = TextEncoder(Path(folder), vectors), False
+    if pooling is None and word is None:
+        pooling, normalises = own_pooling(encoder.model.config)
+    pooling = pooling or MEAN
+    encoded = encoder.encode(texts, word or "")
+    if word is None:
+        rows = _texts(encoded, pooling if normalises else "")
+    else:
+        rows = _occurrences(encoded, word, pooling)
     if as_json:
         click.echo(strict_json({"model": folder, "pooling": pooling, **_tree(rows, pooling)}))
     else:
@@ -112,7 +118,7 @@ def embed(
 
 
 def _embed_file(
-    folder: str, path: str, pooling: str, out: str | None, columns: tuple[str, ...]
+    folder: str, path: str, pooling: str | None, out: str | None, columns: tuple[str, ...]
 ) -> None:
     from configs.progress import tracked
     from trainer.device import own_device
@@ -154,12 +160,15 @@ def _write_array(path: Path, vectors: Iterable[Vector | None], size: int) -> Non
             raise RuntimeError(f"{path}: numpy's header has no room for the number of rows")
 
 
-def _texts(encoded: Sequence[TextVectors]) -> list[_Row]:
+def _texts(encoded: Sequence[TextVectors], normalised: str) -> list[_Row]:
+    """A row for each text; its vector by the pooling of this name, if any, has length 1."""
+    from trainer.evaluation.text_vectors import scaled
+
     return [
         _Row(
             f"text {number}",
             text.text,
-            text.vectors,
+            {name: scaled(v) if name == normalised else v for name, v in text.vectors.items()},
             {"tokens": text.tokens, "words": _words(text)},
         )
         for number, text in enumerate(encoded, start=1)

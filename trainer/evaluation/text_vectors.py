@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data_pipeline import DataError
 from data_pipeline.augmentation.word_vectors import read_entries
 from data_pipeline.tokenization.tokenizer import load
-from model import encoder_from_pretrained
+from model import VECTOR, ModelConfig, encoder_from_pretrained
 
 CLS, MEAN, STATIC = "cls", "mean", "static"
 POOLINGS = (CLS, MEAN, STATIC)
@@ -45,6 +45,23 @@ class TextVectors:
     tokens: int  # with [CLS] and [SEP]
     vectors: dict[str, Vector]
     words: list[WordVectors]
+
+
+def own_pooling(config: ModelConfig) -> tuple[str, bool]:
+    """How a model makes a text's vector, and whether it scales it to length 1.
+
+    A model with a head for vectors without weights does as the head; any other takes the mean.
+    """
+    for head in config.task_heads.values():
+        if head.kind == VECTOR and not (head.size or head.layers):
+            return (CLS if head.pooling == "first" else MEAN), head.normalise
+    return MEAN, False
+
+
+def scaled(vector: Vector) -> Vector:
+    """The vector with length 1; zeros stay."""
+    length = float(np.linalg.norm(vector))
+    return vector / np.float32(length) if length else vector
 
 
 class TextEncoder:

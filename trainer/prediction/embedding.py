@@ -13,7 +13,7 @@ import torch
 
 from data_pipeline import EmptyText
 from model import encoder_from_pretrained
-from trainer.evaluation.text_vectors import Vector
+from trainer.evaluation.text_vectors import Vector, own_pooling, scaled
 from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import Segments, sorted_together, text_vectors
 from trainer.prediction.predictor import tell_incomplete
@@ -24,13 +24,17 @@ LONGEST = 1 << 13  # tokens that are read of a text by a model that could read a
 
 
 class FileEmbedder:
-    """An exported model that gives texts a vector each, by one of `text_vectors.POOLINGS`."""
+    """An exported model that gives texts a vector each."""
 
-    def __init__(self, folder: Path, pooling: str, device: torch.device) -> None:
-        """Raise ModelError where there is no encoder, DataError where there is no tokenizer."""
+    def __init__(self, folder: Path, pooling: str | None, device: torch.device) -> None:
+        """pooling: one of `text_vectors.POOLINGS`; None: the model's own (`own_pooling`).
+
+        Raise ModelError where there is no encoder, DataError where there is no tokenizer.
+        """
         self.model = encoder_from_pretrained(folder).to(device)
         self.encoder = open_encoder(folder, self.model.config, LONGEST)
-        self.pooling = pooling
+        ours = own_pooling(self.model.config) if pooling is None else (pooling, False)
+        self.pooling, self.normalises = ours
 
     @cached_property
     def size(self) -> int:
@@ -63,4 +67,5 @@ class FileEmbedder:
 
     def _vectors(self, sequences: list[Segments]) -> list[Vector]:
         vectors = text_vectors(self.model, self.encoder.vocabulary, sequences, self.pooling)
-        return [vector.numpy().astype(np.float32) for vector in vectors]
+        arrays = [vector.numpy().astype(np.float32) for vector in vectors]
+        return [scaled(array) for array in arrays] if self.normalises else arrays
