@@ -180,6 +180,7 @@ class TransformersModel(Model):
             library = auto_class(theirs).from_config(known, dtype=torch.float32)
         if is_masked_lm(theirs) and not config.mlm_head:  # a teacher of vectors
             library = library.base_model
+        _forget_positions(library)
         object.__setattr__(self, "library", library)
         names, above = _name_once(library), dict(library.named_children())
         self.encoder = library.base_model
@@ -321,6 +322,17 @@ def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
     return names
 
 
+def _forget_positions(module: nn.Module) -> None:
+    """Keep numbers of positions and the like, which are no weights, out of the state."""
+    for part in module.modules():
+        counts = [
+            name
+            for name, of in part._buffers.items()
+            if of is not None and not of.is_floating_point()
+        ]
+        part._non_persistent_buffers_set.update(counts)
+
+
 class _LibraryHead(nn.Module):
     """The library's parts above the layers, with outputs in the order of the task's labels."""
 
@@ -346,20 +358,28 @@ def _positions(original: nn.Module) -> int | None:
 @torch.no_grad()
 def _require_equal(model: TransformersModel, original: Any) -> None:
     """Raise ModelError unless our reading gives the outputs of the library's own model."""
-    config = model.config
+    config, kind = model.config, original.config.model_type
     ids = torch.arange(_PROBE)[None] % config.vocab_size
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    theirs, ours = original(**given, output_hidden_states=True, return_dict=True), model(ids)
+    with library_errors(config.config):
+        theirs = original(**given, output_hidden_states=True, return_dict=True)
     shapes = [tuple(state.shape) for state in theirs.hidden_states or ()]
     if shapes != [(1, _PROBE, config.hidden_size)] * (config.layers + 1):
         raise ModelError(
-            f"model_type: {original.config.model_type} does not give a state of "
+            f"model_type: {kind} does not give a state of "
             f"{config.hidden_size} numbers per token after each of its {config.layers} layers"
         )
-    if config.mlm_head and not torch.allclose(
-        theirs.logits, ours.logits, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True
-    ):
+    if config.mlm_head and not _gives(model, ids, theirs.logits):
         raise ModelError(
-            f"model_type: {original.config.model_type} does more after its projection to the "
-            "vocabulary than adding a bias; name a model without a masked-LM head (AutoModel)"
+            f"model_type: {kind} does more in its projection to the vocabulary than one product "
+            "and a bias; name a model without a masked-LM head (AutoModel)"
         )
+
+
+def _gives(model: TransformersModel, ids: Tensor, logits: Tensor) -> bool:
+    """Whether the model has these logits."""
+    try:
+        ours = model(ids, None, torch.ones_like(ids)).logits
+    except RuntimeError:  # the projection's weight is a part of what the library reads
+        return False
+    return torch.allclose(logits, ours, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)

@@ -28,6 +28,7 @@ CONFIGS = {
     "XLM": XLM,
     "RoFormer": {**SIZES, "embedding_size": 16},
     "MPNet": SIZES,
+    "Mra": SIZES,  # its numbers of positions are in its checkpoints
 }
 LENGTHS = torch.tensor([9, 5])
 
@@ -158,6 +159,15 @@ def test_a_model_whose_depth_its_states_do_not_show_is_refused(tmp_path: Path) -
     transformers.FunnelForMaskedLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="funnel does not give a state of 32 numbers per token"):
         from_pretrained(tmp_path)
+
+
+def test_a_projection_of_two_parts_is_refused(tmp_path: Path) -> None:
+    sizes = {**SIZES, "embedding_size": 16, "intra_bottleneck_size": 16}
+    config = transformers.MobileBertConfig(**sizes)
+    transformers.MobileBertForMaskedLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="mobilebert does more in its projection") as caught:
+        from_pretrained(tmp_path, "transformers")
+    assert "\n" not in str(caught.value)
 
 
 def test_without_the_library_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch) -> None:
