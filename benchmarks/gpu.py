@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu_facts
 from benchmarks.cotraining_speed import forward, learn
-from benchmarks.gpu_cluster import cluster
+from benchmarks.gpu_cluster import ON_GPU, TURNS, cluster, mfu
 from benchmarks.gpu_facts import Row
 from benchmarks.gpu_learners import (
     Size,
@@ -57,11 +57,9 @@ from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_sta
 from trainer.device import fix_order_of_sums
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner
-from trainer.record.gauges import known_device
 from trainer.step import train_step
 from trainer.teacher_outputs import detach
 
-ON_GPU = torch.cuda.is_available()
 BASE = Size("BERT-base", 768, 12, 128, 128)
 LARGE = Size("BERT-large", 1024, 24, 128, 64)
 SIZES = [
@@ -73,7 +71,6 @@ SIZES = [
 STUDENTS = [(384, 6), (256, 4), (128, 2)]  # hidden size, layers
 TOY, TOY_STUDENTS = Size("toy", 128, 2, 32, 4, vocabulary=1000), [(64, 2)] * 3
 STAGES = (0, 1, 2, 3)
-TURNS = 10 if ON_GPU else 1
 LEAST_SECONDS = 10.0  # with fewer left, a section is not begun
 MOST = 0.35  # of the time that a section may take
 # What a host calls to wait for its GPU, by the profiler's names.
@@ -168,20 +165,12 @@ def speed(device: torch.device) -> Iterator[Row]:
         }
         if ON_GPU:
             arms["Tandem, bf16, eager"] = our_step(teacher(size, is_compiled=False), batch)
+        flops = describe(size.encoder, size.length, MASKED_FRACTION).flops_per_token
         seconds = in_turns({**arms, "transformers": their_step(size, batch, device)})
         for name, median in seconds.items():
             what = f"{size.name}, {size.rows} x {size.length}, {name}"
             tokens = batch.input_ids.size / median
-            yield what, f"{tokens:,.0f} tokens/s, MFU {mfu(size, tokens, device)}"
-
-
-def mfu(size: Size, tokens_per_second: float, device: torch.device) -> str:
-    """MFU relative to the device's bf16 peak; "-" where the peak is unknown."""
-    facts = known_device(device)
-    if facts is None:
-        return "-"
-    flops = describe(size.encoder, size.length, MASKED_FRACTION).flops_per_token
-    return f"{tokens_per_second * flops / facts.flops('bf16'):.1%}"
+            yield what, f"{tokens:,.0f} tokens/s, MFU {mfu(tokens * flops, device)}"
 
 
 def joint(device: torch.device) -> Iterator[Row]:

@@ -44,11 +44,18 @@ def cluster(device: torch.device) -> Iterator[Row]:
             step = partial(train_step, teacher, company, batch, 0)
             seconds = median_seconds({"step": step}, TURNS, wall_clock)["step"]
             flops = rows * length * sum(flops_per_token(length, one) for one in (teacher, *company))
-            known = known_device(device)
-            mfu = f"MFU {flops / seconds / known.flops('bf16'):.1%}" if known else "MFU -"
             what = f"bert_large_cluster, {rows} x {length}, {precision}, T+{len(company)}"
-            yield what, f"{1e3 * seconds:.1f} ms, {mfu}{kernels(step, what)}"
+            yield (
+                what,
+                f"{1e3 * seconds:.1f} ms, MFU {mfu(flops / seconds, device)}{kernels(step, what)}",
+            )
         del teacher, students, step, company
+
+
+def mfu(flops_per_second: float, device: torch.device) -> str:
+    """MFU relative to the device's bf16 peak; "-" where the peak is unknown."""
+    known = known_device(device)
+    return f"{flops_per_second / known.flops('bf16'):.1%}" if known else "-"
 
 
 def in_precision(config: LearnerConfig, precision: str) -> LearnerConfig:

@@ -15,7 +15,7 @@ from commands.options import PATH, TEXT
 from commands.prediction import assignment, new_file, write_lines, written
 
 if TYPE_CHECKING:
-    from trainer.evaluation.text_vectors import TextVectors, Vector, WordVectors
+    from trainer.evaluation.text_vectors import TextEncoder, TextVectors, Vector, WordVectors
 
 _SHOWN = 4  # numbers of a vector
 _NEIGHBOURS = 5
@@ -96,20 +96,12 @@ def embed(
         raise click.UsageError("--pooling cls: is of whole texts; with --word use mean or static")
     from configs.strict_json import strict_json
     from data_pipeline.text.text_files import without_surrogates
-    from trainer.evaluation.text_vectors import MEAN, TextEncoder, own_pooling
+    from trainer.evaluation.text_vectors import TextEncoder
 
     texts = tuple(map(without_surrogates, texts))  # those of a terminal with another encoding
     word = None if word is None else without_surrogates(word)
     vectors = Path(vectors_file) if vectors_file else None
-    encoder, normalises = TextEncoder(Path(folder), vectors), False
-    if pooling is None and word is None:
-        pooling, normalises = own_pooling(encoder.model.config)
-    pooling = pooling or MEAN
-    encoded = encoder.encode(texts, word or "")
-    if word is None:
-        rows = _texts(encoded, pooling if normalises else "")
-    else:
-        rows = _occurrences(encoded, word, pooling)
+    pooling, rows = _rows(TextEncoder(Path(folder), vectors), texts, word, pooling)
     if as_json:
         click.echo(strict_json({"model": folder, "pooling": pooling, **_tree(rows, pooling)}))
     else:
@@ -160,15 +152,28 @@ def _write_array(path: Path, vectors: Iterable[Vector | None], size: int) -> Non
             raise RuntimeError(f"{path}: numpy's header has no room for the number of rows")
 
 
-def _texts(encoded: Sequence[TextVectors], normalised: str) -> list[_Row]:
-    """A row for each text; its vector by the pooling of this name, if any, has length 1."""
-    from trainer.evaluation.text_vectors import scaled
+def _rows(
+    encoder: TextEncoder, texts: Sequence[str], word: str | None, pooling: str | None
+) -> tuple[str, list[_Row]]:
+    """The pooling (None: the model's own, which is the mean for words) and the rows to print."""
+    from trainer.evaluation.text_vectors import MEAN, own_pooling, scaled
 
+    if word is not None:
+        pooling = pooling or MEAN
+        return pooling, _occurrences(encoder.encode(texts, word), word, pooling)
+    pooling, normalises = (pooling, False) if pooling else own_pooling(encoder.model.config)
+    rows = _texts(encoder.encode(texts))
+    for row in rows if normalises else ():
+        row.vectors[pooling] = scaled(row.vectors[pooling])
+    return pooling, rows
+
+
+def _texts(encoded: Sequence[TextVectors]) -> list[_Row]:
     return [
         _Row(
             f"text {number}",
             text.text,
-            {name: scaled(v) if name == normalised else v for name, v in text.vectors.items()},
+            text.vectors,
             {"tokens": text.tokens, "words": _words(text)},
         )
         for number, text in enumerate(encoded, start=1)

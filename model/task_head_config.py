@@ -198,6 +198,12 @@ class TaskHeadConfig(Section):
                 yield key, f"must be {only} where branches is true"
 
     @property
+    def is_pooled_state(self) -> bool:
+        """Whether its output is a vector that is a pooled last state, without weights."""
+        has_weights = self.size or self.layers or self.transform != "none"
+        return self.kind == VECTOR and not has_weights
+
+    @property
     def is_unnamed(self) -> bool:
         """Whether the labels are those of a config.json that names none: LABEL_0, LABEL_1, ..."""
         numbers = range(len(self.labels))

@@ -122,7 +122,7 @@ def _kind(theirs: Mapping[str, Any]) -> str:
 
 def write_vector_head(name: str, head: TaskHeadConfig) -> dict[str, Any] | None:
     """Keys of config.json for a vector that is a pooled state; None for a head with weights."""
-    if head.kind != VECTOR or head.size or head.layers or head.transform != "none":
+    if not head.is_pooled_state:
         return None
     vector = {"pooling": head.pooling, "normalise": head.normalise}
     return {"finetuning_task": name, VECTOR_KEY: vector}

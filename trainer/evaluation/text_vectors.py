@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data_pipeline import DataError
 from data_pipeline.augmentation.word_vectors import read_entries
 from data_pipeline.tokenization.tokenizer import load
-from model import VECTOR, ModelConfig, encoder_from_pretrained
+from model import ModelConfig, encoder_from_pretrained
 
 CLS, MEAN, STATIC = "cls", "mean", "static"
 POOLINGS = (CLS, MEAN, STATIC)
@@ -53,7 +53,7 @@ def own_pooling(config: ModelConfig) -> tuple[str, bool]:
     A model with a head for vectors without weights does as the head; any other takes the mean.
     """
     for head in config.task_heads.values():
-        if head.kind == VECTOR and not (head.size or head.layers):
+        if head.is_pooled_state:
             return (CLS if head.pooling == "first" else MEAN), head.normalise
     return MEAN, False
 

@@ -33,8 +33,8 @@ from trainer.optimizers import GatedOptimizer, MasterOptimizer, Shards
 from trainer.process_group import allow_open_files
 
 # DeepSpeed keeps reduction buckets per engine, 5e8 elements by default, so ten small students would
-# cost tens of gigabytes. A bucket never needs to be larger than the model, and a large model's
-# gradients are reduced while its backward pass goes on only if they fill several: 7 for BERT-large.
+# cost tens of gigabytes. A bucket never needs to be larger than the model, and at stage 3 a large
+# model's gradients are reduced during its backward pass only if they fill several: BERT-large's 7.
 LARGEST_BUCKET = 50_000_000
 
 deepspeed_logger.setLevel(logging.ERROR)
