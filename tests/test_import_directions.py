@@ -33,10 +33,9 @@ ROOMS = {
     "data_pipeline/shards": ("blocks manifest cached_counts index sources ranges writing locking"),
     "data_pipeline/tokenization": (
         "folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer rules comparison pruning training word_rules word_encoding alignment "
-        "shared_tokens"
+        "tokenizer rules comparison pruning training word_rules word_encoding alignment"
     ),
-    "data_pipeline/packing": "sequences pieces pairs documents kinds",
+    "data_pipeline/packing": "sequences pieces pairs kinds",
     "data_pipeline/packing/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "data_pipeline/packing/kinds").glob("[!_]*.py"))
     ),
@@ -81,7 +80,7 @@ ROOMS = {
     "trainer/objectives/terms": "states attention predictions z_loss early_exits",
     "trainer/learners": (
         "state step_shape step_decision admission zero gradients averages memory_errors "
-        "compilation programs module engine learner first_weights learners"
+        "programs module engine learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
@@ -92,7 +91,7 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
     "trainer/optimizers": (
-        "config averages norms moments shards tensorwise gated masters groups loss_scale kinds"
+        "config averages norms moments shards tensorwise gated loss_scale kinds"
     ),
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
@@ -110,8 +109,7 @@ ROOMS = {
     "trainer/run_folder": "folder metrics run_files",
     "trainer/control": "requests run_context",
     "trainer/job_data": (
-        "digests task_heads encoding examples other_tokenizers batch_plan fit prefetch staging "
-        "counting feed"
+        "digests task_heads encoding examples other_tokenizers batch_plan fit staging counting feed"
     ),
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
@@ -129,7 +127,7 @@ ROOMS = {
     ),
     "trainer/augmentation": "masked_words augmenting replacing perturbing",
     "trainer/suites": "results comparison",
-    "trainer/analysis": "patterns maps linguistic examples analysis words table page",
+    "trainer/analysis": "patterns maps linguistic examples analysis table page",
     "trainer/record": "gauges display recorder syncing",
     "trainer/stored_logits": "format sampling reading",
     "trainer/lifecycle": "continuity stored_teacher start in_progress forking finalize",
@@ -139,7 +137,7 @@ ROOMS = {
     ),
     "cluster/planning": "machine failures memory plan text",
     "commands": (
-        "pipes errors options job_texts starting output ending job_configs api data tokenizers "
+        "errors options job_texts starting output ending job_configs api data tokenizers "
         "runs models prediction embedding training finetuning suite_runs suites results submission "
         "analysis reference listing"
     ),

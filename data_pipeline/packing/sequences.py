@@ -2,9 +2,9 @@
 
 The block becomes a stream in which a separator follows each document. A row is a list of spans of
 the stream: ``[CLS] span [SEP]``, or ``[CLS] span [SEP] span [SEP]`` of a pair, or each span in its
-own [CLS] and [SEP] where documents are kept apart (`data_pipeline.packing.documents`). If a span
-ends with its document, the row's own [SEP] replaces the separator. A packing is a class in a module
-of `data_pipeline.packing.kinds`, or in a file of `plugins:`, that `register_packing` decorates.
+own [CLS] and [SEP] where documents are kept apart (`DocumentPacking`). If a span ends with its
+document, the row's own [SEP] replaces the separator. A packing is a class in a module of
+`data_pipeline.packing.kinds`, or in a file of `plugins:`, that `register_packing` decorates.
 
 Each block, or a few of a shard together, is packed by itself, so the number of sequences of a
 corpus is a sum over its blocks. It does not depend on the seed; only the pairing of segments
@@ -14,6 +14,7 @@ changes from epoch to epoch. Everything is computed for a block at once, from it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -21,6 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.shards.blocks import Block
+
+SPECIAL = 2  # tokens around a span
+# The tokens of the last row of the blocks that are packed together are padding, half of it on
+# average. So longer rows take more blocks: of about 512k tokens each, 256 rows or more.
+LENGTH_OF_ONE_BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -145,3 +151,28 @@ def stream(block: Block, separator: int) -> NDArray[np.integer]:
 def count(block: Block, rules: PackingRules) -> int:
     """The number of sequences in a block."""
     return len(rules.packing.spans(block, rules))
+
+
+class DocumentPacking(Packing):
+    """A packing whose rows hold several documents, or pieces of them, without a gap.
+
+    Each span of a row attends to itself only, and counts its positions from 0.
+    """
+
+    separates_documents: ClassVar[bool] = True
+
+    def blocks(self, length: int) -> int:
+        return -(-length // LENGTH_OF_ONE_BLOCK)
+
+
+def document_spans(block: Block) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The starts in the stream, and the lengths, of a block's documents: [documents] each."""
+    firsts = np.cumsum(block.documents, dtype=np.int64) - block.documents
+    lengths = np.add.reduceat(block.sentences, firsts, dtype=np.int64)
+    return np.cumsum(lengths) - lengths + np.arange(len(lengths)), lengths
+
+
+def spans_of(rows: Sequence[Sequence[tuple[int, int]]]) -> Spans:
+    """The rows that have these (start, length); a row's spans come in the order of the text."""
+    spans = np.array([span for row in rows for span in sorted(row)], np.int64).reshape(-1, 2)
+    return Spans(spans[:, 0], spans[:, 1], np.cumsum([0, *map(len, rows)]))

@@ -18,9 +18,9 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
 from trainer.learner_names import TEACHER, student_key
-from trainer.learners import compilation
-from trainer.learners.compilation import is_compiled
+from trainer.learners import module
 from trainer.learners.learner import Learner
+from trainer.learners.module import is_compiled
 from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
@@ -167,7 +167,7 @@ def test_a_compiled_layer_keeps_to_its_kernels(model):
     ],
 )
 def test_layers_are_compiled_on_gpus(monkeypatch, wanted, stage, device, has_triton, compiled):
-    monkeypatch.setattr(compilation, "has_generator", lambda device: has_triton)
+    monkeypatch.setattr(module, "has_generator", lambda device: has_triton)
     config = dataclasses.replace(tiny.learner_configs((1,) * 3)[TEACHER], compile=wanted)
     config = dataclasses.replace(config, zero_stage=stage)
     assert is_compiled(config, torch.device(device)) == compiled

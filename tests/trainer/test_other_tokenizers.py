@@ -17,7 +17,7 @@ import configs
 from configs import ConfigError
 from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, BatchStream, DataError, open_corpora
 from data_pipeline.reading.batches import shared_view
-from data_pipeline.tokenization.shared_tokens import shared_tokens
+from data_pipeline.tokenization.alignment import shared_tokens
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs

@@ -15,7 +15,7 @@ from trainer.analysis.analysis import Analysis, Effect, Effects
 from trainer.analysis.linguistic import KINDS
 from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.analysis.patterns import PATTERNS
-from trainer.analysis.words import (
+from trainer.analysis.table import (
     LINGUISTIC,
     RULE,
     change_heading,

@@ -1,9 +1,14 @@
-"""The batches of one rank of a job, from corpora that are opened once."""
+"""The batches of one rank of a job, from corpora that are opened once.
+
+A thread prepares the next batch while the current one is trained on.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +29,6 @@ from trainer.config import JobConfig
 from trainer.job_data.batch_plan import global_batches
 from trainer.job_data.examples import views_of
 from trainer.job_data.other_tokenizers import other_views
-from trainer.job_data.prefetch import Prefetched
 from trainer.job_data.staging import folder_on_node, stager_of_node
 from trainer.learner_names import TEACHER
 from trainer.stored_logits.reading import StoredReader
@@ -115,3 +119,28 @@ def _examples(config: JobConfig, corpora: Mapping[str, Corpus]) -> ExampleStream
         for name, corpus in corpora.items()
     }
     return open_stream(splits, config.seed, sizes, dist.get_rank(), dist.get_world_size())
+
+
+class Prefetched:
+    """Calls `read(step)` for consecutive steps, one step ahead.
+
+    `waited`: the seconds that `take` has waited so far, which training lost to reading.
+    """
+
+    def __init__(self, read: Callable[[int], Batch], step: int) -> None:
+        self._read, self._step, self.waited = read, step, 0.0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next: Future[Batch] = self._thread.submit(read, step)
+
+    def take(self) -> Batch:
+        """The batch of the next step; raises what `read` raised."""
+        began = time.monotonic()
+        batch = self._next.result()
+        self.waited += time.monotonic() - began
+        self._step += 1
+        self._next = self._thread.submit(self._read, self._step)
+        return batch
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from data_pipeline import Corpus
 from data_pipeline.reading.batches import shared_view
 from data_pipeline.reading.other_tokens import OtherView
-from data_pipeline.tokenization.shared_tokens import NONE, shared_tokens
+from data_pipeline.tokenization.alignment import NONE, shared_tokens
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, OWN, TEACHER

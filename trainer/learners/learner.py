@@ -24,7 +24,6 @@ from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
 from trainer.learners.averages import averaged, has_means
-from trainer.learners.compilation import is_compiled
 from trainer.learners.engine import (
     DeepSpeedEngine,
     backward,
@@ -40,6 +39,7 @@ from trainer.learners.module import (
     LearnerModule,
     always_captured,
     build_module,
+    is_compiled,
 )
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState

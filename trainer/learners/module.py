@@ -1,14 +1,17 @@
-"""The module inside a learner's engine, model and objective in one, and how it is built."""
+"""The module inside a learner's engine, model and objective in one, built and compiled."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from model import READ_OUT, Capture, Model, ModelConfig, build
+from model import READ_OUT, Ability, Capture, Model, ModelConfig, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.learner_config import DISENTANGLED, LearnerConfig
@@ -19,6 +22,8 @@ from trainer.seeds import derive
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
+
+LEAST_CAPABILITY = (7, 0)  # of a GPU for which Triton generates kernels
 
 WORD_EMBEDDING = "embeddings.word.weight"
 AUTOCAST = {
@@ -147,3 +152,18 @@ def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, complete
     missing = [name for name in missing_keys if not name.startswith(READ_OUT)]
     if missing and complete:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")
+
+
+def is_compiled(config: LearnerConfig, device: torch.device) -> bool:
+    """Whether `compile` asks for it; by default on a GPU, where the model and the machine allow."""
+    if config.compile is not None:
+        return config.compile
+    allows = config.zero_stage < 3 and not config.model.cannot(Ability.COMPILE)
+    return device.type == "cuda" and allows and has_generator(device)
+
+
+def has_generator(device: torch.device) -> bool:
+    """Whether Triton serves this GPU; it needs a C compiler for what launches its kernels."""
+    compilers = os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")
+    has_triton = find_spec("triton") is not None and any(compilers)
+    return has_triton and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY

@@ -5,10 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 import trainer.optimizers.kinds  # noqa: F401 - registers them
-from trainer.optimizers.config import OptimizerConfig, optimizer_config, register_optimizer
-from trainer.optimizers.gated import GatedOptimizer
-from trainer.optimizers.groups import Rates, parameter_groups
-from trainer.optimizers.masters import MasterOptimizer
+from trainer.optimizers.config import (
+    OptimizerConfig,
+    Rates,
+    optimizer_config,
+    parameter_groups,
+    register_optimizer,
+)
+from trainer.optimizers.gated import GatedOptimizer, MasterOptimizer
 from trainer.optimizers.shards import Shards, Tensorwise
 
 __all__ = [

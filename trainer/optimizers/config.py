@@ -1,4 +1,4 @@
-"""The `optimizer` section of a learner, and the door of optimizers.
+"""The `optimizer` section of a learner, its groups of parameters, and the door of optimizers.
 
 An optimizer is a module of `trainer.optimizers.kinds`, or a file of `plugins:`, with a config that
 `register_optimizer` decorates. Nothing else names it: checkpoints store the states that it keeps,
@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from configs.kinds import add_kind, chosen
 from configs.rules import PROBABILITY, Doc, Length, OneOf, Range, positive
@@ -48,7 +49,7 @@ class OptimizerConfig(Section, ABC):
 
     @abstractmethod
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of these groups (`trainer.optimizers.groups`).
+        """The optimizer of these groups (`parameter_groups`).
 
         Without `torch.optim.Optimizer.state` of a parameter it begins anew. Under ZeRO a parameter
         is a flat tensor, which holds parts of many; a `Tensorwise` optimizer is told which.
@@ -98,3 +99,50 @@ def optimizer_config(kind: str = "adamw", **settings: Any) -> OptimizerConfig:
     """The section of this kind of optimizer, with these keys."""
     made: OptimizerConfig = chosen(OptimizerConfig, {"kind": kind})(**settings)
     return made
+
+
+class Rates(Protocol):
+    """Factors on the scheduled learning rate, by group of parameters.
+
+    These are pure functions, so that a resumed learner continues exactly. A group whose factor is 0
+    is frozen: no update, no decay, and its moments do not advance.
+    """
+
+    def group(self, parameter: str) -> str:
+        """The group of a parameter, given by its name in the learner's module."""
+
+    def factor(self, group: str, step: int) -> float:
+        """The factor on a group's learning rate at the learner's `step`, which counts from 0."""
+
+
+def parameter_groups(
+    module: nn.Module, config: OptimizerConfig, rates: Rates
+) -> list[dict[str, Any]]:
+    """The trained parameters, grouped by `rates.group` and by the optimizer's `settings`.
+
+    As in BERT's and LAMB's original code, biases and norm parameters (one dimension) do not decay
+    unless the config says so and, under LAMB, get no trust ratio. Keys of a group: params, name,
+    and those of the settings.
+    """
+    tables = {
+        id(parameter)
+        for child in module.modules()
+        if isinstance(child, nn.Embedding)
+        for parameter in child.parameters(recurse=False)
+    }
+    groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            settings = config.settings(name, _part(name, parameter, id(parameter) in tables))
+            groups.setdefault((rates.group(name), *settings.items()), []).append(parameter)
+    return [
+        {"params": parameters, "name": name, **dict(settings)}
+        for (name, *settings), parameters in groups.items()
+    ]
+
+
+def _part(name: str, parameter: nn.Parameter, is_table: bool) -> str:
+    """The part of the model (`PARTS`) that a parameter belongs to."""
+    if parameter.ndim >= 2:
+        return EMBEDDINGS if is_table else MATRICES
+    return BIASES if name.rpartition(".")[2].startswith("bias") else NORMS

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_pipeline.packing.documents import SPECIAL, DocumentPacking, document_spans, spans_of
-from data_pipeline.packing.sequences import PackingRules, Spans, register_packing
+from data_pipeline.packing.sequences import (
+    SPECIAL,
+    DocumentPacking,
+    PackingRules,
+    Spans,
+    document_spans,
+    register_packing,
+    spans_of,
+)
 from data_pipeline.shards.blocks import Block
 
 SLACK = 0.002  # the padding that is left rather than filled with pieces of cut documents

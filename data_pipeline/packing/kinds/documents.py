@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from data_pipeline.packing.documents import SPECIAL, DocumentPacking, document_spans, spans_of
-from data_pipeline.packing.sequences import PackingRules, Spans, register_packing
+from data_pipeline.packing.sequences import (
+    SPECIAL,
+    DocumentPacking,
+    PackingRules,
+    Spans,
+    document_spans,
+    register_packing,
+    spans_of,
+)
 from data_pipeline.shards.blocks import Block
 
 
