@@ -277,6 +277,12 @@ class DataConfig(TaskFilesConfig):
         if self.stage is None:
             for key in self.changed("stage_gb"):
                 yield key, "is for stage; set that too, or remove it"
+        if all(masking.is_causal for masking in self._maskings()):
+            masks = "rate", "final_rate", "copies", "mask_fraction", "random_fraction"
+            for key in self.masking.changed(*masks):
+                yield f"masking.{key}", "is for masks, and unit: next_token has none; remove it"
+        if self.masking.is_causal and PACKINGS[self.packing].pair_labels:
+            yield "masking.unit", f"next_token does not go with pairs, as packing: {self.packing}"
         shortest = min(length for length, _ in self.lengths_and_packings())
         yield from within("masking", self.masking.without_slots(shortest))
         for number, phase in enumerate(self.phases):
@@ -293,7 +299,9 @@ class DataConfig(TaskFilesConfig):
         except ValueError as error:
             yield "masking", str(error)
             return
-        length, _ = self.length_and_packing_at(phase.from_step)
+        length, packing = self.length_and_packing_at(phase.from_step)
+        if masking.is_causal and PACKINGS[packing].pair_labels:
+            yield "masking.unit", f"next_token does not go with pairs, as packing: {packing}"
         yield from within("masking", masking.without_slots(length))
         if masking.on_device and masking.thresholds != self.masking.thresholds:
             yield "masking", "may change only the rate if data.masking.on_device is true"
@@ -366,6 +374,21 @@ class DataConfig(TaskFilesConfig):
     def slots(self, length: int) -> int:
         """The most positions that are predicted in a sequence of `length` tokens at any step."""
         return max(masking.slots(length) for masking in self._maskings())
+
+    @property
+    def has_next_tokens(self) -> bool:
+        """Whether the next token is predicted, in any phase."""
+        return any(masking.is_causal for masking in self._maskings())
+
+    def scores_next_tokens_at(self, step: int) -> bool:
+        """Whether held-out text is scored by its next tokens at a step, and by masks at others."""
+        return self.masking_at(step).is_causal and not self.held_out_masking.is_causal
+
+    @property
+    def held_out_masking(self) -> MaskingConfig:
+        """The masking of held-out text: the first that has masks, or else none has."""
+        maskings = self._maskings()
+        return next((masking for masking in maskings if not masking.is_causal), maskings[0])
 
     @property
     def highest_masking_rate(self) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from configs.rules import COUNT, FRACTION, ROWS, Doc, OneKeyOf, OneOf, Range, Unit, positive
-from configs.section import Section
-from data_pipeline.masking.config import UNITS, MaskingConfig
+from configs.section import Refusal, Section
+from data_pipeline.masking.config import NEXT_TOKEN, UNITS, MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
 
 LENGTHS = Range(8, 2**15)
@@ -31,6 +32,11 @@ class PhaseMaskingConfig(Section):
     random_fraction: Annotated[
         float | None, FRACTION, Doc("Fraction that becomes a random ordinary token.")
     ] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if self.unit == NEXT_TOKEN:
+            for key in self.changed("rate", "mask_fraction", "random_fraction"):
+                yield key, "is for masks; set it in a phase that has them"
 
     def applied_to(self, masking: MaskingConfig) -> MaskingConfig:
         """The masking of the phase. Raises ValueError where the keys contradict each other."""

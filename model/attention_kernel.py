@@ -50,6 +50,7 @@ class AttentionPattern(NamedTuple):
         runs. A query attends only inside its run.
     sizes: for ``runs``, the lengths of the runs.
     window: for ``varlen`` and ``runs``, as in `visible_keys`.
+    is_causal: for ``varlen`` and ``runs``, as in `Documents`.
     """
 
     kernel: str
@@ -59,6 +60,7 @@ class AttentionPattern(NamedTuple):
     boundaries: Tensor | None = None
     sizes: tuple[int, ...] = ()
     window: int = 0
+    is_causal: bool = False
 
     @classmethod
     def of(cls, kernel: str, visible: Tensor | None, dtype: torch.dtype) -> AttentionPattern:
@@ -145,11 +147,13 @@ def attention_pattern(
         skips = attention_mask.ndim == 1
     else:
         skips = attention_mask is not None or hides(window, length)
-    sizes = attention_mask.sizes if isinstance(attention_mask, Documents) else ()
+    documents = attention_mask if isinstance(attention_mask, Documents) else None
+    sizes = () if documents is None else documents.sizes
     kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, bool(sizes))
     window = window if hides(window, length) else 0
+    is_causal = documents is not None and documents.is_causal
     if kernel == RUNS:
-        return AttentionPattern(kernel, sizes=sizes, window=window)
+        return AttentionPattern(kernel, sizes=sizes, window=window, is_causal=is_causal)
     if kernel != VARLEN:
         visible = visible_keys(attention_mask, length, window, device)
         return AttentionPattern.of(kernel, visible, dtype)
@@ -157,7 +161,7 @@ def attention_pattern(
         boundaries = attention_mask.boundaries
     else:
         boundaries = run_boundaries(attention_mask, rows, length, device)
-    return AttentionPattern(kernel, boundaries=boundaries, window=window)
+    return AttentionPattern(kernel, boundaries=boundaries, window=window, is_causal=is_causal)
 
 
 def run_boundaries(lengths: Tensor | None, rows: int, length: int, device: torch.device) -> Tensor:
@@ -221,7 +225,8 @@ def _attend_runs(
     """Attention within runs of the flattened positions, each position within its window."""
     rows, _, length, _ = q.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * L, A, D]
-    near = (pattern.window // 2,) * 2 if pattern.window else (-1, -1)
+    reach = pattern.window // 2 if pattern.window else -1
+    near = reach, 0 if pattern.is_causal else reach  # keys before and behind a query
     flash = _varlen_attention()
     assert flash is not None
     cuts = pattern.boundaries
@@ -236,12 +241,15 @@ def _attend_each_run(
     """Attention within runs of the flattened positions, one run after the other."""
     shape = q.shape[0], q.shape[2]
     near = visible_keys(None, max(pattern.sizes), pattern.window, q.device)
+    is_causal = pattern.is_causal and near is None
+    if pattern.is_causal and near is not None:
+        near = near.tril()
     parts = (x.transpose(1, 2).flatten(0, 1).split(pattern.sizes) for x in (q, k, v))
     mixed = []
     for size, *run in zip(pattern.sizes, *parts, strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in run)  # [1, A, size, D]
         visible = None if near is None else near[..., :size, :size]
-        of_run = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
+        of_run = F.scaled_dot_product_attention(q, k, v, visible, dropout, is_causal)
         mixed.append(of_run[0].transpose(0, 1))
     return torch.cat(mixed).unflatten(0, shape).transpose(1, 2)
 
@@ -268,6 +276,8 @@ def visible_keys(
     if isinstance(attention_mask, Documents):
         numbers = attention_mask.numbers
         visible = (numbers[:, :, None] == numbers[:, None, :])[:, None]
+        if attention_mask.is_causal:
+            visible &= position[:, None] >= position
     elif attention_mask is not None:
         per_token = attention_mask.ndim == 2
         real = attention_mask != 0 if per_token else position < attention_mask[:, None]

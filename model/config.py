@@ -315,6 +315,8 @@ class EncoderConfig(ModelConfig):
             return "rotary positions have no weights; remove it"
         if ability == Ability.LAYER_BY_LAYER and self.sharing != "none":
             return "needs layers that share nothing; set model.sharing"
+        if ability == Ability.CAUSAL and self.trigram:
+            return "reads the next word's vector at each token; set model.trigram to false"
         if ability == Ability.GROW and self.groups > 1:
             return "is for models without groups of shared layers"
         return super().cannot(ability)

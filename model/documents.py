@@ -20,15 +20,17 @@ class Documents(NamedTuple):
     numbers: int64 [B, L], the run of each position.
     places: int64 [B, L], the place of each position in its run, from 0.
     sizes: the lengths of the runs that are not empty, on the host.
+    is_causal: whether a position attends only to itself and to those before it in its run.
     """
 
     boundaries: Tensor
     numbers: Tensor
     places: Tensor
     sizes: tuple[int, ...]
+    is_causal: bool = False
 
     @classmethod
-    def of(cls, numbers: Tensor) -> Documents:
+    def of(cls, numbers: Tensor, is_causal: bool = False) -> Documents:
         """Of the number of each position's document, integers [B, L] on the CPU.
 
         Neighbours in a row with the same number are in one run. The padding has a number too.
@@ -42,12 +44,13 @@ class Documents(NamedTuple):
         run = begins.flatten().cumsum(0) - 1
         places = torch.arange(size) - starts[run]
         sizes = tuple(boundaries[: runs + 1].diff().tolist())
-        return cls(boundaries, run.view_as(numbers), places.view_as(numbers), sizes)
+        shaped = run.view_as(numbers), places.view_as(numbers)
+        return cls(boundaries, *shaped, sizes, is_causal)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Documents:
         """These documents with each tensor changed, such as moved to a device."""
         boundaries, numbers, places = map(change, self[:3])
-        return Documents(boundaries, numbers, places, self.sizes)
+        return self._replace(boundaries=boundaries, numbers=numbers, places=places)
 
     @property
     def firsts(self) -> Tensor:

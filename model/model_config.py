@@ -56,6 +56,7 @@ class Ability(str, Enum):
     SHARE_EMBEDDING = "add its word embedding to another model's"
     GENERATE = "generate text"
     DOCUMENTS = "tell several documents in a row apart"
+    CAUSAL = "attend to earlier tokens only"
 
 
 class ModelShape(Protocol):

@@ -121,9 +121,11 @@ class Model(nn.Module, ABC):
         """
 
     def readable(self, attention_mask: AttentionMask | None) -> Any:
-        """The mask. Raises ModelError for `Documents` where the model cannot tell them apart."""
-        if isinstance(attention_mask, Documents) and (why := self.config.cannot(Ability.DOCUMENTS)):
-            raise ModelError(f"attention_mask: {why}")
+        """The mask. Raises ModelError for `Documents` that the model cannot tell apart or follow."""
+        if isinstance(attention_mask, Documents):
+            needs = [Ability.DOCUMENTS, *([Ability.CAUSAL] if attention_mask.is_causal else [])]
+            for why in filter(None, map(self.config.cannot, needs)):
+                raise ModelError(f"attention_mask: {why}")
         return attention_mask
 
     def as_last(self, states: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class MicroBatch:
     numbers: Tensor | None = None
     sample_ids: NDArray[np.int64] | None = None  # [examples]; on the host, as are `epochs`
     epochs: NDArray[np.int64] | None = None
-    documents: Documents | None = None  # where rows hold several
+    documents: Documents | None = None  # where rows hold several, or attention is causal
     runs: Mapping[str, MicroRuns] = field(default_factory=dict)  # by the view, of aligned spans
 
     @property
@@ -170,7 +170,7 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         numbers=None if batch.numbers is None else _move(batch.numbers, device, torch.float64),
         sample_ids=batch.sample_ids,
         epochs=batch.epochs,
-        documents=None if batch.document_ids is None else _documents(batch.document_ids, device),
+        documents=_documents(batch, device),
         runs={
             name: MicroRuns(*(_move(part, device) for part in (run.first, run.sizes, run.slots)))
             for name, run in batch.runs.items()
@@ -178,13 +178,18 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
     )
 
 
-def _documents(ids: np.ndarray, device: torch.device) -> Documents:
-    """The documents of rows; the host knows their sizes, so that no device is waited for."""
+def _documents(batch: Batch, device: torch.device) -> Documents | None:
+    """The documents of rows, where they hold several or attention is causal.
+
+    The host knows their sizes, so that no device is waited for.
+    """
+    if batch.document_ids is None and not batch.is_causal:
+        return None
 
     def move(tensor: Tensor) -> Tensor:
         return _move(tensor.numpy(), device, tensor.dtype)
 
-    return Documents.of(torch.from_numpy(ids)).map(move)
+    return Documents.of(torch.from_numpy(batch.documents), batch.is_causal).map(move)
 
 
 def _by_sequence(array: np.ndarray) -> np.ndarray:

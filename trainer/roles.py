@@ -14,6 +14,7 @@ from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import SEPARATE, LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
+from trainer.objectives.terms.attention import MatrixTermConfig
 from trainer.objectives.terms.predictions import unshared_vocabulary
 from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
@@ -75,9 +76,26 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
             why = f"{config.model.kind} reads pairs of texts; name data.train, and a translation"
             yield f"{section_of(learner)}.model.kind", why
     yield from _unread_teachers(everyone)
+    if data.has_next_tokens:
+        yield from _conflicts_with_next_tokens(everyone)
     if everyone[TEACHER].stored is not None and data.has_examples and not masked:
         why = f"is for predicted tokens; the examples in {_examples_in(data)} have none"
         yield "teacher.stored", why
+
+
+def _conflicts_with_next_tokens(everyone: Named) -> Iterator[Refusal]:
+    """Models that see behind a position, and terms that have no meaning where none does."""
+    phase = "data.masking.unit: next_token"
+    for learner, config in everyone.items():
+        section = section_of(learner)
+        if config.generator is not None:
+            yield f"{section}.generator", f"replaces masked tokens, and {phase} masks none"
+        elif config.stored is None and (why := config.model.cannot(Ability.CAUSAL)):
+            yield f"{section}.model.kind", f"{why}, as {phase} needs"
+        for name, term in config.objective.terms().items():
+            if isinstance(term, MatrixTermConfig):
+                why = f"compares attention in both directions, and {phase} has one; remove it"
+                yield f"{section}.objective.{name}", why
 
 
 def _predicts_tokens(learners: Named) -> bool:

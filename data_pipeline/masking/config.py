@@ -9,7 +9,7 @@ from typing import Annotated
 from configs.rules import FRACTION, INDEX, Doc, OneOf, Range, Unit
 from configs.section import Refusal, Section
 
-UNITS = ("token", "word", "ngram")
+UNITS = ("token", "word", "ngram", NEXT_TOKEN := "next_token")
 
 
 @dataclass
@@ -33,7 +33,11 @@ class MaskingConfig(Section):
     unit: Annotated[
         str,
         OneOf(*UNITS),
-        Doc("What is chosen as a unit: a token, a whole word, or up to `max_ngram` whole words."),
+        Doc(
+            "What is chosen as a unit: a token, a whole word, or up to `max_ngram` whole words. "
+            "next_token: nothing is masked; every token is predicted from those before it, which "
+            "alone are attended to (causal language modelling)."
+        ),
     ] = "token"
     max_ngram: Annotated[
         int,
@@ -87,6 +91,11 @@ class MaskingConfig(Section):
             yield "random_fraction", "together with mask_fraction it must not exceed 1"
 
     @property
+    def is_causal(self) -> bool:
+        """Whether tokens are predicted from those before them, and nothing is masked."""
+        return self.unit == NEXT_TOKEN
+
+    @property
     def thresholds(self) -> tuple[int, int]:
         """A chosen position is masked if its 32-bit draw is below the first.
 
@@ -106,10 +115,14 @@ class MaskingConfig(Section):
     @property
     def highest_rate(self) -> float:
         """The highest rate of any step."""
+        if self.is_causal:
+            return 1.0
         return self.rate if self.final_rate is None else max(self.rate, self.final_rate)
 
     def slots(self, length: int) -> int:
-        """The most positions that are chosen in a sequence of `length` tokens."""
+        """The most positions that are predicted in a sequence of `length` tokens."""
+        if self.is_causal:
+            return length - 1
         return _slots(self.highest_rate, length)
 
     def without_slots(self, length: int) -> Iterator[Refusal]:

@@ -4,6 +4,9 @@ Every decision is a 32-bit random number hashed from (seed, epoch, sample id, po
 masks the ``round(rate * ordinary tokens)`` positions with the smallest numbers are chosen (half to
 even); the position breaks ties. Special tokens and padding are never chosen, and a random
 replacement is never a special token. `torch_masker` makes the same token masks on any device.
+
+Where the unit is the next token, nothing is masked: each position before an ordinary token or [SEP]
+predicts it.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ NO_LABEL = -100
 
 @dataclass(frozen=True)
 class Masked:
-    """Sequences after masking, with the chosen positions and their labels."""
+    """Sequences after masking, with the positions that predict and their labels."""
 
     input_ids: NDArray[np.int64]  # [R, L]
     positions: NDArray[np.int64]  # [R, M] columns, ascending; 0 in unused slots
-    labels: NDArray[np.int64]  # [R, M] the original ids; -100 in unused slots
+    labels: NDArray[np.int64]  # [R, M] the original or the next ids; -100 in unused slots
     to_mask: NDArray[np.int64] | None = None  # [R] positions still to be chosen; None: masked
 
 
@@ -59,6 +62,8 @@ class Masker:
         step: int = 0,
     ) -> Masked:
         """Mask `input_ids` [R, L]; `epochs` and `sample_ids` are [R]."""
+        if self._config.is_causal:
+            return self._next_tokens(input_ids)
         keys = self.keys(epochs, sample_ids)
         maskable = self._is_ordinary[input_ids]
         budget = self._budget(maskable, step)
@@ -70,6 +75,14 @@ class Masker:
         if self._config.copies:
             epochs = epochs % self._config.copies
         return array_keys(self._key, epochs, sample_ids)
+
+    def _next_tokens(self, input_ids: NDArray[np.int64]) -> Masked:
+        """Each token as the label of the position before it, but those that begin a text or row."""
+        following = input_ids[:, 1:]
+        is_label = self._is_ordinary[following] | (following == self._vocabulary.sep)
+        positions, used = _slots(*np.nonzero(is_label), len(input_ids), self.capacity)
+        labels = np.take_along_axis(following, positions, axis=1)
+        return Masked(input_ids, positions, np.where(used, labels, NO_LABEL))
 
     def defer(self, input_ids: NDArray[np.int64], step: int = 0) -> Masked:
         """Leave `input_ids` [R, L] unmasked, with `to_mask` set for `TorchMasker`."""

@@ -131,6 +131,8 @@ class Batch:
 
     runs: where positions are the aligned spans of two views (`shared_view`), by the view.
 
+    is_causal: each position predicts the next token, and attends to none behind itself.
+
     is_trimmed: L is the length of the batch's longest sequence, and says nothing of other batches.
     """
 
@@ -148,6 +150,7 @@ class Batch:
     numbers: NDArray[np.float64] | None = None
     document_ids: NDArray[np.int64] | None = None  # [R, L]
     runs: Mapping[str, Runs] = field(default_factory=dict)
+    is_causal: bool = False
 
     @property
     def common_length(self) -> int:
@@ -203,5 +206,5 @@ class Batch:
         return self if name == DEFAULT_VIEW else self.views[name]
 
     def labels(self) -> NDArray[np.int64]:
-        """Dense labels [R, L]: the original id at masked positions, -100 elsewhere."""
+        """Dense labels [R, L]: the id to predict at masked positions, -100 elsewhere."""
         return self.targets[MASKED].in_columns(self.input_ids.shape)

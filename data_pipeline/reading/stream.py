@@ -39,6 +39,7 @@ class _Phase:
     sources: list[_Source]
     rows: int  # in the rank's batch
     masker: Masker
+    is_causal: bool
 
 
 class BatchStream:
@@ -130,6 +131,7 @@ class BatchStream:
             to_mask=masked.to_mask,
             readable=rows.readable,
             document_ids=rows.document_ids if phase.rules.packing.separates_documents else None,
+            is_causal=phase.is_causal,
         )
         for name, view in self._views.items():
             keys = phase.masker.keys(rows.epochs, rows.sample_ids)
@@ -180,6 +182,7 @@ class BatchStream:
             self._sources(rules, sizes, phase_start, start),
             self._sizes.at(start) // self._world_size,
             self._masker(length, start),
+            self.config.masking_at(start).is_causal,
         )
 
     def _sources(

@@ -21,6 +21,7 @@ from model.hugging_face.eurobert import EUROBERT
 from model.hugging_face.family import Family, Inexpressible
 from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
+from model.hugging_face.neobert import NEOBERT
 from model.hugging_face.nomic_bert import NOMIC_BERT
 from model.hugging_face.task_heads import (
     ENDINGS,
@@ -39,7 +40,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 _TRANSFORM = ".transform."
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA, DISTILBERT, ALBERT),
-    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA, NOMIC_BERT),
+    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA, NOMIC_BERT, NEOBERT),
 )
 _ALIASES = {"xlm-roberta": ROBERTA, "camembert": ROBERTA}  # the same model under other names
 _WRAPPER = "module."  # of torch's DataParallel and DistributedDataParallel
@@ -251,7 +252,7 @@ def from_transformers(
         weights = {name.removeprefix(_WRAPPER): tensor for name, tensor in weights.items()}
     modern = {_modern_name(name): tensor for name, tensor in weights.items()}
     family = _family_of(theirs, modern)
-    tensors = family.to_ours(_with_prefix(family, modern))
+    tensors = family.to_ours(family.cut(theirs, _with_prefix(family, modern)))
     config = _read(family, theirs, tensors)
     refuse_extra_weights(
         config,

@@ -57,6 +57,7 @@ class Family:
         applies.
     heads: the form of each kind of task head that the architecture has a class for.
     to_ours, to_theirs: convert tensors, by their names, to our layout and back.
+    cut: before `to_ours`, converts tensors whose layout depends on their config.json.
     """
 
     model_type: str
@@ -66,6 +67,7 @@ class Family:
     heads: Mapping[str, HeadForm] = field(default_factory=dict)
     to_ours: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     to_theirs: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    cut: Callable[[Mapping[str, Any], dict[str, Tensor]], dict[str, Tensor]] = lambda _, state: state
 
     def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
         """The `transformers` name of each of our tensors: our name -> their name."""

@@ -48,14 +48,14 @@ class Evaluations:
             config = teacher if name == TEACHER else learner.config
             trained = trained_heads(config, learner.counters, state.step)
             scorer = _scorer(learner, learners.by_name)
-            by_learner[name] = self._of_weights(learner, scorer, trained)
+            by_learner[name] = self._of_weights(learner, scorer, trained, state.step)
             if (loss := by_learner[name].overall.get("loss")) is not None:
                 self.newest[name] = (state.step, loss)
                 own_steps = learner.counters.steps_made(state.step)
                 state.held_out.setdefault(name, []).append([own_steps, loss])
             if learner.has_average:
                 with learner.averaged():
-                    averages = self._of_weights(learner, scorer, trained)
+                    averages = self._of_weights(learner, scorer, trained, state.step)
                     by_learner[name] = by_learner[name].beside(averages)
         known = {
             name: score for name, score in by_learner[TEACHER].overall.items() if score is not None
@@ -64,13 +64,16 @@ class Evaluations:
         self._rank(learners, by_learner, state.step)
         return by_learner
 
-    def _of_weights(self, learner: Learner, scorer: Scorer, trained: Collection[str]) -> Scores:
-        """The scores of a learner with the weights that it has now."""
-        where = (self._device, dist.get_rank(), dist.get_world_size())
-        scores = self._validation.evaluate(
-            scorer, learner.metrics, self._config.batch.micro_batch, *where
-        )
-        return scores.of_trained_heads(learner.metrics, trained, self._config.data.tasks)
+    def _of_weights(
+        self, learner: Learner, scorer: Scorer, trained: Collection[str], step: int
+    ) -> Scores:
+        """The scores of a learner with the weights that it has now, after `step` steps."""
+        data, size = self._config.data, self._config.batch.micro_batch
+        next_tokens = data.scores_next_tokens_at(max(step - 1, 0))
+        where = (self._device, dist.get_rank(), dist.get_world_size(), next_tokens)
+        scores = self._validation.evaluate(scorer, learner.metrics, size, *where)
+        shown = scores.of_trained_heads(learner.metrics, trained, data.tasks)
+        return shown.of_next_tokens() if next_tokens else shown
 
     def _rank(self, learners: Learners, by_learner: Mapping[str, Scores], step: int) -> None:
         """Note the primary scores of the learners that are trained."""

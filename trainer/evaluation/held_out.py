@@ -2,7 +2,8 @@
 
 The evaluated sequences are the first rows of the validation split's own stream. Their masks are
 fixed: the same at every evaluation, for every learner and on any number of ranks. Scores of a
-learner's heads that are not trained are meaningless (`trained_heads`).
+learner's heads that are not trained are meaningless (`trained_heads`). Where a job predicts next
+tokens before it masks, scores of next tokens have columns of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from data_pipeline import (
     MaskingConfig,
     all_batches,
 )
+from data_pipeline.masking.config import NEXT_TOKEN
 from data_pipeline.reading.other_tokens import OtherView
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
@@ -35,7 +38,7 @@ from trainer.job_data.other_tokenizers import other_views
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
 from trainer.objectives.term import StepSchedule
-from trainer.scoring.column import OF_AVERAGE
+from trainer.scoring.column import OF_AVERAGE, OF_NEXT_TOKENS
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown, task_mean
 from trainer.watch.ranks import SendHeartbeat
@@ -70,14 +73,21 @@ class Scores:
     def beside(self, averages: Scores) -> Scores:
         """These scores, and those of the averaged weights in columns of their own."""
         by_corpus = {
-            corpus: {**scores, **_of_average(averages.by_corpus[corpus])}
+            corpus: {**scores, **_prefixed(OF_AVERAGE, averages.by_corpus[corpus])}
             for corpus, scores in self.by_corpus.items()
         }
-        return Scores({**self.overall, **_of_average(averages.overall)}, by_corpus)
+        return Scores({**self.overall, **_prefixed(OF_AVERAGE, averages.overall)}, by_corpus)
+
+    def of_next_tokens(self) -> Scores:
+        """These scores in the columns of next tokens."""
+        by_corpus = {
+            name: _prefixed(OF_NEXT_TOKENS, scores) for name, scores in self.by_corpus.items()
+        }
+        return Scores(_prefixed(OF_NEXT_TOKENS, self.overall), by_corpus)
 
 
-def _of_average(scores: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {f"{OF_AVERAGE}{column}": score for column, score in scores.items()}
+def _prefixed(prefix: str, scores: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {f"{prefix}{column}": score for column, score in scores.items()}
 
 
 class ValidationSet:
@@ -93,16 +103,18 @@ class ValidationSet:
 
         Raises DataError when one of them has no validation split.
         """
+        self._config, self._opened, self._heartbeat = config, corpora, heartbeat
+        self.corpora = self._open(config.data.held_out_masking)
+
+    def _open(self, masking: MaskingConfig) -> dict[str, _HeldOutCorpus | _HeldOutExamples]:
         # So that held-out scores can be compared over time, there is one length, one packing and
         # one masking rate, also for learners that train on unmasked text.
-        rate = config.data.masking.rate or MaskingConfig().rate
-        still = dataclasses.replace(
-            config.data.masking, rate=rate, final_rate=None, final_rate_step=0
-        )
+        config, heartbeat = self._config, self._heartbeat
+        rate = masking.rate or MaskingConfig().rate
+        still = dataclasses.replace(masking, rate=rate, final_rate=None, final_rate_step=0)
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
-        self._opened = corpora
-        self.corpora: dict[str, _HeldOutCorpus | _HeldOutExamples] = {
+        return {
             name: _HeldOutExamples(
                 ExampleSplit(corpus, "val", views=views_of(config, name, SEED)), heartbeat
             )
@@ -113,6 +125,10 @@ class ValidationSet:
             for name, corpus in self._opened.items()
         }
 
+    @cached_property
+    def _with_next_tokens(self) -> dict[str, _HeldOutCorpus | _HeldOutExamples]:
+        return self._open(MaskingConfig(unit=NEXT_TOKEN))
+
     @torch.no_grad()
     def evaluate(
         self,
@@ -122,10 +138,15 @@ class ValidationSet:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
+        next_tokens: bool = False,
     ) -> Scores:
-        """Score every sequence once, shared among the ranks. Collective if there are several."""
-        tallies = {name: Tally(metrics, device) for name in self.corpora}
-        for name, corpus in self.corpora.items():
+        """Score every sequence once, shared among the ranks. Collective if there are several.
+
+        `next_tokens`: score the predictions of next tokens, not those of masked ones.
+        """
+        corpora = self._with_next_tokens if next_tokens else self.corpora
+        tallies = {name: Tally(metrics, device) for name in corpora}
+        for name, corpus in corpora.items():
             for batch in corpus.batches(rank, world_size):
                 for micro in to_micro_batches(batch, micro_batch, device):
                     tallies[name].add(score(micro))

@@ -173,6 +173,8 @@ def _files_of_examples(run: RunFiles) -> list[str]:
 def _masking(masking: dict[str, Any]) -> str:
     if not masking:
         return ""
+    if masking["unit"] == "next_token":
+        return "nothing; the next token is predicted"
     unit = {"token": "tokens", "word": "whole words", "ngram": "n-grams of words"}[masking["unit"]]
     return f"{masking['rate']:.0%} of the {unit}"
 

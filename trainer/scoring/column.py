@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# Prefixes of columns: the score on a task's test file, and that of a learner's averaged weights.
-ON_TEST, OF_AVERAGE = "test_", "average_"
+# Prefixes of columns: the score on a task's test file, that of a learner's averaged weights, and
+# that of next tokens in a job that also masks.
+ON_TEST, OF_AVERAGE, OF_NEXT_TOKENS = "test_", "average_", "next_token_"
 SHARE, NUMBER = "share", "number"  # the format of a score: 0.1234 as 12.3%, or as 0.123
 
 

@@ -15,7 +15,7 @@ from trainer.objectives.vocabulary import VocabularyTerm
 @register("mlm", order=10)
 @dataclass
 class MaskedLanguageModelling(VocabularyTermConfig):
-    """Cross-entropy at masked positions (BERT, arXiv 1810.04805)."""
+    """Cross-entropy at masked positions (BERT, arXiv 1810.04805), or of next tokens."""
 
     def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
         return MaskedLanguageModellingTerm(self)
