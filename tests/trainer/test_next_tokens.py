@@ -11,6 +11,7 @@ from configs import ConfigError
 from tests.conftest import TINY_JOB, tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
+from trainer.footprint.demands import demands
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 
@@ -69,7 +70,7 @@ REFUSED = {
         "students.distilbert.objective.value_relation: compares attention in both directions, and "
         "data.masking.unit: next_token has one; remove it"
     ),
-    "students={judge: {model: {base: bert_tiny}, generator: teacher, objective: {rtd: {}}}}": (
+    "students={judge: {model: {base: bert_tiny, vocab_size: 600}, generator: teacher, objective: {rtd: {}}}}": (
         "students.judge.generator: replaces masked tokens, and data.masking.unit: next_token masks "
         "none"
     ),
@@ -86,3 +87,11 @@ def test_what_has_no_meaning_without_masks_is_refused(word: str, tmp_path: Path)
     with pytest.raises(ConfigError) as refused:
         jobs.tiny_job(tmp_path, tmp_path, *JOB, "data.packing=full_sentences", word)
     assert REFUSED[word] in str(refused.value)
+
+
+@pytest.mark.parametrize("masking", ["token", "next_token"])
+def test_a_plan_measures_documents_in_one_row(corpus: Path, tmp_path: Path, masking: str) -> None:
+    words = [f"data.masking.unit={masking}", "data.packing=best_fit", "students=null"]
+    job = jobs.tiny_job(corpus, tmp_path, *words)
+    (work,) = demands(job).learners
+    assert (work.activations > 0, work.forward_flops > 0) == (True, True)

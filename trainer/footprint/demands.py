@@ -232,6 +232,8 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     is_offloaded = any(offload != "none" for offload in offloads)
     yield is_offloaded, "offloaded optimizers take no time of their own"
     yield "parameters" in offloads, "offloaded parameters stay in the device's memory"
+    masks_later = job.data.has_next_tokens and not job.data.held_out_masking.is_causal
+    yield masks_later, "phases with masks predict as many tokens as those of next tokens"
     is_two_way = job.teacher.objective.from_student is not None
     yield is_two_way, "the teacher learns from its student in all steps, and in each recipe"
     yield bool(job.teacher.stacking.steps), "the teacher has all of its layers from the start"

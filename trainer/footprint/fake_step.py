@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_pipeline import (
@@ -131,9 +131,12 @@ def fake_batch(
             name: dataclasses.replace(view, document_ids=ids) for name, view in batch.views.items()
         }
         batch = dataclasses.replace(batch, document_ids=ids, views=views)
+    batch = dataclasses.replace(batch, is_causal=job.data.has_next_tokens)
     for form in (batch, *batch.views.values()) if is_padded else ():
         form.attention_mask[..., -1] = 0
-    return _to_fake(mode, to_device(batch, CPU), device)
+    with unset_fake_temporarily():  # the host counts documents
+        micro_batch = to_device(batch, CPU)
+    return _to_fake(mode, micro_batch, device)
 
 
 def _teach(
