@@ -121,7 +121,7 @@ class Model(nn.Module, ABC):
         """
 
     def readable(self, attention_mask: AttentionMask | None) -> Any:
-        """The mask. Raises ModelError for `Documents` that the model cannot tell apart or follow."""
+        """The mask. Raises ModelError for `Documents` that the model cannot read so."""
         if isinstance(attention_mask, Documents):
             needs = [Ability.DOCUMENTS, *([Ability.CAUSAL] if attention_mask.is_causal else [])]
             for why in filter(None, map(self.config.cannot, needs)):

@@ -77,10 +77,11 @@ class Masker:
         return array_keys(self._key, epochs, sample_ids)
 
     def _next_tokens(self, input_ids: NDArray[np.int64]) -> Masked:
-        """Each token as the label of the position before it, but those that begin a text or row."""
+        """Ordinary tokens and [SEP] as the labels of the positions before them."""
         following = input_ids[:, 1:]
         is_label = self._is_ordinary[following] | (following == self._vocabulary.sep)
-        positions, used = _slots(*np.nonzero(is_label), len(input_ids), self.capacity)
+        row, column = np.nonzero(is_label)
+        positions, used = _slots(row, column, len(input_ids), self.capacity)
         labels = np.take_along_axis(following, positions, axis=1)
         return Masked(input_ids, positions, np.where(used, labels, NO_LABEL))
 

@@ -67,7 +67,9 @@ class Family:
     heads: Mapping[str, HeadForm] = field(default_factory=dict)
     to_ours: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     to_theirs: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
-    cut: Callable[[Mapping[str, Any], dict[str, Tensor]], dict[str, Tensor]] = lambda _, state: state
+    cut: Callable[[Mapping[str, Any], dict[str, Tensor]], dict[str, Tensor]] = lambda _, state: (
+        state
+    )
 
     def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
         """The `transformers` name of each of our tensors: our name -> their name."""

@@ -12,7 +12,6 @@ from data_pipeline import NO_LABEL, BatchStream, DataConfig
 from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.phases import PhaseConfig, PhaseMaskingConfig
 
-
 CAUSAL = MaskingConfig(unit="next_token")
 NEXT = PhaseMaskingConfig(unit="next_token")
 THEN_MASKS = [PhaseConfig(3, masking=PhaseMaskingConfig(unit="token", rate=0.4))]
@@ -41,7 +40,9 @@ def test_each_token_is_predicted_by_the_one_before_it(corpus, packing: str) -> N
 def test_a_phase_masks_where_the_one_before_predicts_next_tokens(corpus) -> None:
     config = DataConfig(path="x", sequence_length=32, masking=CAUSAL, phases=THEN_MASKS)
     masks = dataclasses.replace(config, masking=MaskingConfig(rate=0.4), phases=[])
-    ours, theirs = (BatchStream(corpus.split("train"), it, seed=1, batch_sizes=4) for it in (config, masks))
+    ours, theirs = (
+        BatchStream(corpus.split("train"), it, seed=1, batch_sizes=4) for it in (config, masks)
+    )
     for step in range(5):
         batch, masked = ours.batch(step), theirs.batch(step)
         assert batch.is_causal == (step < 3)
@@ -76,5 +77,5 @@ def test_settings_without_effect_or_meaning_are_refused(settings, why: str) -> N
 
 
 def test_a_phase_of_next_tokens_has_no_masks() -> None:
-    with pytest.raises(ValueError, match="^rate: is for masks; set it in a phase that has them$"):
+    with pytest.raises(ValueError, match="rate: is for masks; set it in a phase that has them"):
         PhaseMaskingConfig(unit="next_token", rate=0.3)

@@ -40,7 +40,9 @@ def test_logits_and_the_loss_are_those_of_a_decoder(family, kernel, tmp_path: Pa
         parameter.data.normal_(0, 0.3)
     theirs.save_pretrained(tmp_path)
     config_file = tmp_path / "config.json"
-    config_file.write_text(config_file.read_text().replace('"is_decoder": true', '"is_decoder": false'))
+    config_file.write_text(
+        config_file.read_text().replace('"is_decoder": true', '"is_decoder": false')
+    )
     ours = from_pretrained(tmp_path).eval()
     ids, documents, places = causal()
     with torch.no_grad():
@@ -97,6 +99,6 @@ def test_a_long_row_runs_by_document_and_a_short_one_by_a_mask() -> None:
 
 def test_a_model_that_reads_the_next_word_is_refused() -> None:
     ids, documents, _ = causal()
-    with pytest.raises(ModelError, match="set model.trigram to false"):
+    with pytest.raises(ModelError, match=r"set model\.trigram to false"):
         model_of("mobilebert")(ids, None, documents)
     build(EncoderConfig(VOCABULARY, 8, 1, 1, 8), seed=0)(ids, None, documents)

@@ -70,7 +70,7 @@ REFUSED = {
         "students.distilbert.objective.value_relation: compares attention in both directions, and "
         "data.masking.unit: next_token has one; remove it"
     ),
-    "students={judge: {model: {base: bert_tiny, vocab_size: 600}, generator: teacher, objective: {rtd: {}}}}": (
+    "students={judge: {model: {vocab_size: 600}, generator: teacher, objective: {rtd: {}}}}": (
         "students.judge.generator: replaces masked tokens, and data.masking.unit: next_token masks "
         "none"
     ),
