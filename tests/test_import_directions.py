@@ -57,7 +57,7 @@ ROOMS = {
     ),
     "model/hugging_face": (
         "task_heads library sentence_modules family bert albert distilbert mobilebert modernbert "
-        "eurobert nomic_bert electra weights conversion folder"
+        "eurobert neobert nomic_bert electra weights conversion folder"
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "

@@ -89,9 +89,14 @@ def test_what_has_no_meaning_without_masks_is_refused(word: str, tmp_path: Path)
     assert REFUSED[word] in str(refused.value)
 
 
-@pytest.mark.parametrize("masking", ["token", "next_token"])
-def test_a_plan_measures_documents_in_one_row(corpus: Path, tmp_path: Path, masking: str) -> None:
-    words = [f"data.masking.unit={masking}", "data.packing=best_fit", "students=null"]
-    job = jobs.tiny_job(corpus, tmp_path, *words)
-    (work,) = demands(job).learners
-    assert (work.activations > 0, work.forward_flops > 0) == (True, True)
+def test_plans_of_documents_and_of_next_tokens(corpus: Path, tmp_path: Path) -> None:
+    """Documents in a row have the products of a whole row; more tokens need more of them."""
+    flops = {}
+    for unit in ("token", "next_token"):
+        for packing in ("best_fit", "full_sentences"):
+            words = [f"data.masking.unit={unit}", f"data.packing={packing}", "students=null"]
+            (work,) = demands(jobs.tiny_job(corpus, tmp_path, *words)).learners
+            flops[unit, packing] = work.forward_flops
+    assert flops["token", "best_fit"] == flops["token", "full_sentences"]
+    assert flops["next_token", "best_fit"] == flops["next_token", "full_sentences"]
+    assert flops["next_token", "best_fit"] > flops["token", "best_fit"] > 0
