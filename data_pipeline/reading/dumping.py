@@ -148,7 +148,7 @@ def show(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterat
     """The fraction of padding, and the first masked, packed samples of a job, in colour.
 
     Blue: the mask token; red: a random token; green: predicted, but left unchanged. The original
-    token follows in brackets.
+    token follows in brackets. Where next tokens are predicted, nothing is coloured.
     """
     splits = open_splits(config, "train")
     size = sizes.sizes[0]
@@ -200,7 +200,7 @@ def _coloured(
     for column in range(int(batch.attention_mask[row].sum())):
         shown, label = int(batch.input_ids[row, column]), int(labels[column])
         word = str(tokenizer.id_to_token(shown))
-        if label == NO_LABEL:
+        if label == NO_LABEL or batch.is_causal:
             line.append(word)
         elif shown == label:
             line.append(word, UNCHANGED_STYLE)

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from model import attention_kernel
+from model import Documents, attention_kernel
 from model.attention_kernel import (
     FUSED,
     VARLEN,
@@ -33,7 +33,7 @@ def qkv(head_size):
     return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
 
-def varlen_on_the_cpu(window, head_size):
+def varlen_on_the_cpu(window, head_size, is_causal=False):
     """torch's own operator with a CPU kernel; the head sizes it saw, and the largest error."""
     from torch.nn.attention import varlen
 
@@ -44,34 +44,40 @@ def varlen_on_the_cpu(window, head_size):
         call = dict(zip(("is_causal", "scale", "window_size"), args, strict=False)) | kwargs
         assert cu_seq_q.dtype == torch.int32
         assert max_q == max_k == LENGTH
-        assert not call.get("is_causal")
+        assert call.get("is_causal", False) == (is_causal and not window)
         sizes.append(query.shape[-1])
         mixed = torch.zeros_like(query)
         for begin, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
             run = [x[begin:end].transpose(0, 1).float() for x in (query, key, value)]
-            left, _ = call["window_size"]
+            left, right = call["window_size"]
+            assert right == (0 if is_causal else left)
             near = visible_keys(None, end - begin, 0 if left < 0 else 2 * left, CPU)
-            near = None if near is None else near[0]
+            near = torch.ones(1, end - begin, end - begin) if near is None else near[0]
+            near = (near.tril() if is_causal else near).bool()
             fused = F.scaled_dot_product_attention(*run, attn_mask=near, scale=call["scale"])
             mixed[begin:end] = fused.transpose(0, 1)
         return mixed, torch.zeros(query.shape[1], query.shape[0]), torch.zeros(2)
 
     operands = (CPU, torch.bfloat16)
     q, k, v = qkv(head_size)
+    real = torch.arange(LENGTH) < LENGTHS[:, None]
+    mask = Documents.of(real.long(), is_causal=True) if is_causal else LENGTHS
     with kernels_of("cuda"), mock.patch.object(attention_kernel, "_has_varlen", return_value=True):
-        pattern = attention_pattern(LENGTHS, window, q[:, 0].shape[:2], head_size, operands, 0.0)
+        pattern = attention_pattern(mask, window, q[:, 0].shape[:2], head_size, operands, 0.0)
         assert pattern.kernel == VARLEN
         found = attend(q, k, v, pattern, 0.0)
-    seen = visible_keys(LENGTHS, LENGTH, window, CPU)
+    seen = visible_keys(mask, LENGTH, window, CPU)
     wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=seen)
-    real = (torch.arange(LENGTH) < LENGTHS[:, None])[:, None, :, None]
     assert found.isfinite().all()
-    return sizes, float(((found.float() - wanted) * real).abs().max())
+    return sizes, float(((found.float() - wanted) * real[:, None, :, None]).abs().max())
 
 
-@pytest.mark.parametrize(("window", "head_size"), [(0, 16), (6, 16), (0, 26)])
-def test_torchs_varlen_operator_gets_what_it_takes(window, head_size):
-    sizes, error = run_distributed(varlen_on_the_cpu, 1, window, head_size)[0]
+@pytest.mark.parametrize(
+    ("window", "head_size", "is_causal"),
+    [(0, 16, False), (6, 16, False), (0, 26, False), (0, 16, True), (6, 16, True)],
+)
+def test_torchs_varlen_operator_gets_what_it_takes(window, head_size, is_causal):
+    sizes, error = run_distributed(varlen_on_the_cpu, 1, window, head_size, is_causal)[0]
     assert sizes == [head_size + -head_size % 8]
     assert error < 0.02  # a bfloat16's
 
