@@ -22,7 +22,7 @@ FILES = {
     "devices": "device",
     "suites": "suite",
 }
-REGISTRIES = ("terms", "optimizers", "schedules")
+REGISTRIES = ("terms", "optimizers", "schedules", "trackers")
 LONGEST = 120  # characters of a line that is not cut at a colon or semicolon
 # A mark behind a word, before a capital: none of "et al.", "eq. 7" or "a . b".
 _SENTENCE = re.compile(r".+?(?:(?<=\S)(?<!\bal)[.?](?=\s+[A-Z`*|(]|\s*$)|$)")
@@ -34,8 +34,8 @@ _SENTENCE = re.compile(r".+?(?:(?<=\S)(?<!\bal)[.?](?=\s+[A-Z`*|(]|\s*$)|$)")
 def list_names(kind: str | None, as_json: bool) -> None:
     """List the shipped models, jobs, tasks, terms and so on.
 
-    KIND is models, jobs, tasks, data, clusters, devices, suites, terms, optimizers or schedules.
-    With it, each name has a line that describes it.
+    KIND is models, jobs, tasks, data, clusters, devices, suites, terms, optimizers, schedules or
+    trackers. With it, each name has a line that describes it.
     """
     from configs.strict_json import strict_json
 
@@ -81,7 +81,7 @@ def _entries(kind: str) -> Mapping[str, str]:
 
 
 def _registry(kind: str) -> Mapping[str, Any]:
-    """The configs of a registry, by name."""
+    """The classes of a registry, by name."""
     from configs.kinds import kinds_of
 
     if kind == "terms":
@@ -94,6 +94,11 @@ def _registry(kind: str) -> Mapping[str, Any]:
         from trainer.optimizers.config import OptimizerConfig
 
         return kinds_of(OptimizerConfig)
+    if kind == "trackers":
+        import trainer.tracking.kinds
+        from trainer.tracking.trackers import registered_trackers
+
+        return registered_trackers()
     import trainer.schedules.kinds  # noqa: F401 - registers them
     from trainer.schedules.learning_rate import ScheduleConfig
 

@@ -76,9 +76,9 @@ def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None
 @click.command()
 @click.argument("run", type=PATH)
 def sync(run: str) -> None:
-    """Make Weights & Biases match RUN's metrics.jsonl.
+    """Send RUN's metrics to Weights & Biases and its other trackers.
 
-    Without a key the result is a complete offline folder.
+    Without a key of Weights & Biases the result is a complete offline folder.
     """
     from trainer.record.syncing import sync as sync_run
     from trainer.run_folder.folder import RunFolder

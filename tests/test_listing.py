@@ -46,10 +46,10 @@ def test_a_formula_is_not_cut_at_a_mark_in_it():
             assert line.count("(") == line.count(")"), f"{name}: {line}"
 
 
-@pytest.mark.parametrize("kind", ["terms", "optimizers", "schedules"])
+@pytest.mark.parametrize("kind", ["terms", "optimizers", "schedules", "trackers"])
 def test_every_entry_of_a_registry_is_listed_with_what_it_is(kind):
     entries = listed(kind)
-    known = {"terms": "soft_kl", "optimizers": "muon", "schedules": "wsd"}
+    known = {"terms": "soft_kl", "optimizers": "muon", "schedules": "wsd", "trackers": "mlflow"}
     assert known[kind] in entries
     for name, line in entries.items():
         assert 10 < len(line) < 300, f"{name}: {line}"

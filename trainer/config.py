@@ -184,8 +184,8 @@ class LogConfig(Section):
     trackers: Annotated[
         list[str],
         Doc(
-            "Trackers in addition to Weights & Biases: tensorboard, or trackers that `plugins` "
-            "register."
+            "Trackers in addition to Weights & Biases: tensorboard, mlflow, or trackers that "
+            "`plugins` register."
         ),
     ] = field(default_factory=list)
 

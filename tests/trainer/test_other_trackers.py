@@ -1,4 +1,4 @@
-"""Trackers beside Weights & Biases: TensorBoard, read by its own reader, and a plugin's."""
+"""Trackers beside Weights & Biases: those shipped, read by their own readers, and a plugin's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from configs import ConfigError
 from tests.conftest import TINY_JOB, tandem
 from trainer.config import JobConfig
 from trainer.run_folder import metrics
+from trainer.tracking.kinds.mlflow import MLflow
 
 PLUGIN = """
 from pathlib import Path
@@ -43,8 +44,38 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+def test_mlflow_has_each_row_once_after_a_kill_and_a_rollback(tmp_path, monkeypatch) -> None:
+    """Rows 1 to 5, a kill, a rollback to step 3 and other rows 4 to 6: the run has six points."""
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient, MlflowException
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    run = tmp_path / "tiny"
+    (run / "attempts").mkdir(parents=True)
+    (run / "attempts" / "000001.json").write_text('{"host": "a"}')
+    config = {"log": {"project": "demo"}, "steps": 6, "students": {"small": {"lr": 0.1}}}
+    killed = MLflow(run, config)
+    for step in range(1, 6):
+        killed.log({"step": step, "teacher/loss": 9.0 - step, "val/demo/teacher/loss": 8.0})
+    resumed = MLflow(run, config)
+    with pytest.raises(MlflowException):
+        killed.log({"step": 6, "teacher/loss": 1.0})
+    for step, loss in {1: 8.0, 2: 7.0, 3: 6.0, 4: 2.0, 5: 2.5, 6: 3.0}.items():
+        resumed.log({"step": step, "teacher/loss": loss})
+    resumed.close(completed=True)
+    client = MlflowClient((run / "mlflow").as_uri())
+    (tracked,) = client.search_runs([client.get_experiment_by_name("demo").experiment_id])
+    points = client.get_metric_history(tracked.info.run_id, "teacher/loss")
+    losses = [(1, 8.0), (2, 7.0), (3, 6.0), (4, 2.0), (5, 2.5), (6, 3.0)]
+    assert [(point.step, point.value) for point in points] == losses
+    assert (tracked.info.run_name, tracked.info.status) == ("tiny", "FINISHED")
+    assert tracked.data.params == {"log.project": "demo", "steps": "6", "students.small.lr": "0.1"}
+
+
 def test_other_trackers_have_every_row_of_a_resumed_run_once(corpus, tmp_path) -> None:
-    """TensorBoard, and one of a plugin's, over two attempts on two ranks."""
+    """TensorBoard, and one of a plugin's, over two attempts on two ranks, and after a sync."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     words = [f"data.path={corpus}", f"output_dir={tmp_path}/runs", "log.every=1", "steps=8"]
     words += ["log.trackers=[tensorboard, lines]", f"plugins=[{tmp_path}/mine.py]"]
@@ -52,6 +83,9 @@ def test_other_trackers_have_every_row_of_a_resumed_run_once(corpus, tmp_path) -
         done = tandem("train", TINY_JOB, *words, *hours, "--nproc", 2)
         assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tiny"
+    (run / "lines.txt").unlink()  # a slow follower may have been ended: sync sends what it did not
+    synced = tandem("sync", run, WANDB_MODE="disabled")
+    assert synced.stdout.splitlines()[-1] == f"lines has every step of {run}/metrics.jsonl"
     rows = [row for row in metrics.read(run / "metrics.jsonl") if "teacher/loss" in row]
     assert [row["step"] for row in rows] == list(range(1, 9))
     drawn = scalars(run / "tensorboard")["teacher/loss"]

@@ -1,4 +1,4 @@
-"""`tandem sync`: make Weights & Biases agree with a run's metrics.jsonl."""
+"""`tandem sync`: make a run's trackers agree with its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ PATIENCE_SECONDS = 3600.0
 
 
 def sync(folder: RunFolder) -> str:
-    """Send W&B the metrics that it lacks; returns a message for the user.
+    """Send W&B the metrics that it lacks, and other trackers all; returns a message for the user.
 
     With a key, W&B's server then has every logged step, once and in order. Without a key, there is
     a single, complete offline folder. Raises TrainingError while the run is live (it sends its own
-    metrics), if its metrics are damaged, and if W&B is off or cannot be reached.
+    metrics), if its metrics are damaged, if a tracker cannot be reached, and if W&B is off and
+    there is no other.
     """
     if owner := live_owner(folder.path):
         raise TrainingError(f"{folder.path}: is running ({owner}), and sends its metrics itself")
@@ -30,6 +31,8 @@ def sync(folder: RunFolder) -> str:
         raise TrainingError(f"{folder.path}: never trained (no attempts/), so there is no W&B run")
     metrics.read(folder.metrics)  # raises for a line that is not a row
     config = folder.load_config()
+    completed = read_evaluation(folder.evaluation) is not None
+    lines = [_sync_tracker(folder, name, completed) for name in config.log.trackers]
     run_id = _run_id(folder)
     following = tracking.start(
         folder.path,
@@ -40,14 +43,24 @@ def sync(folder: RunFolder) -> str:
         verify=True,
     )
     if following is None:
-        raise TrainingError("WANDB_MODE=disabled: Weights & Biases is off; unset it")
-    completed = read_evaluation(folder.evaluation) is not None
+        if not lines:
+            raise TrainingError("WANDB_MODE=disabled: Weights & Biases is off; unset it")
+        return "\n".join(lines)
     if not following.finish(completed=completed, seconds=PATIENCE_SECONDS):
         raise TrainingError(f"Weights & Biases did not take it; see {folder.logs / 'wandb.log'}")
     offline = sorted(folder.path.glob(f"wandb/offline-run-*-{run_id}"))
     if offline:
-        return f"{offline[-1]} is complete; to upload it: wandb sync {offline[-1]}"
-    return f"W&B's run {_run_id(folder)} has every step of {folder.metrics}"
+        lines += [f"{offline[-1]} is complete; to upload it: wandb sync {offline[-1]}"]
+    else:
+        lines += [f"W&B's run {_run_id(folder)} has every step of {folder.metrics}"]
+    return "\n".join(lines)
+
+
+def _sync_tracker(folder: RunFolder, name: str, completed: bool) -> str:
+    following = tracking.start_tracker(folder.path, name)
+    if following is None or not following.finish(completed=completed, seconds=PATIENCE_SECONDS):
+        raise TrainingError(f"{name} did not take it; see {folder.logs / f'{name}.log'}")
+    return f"{name} has every step of {folder.metrics}"
 
 
 def _run_id(folder: RunFolder) -> str:

@@ -102,15 +102,15 @@ def register_tracker(name: str) -> Callable[[_Class], _Class]:
     return register
 
 
-def names() -> list[str]:
-    """The names of all trackers that are registered."""
-    return sorted(_TRACKERS)
+def registered_trackers() -> Mapping[str, type[Tracker]]:
+    """All trackers that are registered, by name."""
+    return dict(sorted(_TRACKERS.items()))
 
 
 def why_not(name: str) -> str:
     """Why no run can be tracked by the tracker of this name here; empty if it can."""
     if name not in _TRACKERS:
-        return f"no tracker has the name {name}{nearest(name, names())}"
+        return f"no tracker has the name {name}{nearest(name, [*registered_trackers()])}"
     tracker = _TRACKERS[name]
     if not tracker.package or importlib.util.find_spec(tracker.package):
         return ""

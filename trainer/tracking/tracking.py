@@ -63,9 +63,11 @@ class Tracking:
             self._follower.communicate(b"completed\n" if completed else b"stopped\n", seconds)
         except subprocess.TimeoutExpired:
             self._follower.terminate()
-            remedy = "; `tandem sync` sends them" if self._name == "wandb" else ""
             title = TITLES.get(self._name, self._name)
-            _log.warning("%s did not answer in time; metrics.jsonl has every row%s", title, remedy)
+            told = (
+                "%s did not answer in time; metrics.jsonl has every row; `tandem sync` sends them"
+            )
+            _log.warning(told, title)
             return False
         except OSError:  # it ended before; its log says why
             return False

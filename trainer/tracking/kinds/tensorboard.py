@@ -13,7 +13,10 @@ from trainer.tracking.trackers import Row, Tracker, register_tracker
 
 @register_tracker("tensorboard")
 class TensorBoard(Tracker):
-    """Writes every row anew at each start, so that a requeued run has one curve without a gap."""
+    """TensorBoard's event files in the run's folder.
+
+    Each start writes every row anew, so that a requeued run has one curve without a gap.
+    """
 
     package = "tensorboardX"
     extra = "tensorboard"
