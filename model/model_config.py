@@ -62,9 +62,10 @@ class Ability(str, Enum):
 class ModelShape(Protocol):
     """The sizes from which loss terms are built. Every `ModelConfig` satisfies it.
 
-    Layers are numbered from 1. `heads` is 0 where there is no attention, whose queries, keys and
-    values of all heads are `attention_width` numbers each. `window` is the number of
-    tokens that a layer attends to, both sides together; 0 means all.
+    Layers are numbered from 1; `layers` is 0 where they do not each give a state for every token.
+    `heads` is 0 where there is no attention, whose queries, keys and values of all heads are
+    `attention_width` numbers each. `window` is the number of tokens that a layer attends to, both
+    sides together; 0 means all.
     """
 
     @property

@@ -24,7 +24,7 @@ from model.hugging_face.library import (
     library_errors,
     task_heads_in,
 )
-from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
+from model.model_config import WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded, Features
 from model.protocol import Model, register
 from model.task_head_config import VECTOR, WIDEST, TaskHeadConfig
@@ -59,7 +59,11 @@ class TransformersConfig(ModelConfig):
     )
     vocab_size: VocabularySize = 30522
     hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
-    layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
+    layers: Annotated[
+        int,
+        Range(0, 4096),
+        Doc("Number of layers; 0 where they do not each give a state for every token."),
+    ] = 12
     max_positions: Annotated[
         int | None, WIDTH, Unit("tokens"), Doc("The longest sequence; null: any length.")
     ] = 512
@@ -86,7 +90,8 @@ class TransformersConfig(ModelConfig):
 
     @property
     def description(self) -> str:
-        return f"{architecture(self.config)} of {self.layers} layers of width {self.hidden_size}"
+        layers = f"{self.layers} layers of " if self.layers else ""
+        return f"{architecture(self.config)} of {layers}width {self.hidden_size}"
 
     def with_dropout(self, rate: float) -> Self:
         """This configuration unchanged: the model is never trained, and has no dropout."""
@@ -130,10 +135,11 @@ class TransformersConfig(ModelConfig):
             )
         if missing := sorted(loading["missing_keys"]):
             raise ModelError(f"the weights have no {missing[0]}; name a whole checkpoint")
-        config = cls._of(original.eval(), theirs)
+        output = _probe(original.eval(), theirs)
+        config = cls._of(original, theirs, output.hidden_states or ())
         model = TransformersModel(config)
         model.library.load_state_dict(original.state_dict(), strict=False)
-        _require_equal(model.eval(), original)
+        _require_equal(model.eval(), output)
         return config, model.state_dict()
 
     def for_transformers(
@@ -145,12 +151,16 @@ class TransformersConfig(ModelConfig):
         return dict(self.config), dict(model.library.state_dict())
 
     @classmethod
-    def _of(cls, original: Any, theirs: Mapping[str, Any]) -> Self:
+    def _of(cls, original: Any, theirs: Mapping[str, Any], states: Sequence[Tensor]) -> Self:
         known = original.config
         padding = getattr(known, "pad_token_id", None)
+        sizes = {ours: getattr(known, name) for name, ours in _SIZES.items()}
+        shapes = [tuple(state.shape) for state in states]
+        if shapes != [(1, _PROBE, sizes["hidden_size"])] * (sizes["layers"] + 1):
+            sizes["layers"] = 0
         return cls(
             config=dict(theirs),
-            **{ours: getattr(known, name) for name, ours in _SIZES.items()},
+            **sizes,
             max_positions=_positions(original),
             segment_types=getattr(known, "type_vocab_size", None) or 0,
             pad_token_id=-1 if padding is None or padding >= known.vocab_size else padding,
@@ -355,31 +365,50 @@ def _positions(original: nn.Module) -> int | None:
     return positions or None
 
 
+def _probed(vocabulary: int) -> dict[str, Tensor]:
+    """The inputs of a trial pass."""
+    ids = torch.arange(_PROBE)[None] % vocabulary
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 @torch.no_grad()
-def _require_equal(model: TransformersModel, original: Any) -> None:
-    """Raise ModelError unless our reading gives the outputs of the library's own model."""
-    config, kind = model.config, original.config.model_type
-    ids = torch.arange(_PROBE)[None] % config.vocab_size
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    with library_errors(config.config):
-        theirs = original(**given, output_hidden_states=True, return_dict=True)
-    shapes = [tuple(state.shape) for state in theirs.hidden_states or ()]
-    if shapes != [(1, _PROBE, config.hidden_size)] * (config.layers + 1):
+def _probe(original: Any, theirs: Mapping[str, Any]) -> Any:
+    """The outputs of the library's own model in a trial pass. Raises ModelError where it fails."""
+    known = original.config
+    try:
+        with library_errors(theirs):
+            given = _probed(known.vocab_size)
+            return original(**given, output_hidden_states=True, return_dict=True)
+    except ModelError as error:
+        if getattr(known, "pad_token_id", None) is not None:
+            raise
         raise ModelError(
-            f"model_type: {kind} does not give a state of "
-            f"{config.hidden_size} numbers per token after each of its {config.layers} layers"
+            "pad_token_id: config.json has none; set it to the tokenizer's padding token"
+        ) from error
+
+
+@torch.no_grad()
+def _require_equal(model: TransformersModel, theirs: Any) -> None:
+    """Raise ModelError unless our reading gives these outputs of the library's own model."""
+    config, given = model.config, _probed(model.config.vocab_size)
+    states = [*(theirs.hidden_states or ())[:1], model.encode(**given).last_hidden_state]
+    if [tuple(state.shape) for state in states] != [(1, _PROBE, config.hidden_size)] * 2:
+        raise ModelError(
+            f"model_type: {config.config['model_type']} does not give states of "
+            f"{config.hidden_size} numbers per token"
         )
-    if config.mlm_head and not _gives(model, ids, theirs.logits):
+    if config.mlm_head and not _gives(model, given, theirs.logits):
         raise ModelError(
-            f"model_type: {kind} does more in its projection to the vocabulary than one product "
-            "and a bias; name a model without a masked-LM head (AutoModel)"
+            f"model_type: {config.config['model_type']} does more in its projection to the "
+            "vocabulary than one product and a bias; name a model without a masked-LM head "
+            "(AutoModel)"
         )
 
 
-def _gives(model: TransformersModel, ids: Tensor, logits: Tensor) -> bool:
+def _gives(model: TransformersModel, given: Mapping[str, Tensor], logits: Tensor) -> bool:
     """Whether the model has these logits."""
     try:
-        ours = model(ids, None, torch.ones_like(ids)).logits
+        ours = model(**given).logits
     except RuntimeError:  # the projection's weight is a part of what the library reads
         return False
     return torch.allclose(logits, ours, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)

@@ -30,6 +30,10 @@ CONFIGS = {
     "MPNet": SIZES,
     "Mra": SIZES,  # its numbers of positions are in its checkpoints
 }
+FUNNEL = {
+    "vocab_size": VOCABULARY, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48,
+    "block_sizes": [1, 1],
+}  # fmt: skip
 LENGTHS = torch.tensor([9, 5])
 
 
@@ -153,12 +157,34 @@ def test_other_folders_are_refused_in_one_line(tmp_path: Path, change: dict, why
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_whose_depth_its_states_do_not_show_is_refused(tmp_path: Path) -> None:
-    sizes = {"d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48, "block_sizes": [1, 1]}
-    config = transformers.FunnelConfig(vocab_size=VOCABULARY, **sizes)
-    transformers.FunnelForMaskedLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="funnel does not give a state of 32 numbers per token"):
+@torch.no_grad()
+def test_a_model_that_shortens_its_sequences_gives_predictions_and_last_states(tmp_path) -> None:
+    config = transformers.FunnelConfig(**FUNNEL, initializer_std=0.2)
+    theirs = transformers.FunnelForMaskedLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, inputs = from_pretrained(tmp_path), read("Funnel")
+    assert ours.config.layers == 0
+    wanted = theirs(**inputs, output_hidden_states=True)
+    real = inputs["attention_mask"].bool()
+    found = ours(inputs["input_ids"], None, LENGTHS).logits
+    torch.testing.assert_close(found[real], wanted.logits[real], rtol=0, atol=1e-5)
+    encoded = ours.encode(inputs["input_ids"], None, LENGTHS).last_hidden_state
+    torch.testing.assert_close(encoded[real], wanted.hidden_states[-1][real], rtol=0, atol=1e-5)
+
+
+def test_a_model_whose_last_states_are_not_at_tokens_is_refused(tmp_path: Path) -> None:
+    config = transformers.FunnelConfig(**FUNNEL)
+    transformers.FunnelForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="funnel does not give states of 32 numbers per token"):
         from_pretrained(tmp_path)
+
+
+def test_a_config_without_a_padding_token_is_named(tmp_path: Path) -> None:
+    """ESM counts positions from the padding token's number on."""
+    transformers.EsmForMaskedLM(transformers.EsmConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"pad_token_id: config\.json has none; set it") as caught:
+        from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_projection_of_two_parts_is_refused(tmp_path: Path) -> None:

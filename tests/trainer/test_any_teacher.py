@@ -131,6 +131,44 @@ def test_what_it_does_not_give_is_refused(corpus, tmp_path, roformer, override, 
     assert "\n" not in str(refused.value)
 
 
+@pytest.fixture(name="funnel")
+def model_that_shortens_its_sequences(corpus: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "funnel"
+    shutil.copytree(corpus / "tokenizer", folder)
+    sizes = {"d_model": 24, "n_head": 2, "d_head": 12, "d_inner": 32, "block_sizes": [1, 1]}
+    config = transformers.FunnelConfig(vocab_size=600, **sizes)
+    transformers.FunnelForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("objective", "term"),
+    [("{mlm: {}}", "hidden_mse"), ("{hidden_mse: null, attention_mse: {}}", "attention_mse")],
+)
+def test_layers_that_shorten_sequences_cannot_be_compared(
+    corpus, tmp_path, funnel, objective, term
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        job(corpus, tmp_path, funnel, f"students.small.objective={objective}")
+    assert str(refused.value).endswith(
+        f"students.small.objective.{term}: the teacher's layers do not each give a state for every "
+        "token; compare predictions, or the last states (soft_kl, cosine)"
+    )
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_model_that_shortens_its_sequences_teaches_predictions(corpus, tmp_path, funnel) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(corpus=corpus, runs=tmp_path / "runs", teacher=funnel))
+    terms = "{mlm: {}, soft_kl: {}, cosine: {}, embedding: {}, hidden_mse: null}"
+    wide = "students.small.model.hidden_size=24"
+    done = tandem("train", file, "steps=2", wide, f"students.small.objective={terms}")
+    assert done.returncode == 0, done.stderr
+    line = json.loads((tmp_path / "runs" / "any" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["students/small/soft_kl"] > 0
+
+
 def test_a_student_cannot_be_one(corpus, tmp_path, roformer) -> None:
     """Nor begin as its layers; import says what the folder is for."""
     student = f"students.other={{init: {{pretrained: {roformer}}}, objective: {{mlm: {{}}}}}}"

@@ -90,8 +90,7 @@ class TextEncoder:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         ids = torch.tensor([[self.vocabulary.cls, *encoding.ids, self.vocabulary.sep]])
         self._require_readable(ids, number)
-        output = self.model(ids, output_hidden_states=True)
-        states = output.hidden_states[-1][0]
+        states = self.model.encode(ids).last_hidden_state[0]
         static = self.model.word_vectors(ids[0])
         # Without [CLS] and [SEP], as the offsets are.
         tokens = {MEAN: states[1:-1].numpy(), STATIC: static[1:-1].numpy()}

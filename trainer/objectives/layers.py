@@ -119,6 +119,13 @@ class LayerTermConfig(TeacherTermConfig):
         return {**{layer: layer for layer in self.above}, **mapped}
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        if not teacher.layers:
+            yield (
+                "",
+                "the teacher's layers do not each give a state for every token; compare "
+                "predictions, or the last states (soft_kl, cosine)",
+            )
+            return
         try:
             layers = len(self.layer_map(student, teacher))
         except ValueError as error:

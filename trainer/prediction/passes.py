@@ -85,14 +85,12 @@ def text_vectors(
     """
     vectors: list[Tensor] = [torch.empty(0)] * len(sequences)
     read = [vocabulary.with_special(segments) for segments in sequences]
-    last = model.config.layers
     for rows in _passes(model, read):
         ids, segments, lengths = _inputs(model, vocabulary, [read[row] for row in rows])
         if pooling == STATIC:
             states = model.word_vectors(ids)
         else:
-            capture = Capture(hidden_states=(last,))
-            states = model.encode(ids, segments, lengths, capture).hidden_states[last]
+            states = model.encode(ids, segments, lengths).last_hidden_state
         for row, tokens in zip(rows, states.float(), strict=True):
             of_text = tokens[: len(read[row][0])]
             pooled = (
