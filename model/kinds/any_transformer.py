@@ -365,7 +365,7 @@ def _positions(original: nn.Module) -> int | None:
     return positions or None
 
 
-def _probed(vocabulary: int) -> dict[str, Tensor]:
+def _probed(vocabulary: int) -> dict[str, Any]:
     """The inputs of a trial pass."""
     ids = torch.arange(_PROBE)[None] % vocabulary
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -405,7 +405,7 @@ def _require_equal(model: TransformersModel, theirs: Any) -> None:
         )
 
 
-def _gives(model: TransformersModel, given: Mapping[str, Tensor], logits: Tensor) -> bool:
+def _gives(model: TransformersModel, given: Mapping[str, Any], logits: Tensor) -> bool:
     """Whether the model has these logits."""
     try:
         ours = model(**given).logits
