@@ -34,6 +34,7 @@ PUBLISHED = {
     "tinybert_6": 66_955_008,
     "modernbert_base": 149_014_272,
     "eurobert_210m": 211_766_016,
+    "neobert": 221_665_536,
     "modernbert_large": 394_781_696,
     "ettin_17m": 16_797_440,
     "ettin_32m": 31_883_136,

@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import configs
 import model
+from model.hugging_face.neobert import NEOBERT
 from tests.conftest import tandem
 
 SIZES = {
@@ -110,6 +112,13 @@ def test_an_encoder_without_head_is_read(theirs, tmp_path: Path) -> None:
         states = ours.encode(ids).last_hidden_state
         expected = made.model(ids, torch.ones_like(ids))
     torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_shipped_model_is_the_published_one() -> None:
+    published = {"model_type": "neobert", "max_length": 4096}  # the class's defaults else
+    read = model.EncoderConfig(**NEOBERT.read(published, ()))
+    shipped = configs.load("neobert", model.ModelConfig, "model")
+    assert shipped.meaning() == read.meaning()
 
 
 def test_another_variant_is_refused(theirs, tmp_path: Path) -> None:

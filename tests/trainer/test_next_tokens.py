@@ -91,12 +91,14 @@ def test_what_has_no_meaning_without_masks_is_refused(word: str, tmp_path: Path)
 
 def test_plans_of_documents_and_of_next_tokens(corpus: Path, tmp_path: Path) -> None:
     """Documents in a row have the products of a whole row; more tokens need more of them."""
-    flops = {}
+    flops, assumed = {}, {}
     for unit in ("token", "next_token"):
         for packing in ("best_fit", "full_sentences"):
             words = [f"data.masking.unit={unit}", f"data.packing={packing}", "students=null"]
-            (work,) = demands(jobs.tiny_job(corpus, tmp_path, *words)).learners
-            flops[unit, packing] = work.forward_flops
+            facts = demands(jobs.tiny_job(corpus, tmp_path, *words))
+            flops[unit, packing] = facts.learners[0].forward_flops
+            assumed[packing] = any("over whole rows" in line for line in facts.assumed)
+    assert assumed == {"best_fit": True, "full_sentences": False}
     assert flops["token", "best_fit"] == flops["token", "full_sentences"]
     assert flops["next_token", "best_fit"] == flops["next_token", "full_sentences"]
     assert flops["next_token", "best_fit"] > flops["token", "best_fit"] > 0

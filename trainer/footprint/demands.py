@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from configs.plan_facts import CacheFacts, JobFacts, LearnerFacts, StoredFacts
 from data_pipeline import Corpus, ExampleSplit
+from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
 from trainer.config import JobConfig
@@ -232,6 +233,9 @@ def _simplified(job: JobConfig) -> Iterator[tuple[bool, str]]:
     is_offloaded = any(offload != "none" for offload in offloads)
     yield is_offloaded, "offloaded optimizers take no time of their own"
     yield "parameters" in offloads, "offloaded parameters stay in the device's memory"
+    kinds = {PACKINGS[kind] for _, kind in job.data.lengths_and_packings()}
+    is_packed = any(kind.separates_documents for kind in kinds)
+    yield is_packed, "attention within documents takes as many products as over whole rows"
     masks_later = job.data.has_next_tokens and not job.data.held_out_masking.is_causal
     yield masks_later, "phases with masks predict as many tokens as those of next tokens"
     is_two_way = job.teacher.objective.from_student is not None
