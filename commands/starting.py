@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ def _inputs(
     """The data of a job, its model and its task; empty where it has none."""
     if purpose in (PRETRAIN, CONTINUE):
         data = _ask("--data", data, "Text (files, a folder), or a built corpus")
+        if "://" not in data and not glob(data):
+            click.echo(f"--data {data}: not here yet, and taken for text", err=True)
     else:
         task = _ask("--task", task, "What are the examples?", TASKS[0], TASKS)
         data = _ask("--data", data, "The file of the examples")

@@ -74,6 +74,7 @@ def test_a_corpus_that_is_built_gives_the_size_of_the_vocabulary(tmp_path, corpu
     assert job.data.path == str(corpus)
     assert job.teacher.architecture.vocab_size == 600
     assert "data build" not in done.stdout
+    assert "not here yet" not in done.stderr
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -127,7 +128,9 @@ def test_a_file_is_overwritten_by_force_only(tmp_path):
     assert refused.returncode == 2
     assert "--force" in refused.stderr
     assert path.read_text() == "name: mine\n"
-    assert tandem(*words, "--force").returncode == 0
+    overwritten = tandem(*words, "--force")
+    assert overwritten.returncode == 0
+    assert overwritten.stderr == "--data text: not here yet, and taken for text\n"
     assert "teacher" in yaml.safe_load(path.read_text())
 
 

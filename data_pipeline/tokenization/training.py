@@ -56,6 +56,9 @@ UNIGRAM_LINES = 2_000_000  # SentencePiece holds all that it is given in memory
 # than `COVERAGE` of the text, as of Chinese or Korean, up to a third of its entries.
 ALPHABET = 1000
 COVERAGE = 0.9999
+# SentencePiece's own. Alone it makes rare letters and marks unknown (of German "?" and "Ö"), so a
+# unigram vocabulary too has the `ALPHABET` most frequent characters.
+UNIGRAM_COVERAGE = 0.9995
 TURKISH = "\u0130\u0131"  # dotted capital and dotless small i
 
 Read = Callable[[], Iterable[str]]  # all documents, from the first
@@ -346,7 +349,13 @@ def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
 def _unigram(read: Read, vocab_size: int, rule: Rule) -> Trained:
     import sentencepiece
 
-    lines = sum(1 for _ in _lines(read()))
+    counts: Counter[str] = Counter()
+    lines = 0
+    for line in _lines(read()):
+        counts.update(line)
+        lines += 1
+    frequent = counts.most_common(min(ALPHABET, vocab_size // 3))
+    share = sum(count for _, count in frequent) / max(1, counts.total())
     sample = Sample(UNIGRAM_LINES, lines) if lines > UNIGRAM_LINES else None
     used = _lines(read()) if sample is None else _drawn(_lines(read()), sample)
     model = io.BytesIO()
@@ -357,6 +366,7 @@ def _unigram(read: Read, vocab_size: int, rule: Rule) -> Trained:
             model_writer=model,
             model_type="unigram",
             vocab_size=vocab_size,
+            character_coverage=max(UNIGRAM_COVERAGE, share),
             normalization_rule_name="nmt_nfkc_cf" if rule.lowercase else "nmt_nfkc",
             pad_id=0,
             unk_id=1,

@@ -139,6 +139,15 @@ def test_wordpiece_refuses_text_without_spaces_between_words(tmp_path, text, scr
     assert "removes no character" in trained(tmp_path, text, kind="unigram", size=size)
 
 
+def test_a_rare_letter_is_known_to_unigram(tmp_path) -> None:
+    """SentencePiece's default makes the rarest 0.05% of the characters unknown."""
+    words = map("".join, itertools.product("bdfgklmnprst", "aeiou", "bdfgklmnprst"))
+    trained(tmp_path, " ".join(words) * 4 + " Öl?", kind="unigram", size=80)
+    tokenizer, _ = load(tmp_path / "out")
+    ids = tokenizer.encode("Öl?", add_special_tokens=False).ids
+    assert tokenizer.token_to_id("[UNK]") not in ids
+
+
 def test_every_character_of_a_large_alphabet_is_known(tmp_path) -> None:
     """Of Chinese or Korean all but the first 1,000 characters were unknown."""
     text = " ".join(map(chr, range(0x4E00, 0x4E00 + 1500)))
