@@ -49,10 +49,13 @@ def _no_rank_is_a_fork_of_a_worker() -> Iterator[None]:
 def tandem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the real command line in a process of its own, with all imports already done.
 
-    With ``CUDA_VISIBLE_DEVICES="0"`` it is a new program: what has been imported chose the CPU.
+    With ``CUDA_VISIBLE_DEVICES="0"`` and a build of torch for CUDA it is a new program: what has
+    been imported chose the CPU.
     """
+    import torch
+
     words, variables = [str(word) for word in arguments], command_environment(**environment)
-    if variables["CUDA_VISIBLE_DEVICES"]:
+    if variables["CUDA_VISIBLE_DEVICES"] and torch.version.cuda is not None:
         program = [sys.executable, "-m", "tandem", *words]
         return subprocess.run(program, env=variables, capture_output=True, text=True, timeout=300)
     code, output, errors = run_command(words, variables, 300)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import configs
 import tandem as command_line
 from tests.conftest import tandem
-from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start_program
+from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start
 from tests.waiting import until
 from trainer.checkpoint import Checkpoint, published
 from trainer.lifecycle import forking
@@ -38,8 +38,7 @@ def stopped(corpus, tmp_path_factory):
     """A run that was saved and stopped by command, and the output on the way."""
     runs = tmp_path_factory.mktemp("live")
     folder = RunFolder(runs / "tiny")
-    words = [*arguments(corpus, runs, *NEVER), "--nproc", "2"]
-    process = start_program(["-m", "tandem", *words], runs)
+    process = start(corpus, runs, *NEVER)
     try:
         reach(process, folder.path, 5)
         report = folder.path / "report.html"

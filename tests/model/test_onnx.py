@@ -27,6 +27,7 @@ def test_the_file_gives_the_models_logits_at_other_shapes(family: str, tmp_path:
     differ_by_rounding_only(built(family).eval(), tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_model_has_the_outputs_of_its_heads(tmp_path: Path) -> None:
     config = built("bert").config
     for name, kind in (("best", "choice"), ("answer", "span")):

@@ -137,6 +137,7 @@ def slow_check(slurm: RealSlurm, seconds: int) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_preempted_while_the_nodes_are_checked(slurm: RealSlurm, source: Path, nodes: str) -> None:
     slow_check(slurm, 60)

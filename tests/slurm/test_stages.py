@@ -129,6 +129,7 @@ def test_predictions_are_stored_and_read_in_one_job(
     assert (run / "evaluation.json").exists()
 
 
+@pytest.mark.slow
 def test_predictions_are_stored_alone(
     slurm: RealSlurm, corpus: Path, finished: tuple[Path, str]
 ) -> None:

@@ -104,6 +104,7 @@ def weights(run: Path, learner: str, step: int = STEPS, state: str = "master") -
     return Checkpoint(run / "checkpoints", step).master_weights(learner, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", [TEACHER, DISTILBERT, TINYBERT])
 def test_averages_change_nothing_and_are_equal_however_they_came_about(runs, learner):
     own = weights(runs / "straight", learner)
@@ -125,6 +126,7 @@ def test_averages_are_those_of_one_rank_also_at_other_stages(runs, corpus):
                 torch.testing.assert_close(mean, straight[key], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_mean_of_checkpoints_is_theirs_and_they_are_kept(runs):
     steps = (4, 6, 7)  # every second, and the last
     parts = [weights(runs / "straight", DISTILBERT, step) for step in steps]
@@ -134,6 +136,7 @@ def test_the_mean_of_checkpoints_is_theirs_and_they_are_kept(runs):
         torch.testing.assert_close(tensor, expected)
 
 
+@pytest.mark.slow
 def test_averages_are_scored_and_exported_beside_the_weights(runs, tmp_path):
     folder = RunFolder(runs / "straight")
     results = json.loads(folder.evaluation.read_text())

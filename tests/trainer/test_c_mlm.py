@@ -305,6 +305,7 @@ def test_two_ranks_train_as_one_does(runs) -> None:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
 
 
+@pytest.mark.slow
 def test_all_stored_logits_teach_as_the_running_teacher_does_also_resumed(runs) -> None:
     running, reads = (curve(runs, name) for name in ("running", "reads"))
     assert any(key.endswith("student/soft_cross_entropy") for _, key in running)
@@ -317,6 +318,7 @@ def everything(folder: Path) -> StepLogits:
     return StepLogits.joined([decode(path.read_bytes()) for path in files])
 
 
+@pytest.mark.slow
 def test_each_example_is_stored_once_for_any_number_of_epochs(runs) -> None:
     """Exactly as running in the first epoch; later, kernels round by the rows of a batch."""
     running, reads = (curve(runs, f"{name}_epochs") for name in ("running", "reads"))
@@ -335,6 +337,7 @@ def test_each_example_is_stored_once_for_any_number_of_epochs(runs) -> None:
     assert max(step for step, _ in curve(runs, "more")) == 25
 
 
+@pytest.mark.slow
 def test_masks_of_every_epoch_are_stored_batch_by_batch(runs) -> None:
     masked = [f"{TERM}=null", "teacher.view=masked"]
     job = student(runs, *stored_in(runs, "none", *SOME), *EPOCHS, *masked)
@@ -347,11 +350,13 @@ def test_masks_of_every_epoch_are_stored_batch_by_batch(runs) -> None:
         require_written_for(older, once, open_corpora(once.data))
 
 
+@pytest.mark.slow
 def test_the_largest_stored_logits_teach_as_those_of_the_running_teacher(runs) -> None:
     running, reads = (curve(runs, name) for name in ("of_some", "reads_some"))
     assert reads == running
 
 
+@pytest.mark.slow
 def test_what_is_stored_are_the_logits_of_transformers_at_every_target_token(runs, corpus) -> None:
     """Of the first batch, from sequences that are masked here, one token at a time."""
     teacher = AutoModelForMaskedLM.from_pretrained(runs / "runs/two/exports/teacher").eval()
@@ -410,6 +415,7 @@ def test_teacher_and_student_may_learn_in_one_job(runs) -> None:
     assert all((step, "students/student/soft_cross_entropy") in found for step in (1, STEPS))
 
 
+@pytest.mark.slow
 def test_only_the_student_translates(runs) -> None:
     results = json.loads(RunFolder(runs / "runs" / "running").evaluation.read_text())["learners"]
     assert "bleu" not in results["teacher"]
@@ -420,6 +426,7 @@ def test_only_the_student_translates(runs) -> None:
     assert "has no head of a task" in fails("predict", tuned, runs / "held_out.xx")
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs, corpus) -> None:
     some, every = (
         demands(fine_tuning(runs, f"teacher.view={view}")).learners[0].forward_flops
@@ -437,6 +444,7 @@ def test_a_plan_counts_the_seven_sequences_and_what_is_stored(runs, corpus) -> N
     )
 
 
+@pytest.mark.slow
 def test_another_view_of_the_teacher_is_another_folder(runs) -> None:
     stored = stored_in(runs, "some", *SOME)
     other = student(runs, *stored, f"{TERM}=null", "teacher.view=masked")

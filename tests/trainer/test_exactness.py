@@ -97,9 +97,7 @@ QUICK = [
     *(Company(stage, steps=2) for stage in (0, 3)),
     Company(3, "lamb", offload=True, steps=2),
     Company(1, "muon", steps=2),
-    Company(0, "adamw", "bf16", steps=2),
     Company(3, "adamw", "bf16_weights", steps=2),
-    Company(2, "muon", "bf16_weights", offload=True, steps=2),
     Company(1, "adamw", "fp16", steps=SCALED),
     Company(2, steps=2, communication="bf16"),
 ]

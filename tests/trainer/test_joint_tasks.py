@@ -140,6 +140,7 @@ def several_of_two(corpus, shared) -> RunFolder:
     return RunFolder(folder / "runs" / "several")
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_last_bit(of_two, job) -> None:
     whole = jobs.curve(of_two)
     assert len(whole) > 300

@@ -51,6 +51,7 @@ def trained(corpus: Path, runs: Path) -> list[str]:
     return [str(folder.path) for folder in (whole, resumed, cut)]
 
 
+@pytest.mark.slow
 def test_a_bilstm_is_trained_resumed_scored_and_exported(corpus, tmp_path) -> None:
     paths = run_distributed(trained, 2, corpus, tmp_path / "runs")[0]
     whole, resumed, cut = (RunFolder(Path(path)) for path in paths)
@@ -69,6 +70,7 @@ def test_a_bilstm_is_trained_resumed_scored_and_exported(corpus, tmp_path) -> No
     assert any("students/lstm/nsp" in row for row in metrics.read(whole.metrics))
 
 
+@pytest.mark.slow
 def test_a_plan_counts_its_products(corpus, tmp_path) -> None:
     off = [f"students.lstm.objective.{term}=null" for term in ("soft_kl", "hidden_mse", "nsp")]
     config = job(corpus, tmp_path, *off)

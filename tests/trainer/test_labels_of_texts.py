@@ -74,6 +74,7 @@ def train(path: Path, name: str, *more: str) -> tuple[str, list]:
     return str(folder.path), jobs.curve(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "several"), [(ALL, True), pytest.param(WEIGHTED, False, marks=pytest.mark.slow)]
 )

@@ -79,6 +79,7 @@ def column(folder, name, learner=NAME):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_name", ["heard-2", "whole"])
 def test_terms_about_the_teacher_count_by_its_lead(runs, run_name):
     """The expected weights follow from the recorded losses of earlier steps."""
@@ -103,10 +104,12 @@ def test_on_two_ranks_it_is_that_of_the_whole_batch(runs, corpus):
     assert two == {step: pytest.approx(loss, rel=1e-5) for step, loss in one.items()}
 
 
+@pytest.mark.slow
 def test_the_lead_is_resumed(runs):
     assert curve(RunFolder(runs / "stopped")) == curve(RunFolder(runs / "whole"))
 
 
+@pytest.mark.slow
 def test_the_rule_holds_when_the_teachers_budget_has_ended(runs):
     """A teacher that no longer learns is still compared, on the same words as its student."""
     parts = {name: column(runs / "finished", name) for name in ("mlm", "lead", "loss")}
@@ -124,6 +127,7 @@ def test_the_rule_holds_when_the_teachers_budget_has_ended(runs):
     assert curve(RunFolder(runs / "finished-again")) == curve(RunFolder(runs / "finished"))
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_overtaken_after_its_budget_is_not_heard(runs):
     parts = {n: column(runs / "overtaken", n) for n in ("mlm", "hidden_mse", "lead", "loss")}
     assert parts["lead"][12] < 0
@@ -131,6 +135,7 @@ def test_a_teacher_that_is_overtaken_after_its_budget_is_not_heard(runs):
     assert all(parts["loss"][step] == pytest.approx(others[step], rel=1e-6) for step in others)
 
 
+@pytest.mark.slow
 def test_a_student_that_never_listens_trains_as_if_alone(runs):
     never, alone = (column(runs / name, "mlm") for name in ("never", "alone"))
     assert never == alone

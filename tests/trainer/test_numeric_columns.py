@@ -117,6 +117,7 @@ def predicted(*words: object, given: str | None = None) -> list[dict]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_label_that_depends_on_a_number_is_learnt_with_it_alone(run, job, tmp_path) -> None:
     assert min(scores(run).values()) > 0.95
     without = [f"{of}.objective.single_sentence.numbers=[]" for of in
@@ -142,6 +143,7 @@ def test_a_run_that_was_stopped_resumes_to_the_last_bit(run, job, tmp_path) -> N
     assert run_distributed(jobs.stopped_and_resumed, 2, job, tmp_path)[0] == jobs.curve(run)
 
 
+@pytest.mark.slow
 def test_the_statistics_are_those_of_the_rows_that_are_trained_on(job, run, export) -> None:
     columns = np.array([[row["price"], row["weight"]] for row in rows(160, 1)], np.float64)
     task = jobs.load(job).teacher.objective.single_sentence
@@ -161,6 +163,7 @@ def test_the_statistics_are_those_of_the_rows_that_are_trained_on(job, run, expo
     assert again == held == with_examples(again)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_a_computation_by_hand(export, tmp_path) -> None:
     table = rows(9, 3)
     write(tmp_path / "rows.tsv", table)
@@ -192,6 +195,7 @@ def test_predictions_are_those_of_a_computation_by_hand(export, tmp_path) -> Non
         assert called[0].tolist() == pytest.approx(chances.tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_with_a_bad_number_is_answered_with_null_and_counted(
     export, tmp_path, caplog
 ) -> None:
@@ -247,6 +251,7 @@ def test_a_column_that_is_always_the_same_is_refused(job, tmp_path) -> None:
         jobs.load(job, f"data.train={tmp_path / 'same.tsv'}")
 
 
+@pytest.mark.slow
 def test_what_reads_no_numbers_says_so(job, run, tmp_path) -> None:
     head = "single_sentence: {numbers: [price]}"
     tasks = f"{{tasks: {{a: {{{head}}}, b: {{single_sentence: {{}}}}}}}}"
@@ -262,6 +267,7 @@ def test_what_reads_no_numbers_says_so(job, run, tmp_path) -> None:
     assert jobs.load(job, *words).teacher.frozen
 
 
+@pytest.mark.slow
 def test_a_finished_model_is_scored_on_a_file(run, export, job) -> None:
     file = job.parent / "held_out.tsv"
     ended = CliRunner().invoke(
@@ -308,6 +314,7 @@ def test_an_onnx_file_reads_the_numbers_as_they_stand(export, tmp_path) -> None:
         given(ids)
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_head_reads(export) -> None:
     card = (export / "README.md").read_text()
     assert "`transformers` has no class for it" in card
@@ -364,6 +371,7 @@ class Twice:
             yield from (row, {**row, "text": "of"})
 
 
+@pytest.mark.slow
 def test_a_model_goes_on_with_its_head_where_it_reads_the_same_numbers(
     job, export, caplog, monkeypatch
 ) -> None:
@@ -377,6 +385,7 @@ def test_a_model_goes_on_with_its_head_where_it_reads_the_same_numbers(
     assert "cheap, dear beside the numbers price, weight) does not fit" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_record_of_a_run_has_the_terms_of_students(run) -> None:
     last = [row for row in metrics.read(run.metrics) if row["step"] == 60]
     assert any("students/small/soft_labels" in row for row in last)

@@ -248,6 +248,7 @@ def outcomes(launched):
     return launched[0]
 
 
+@pytest.mark.slow
 def test_a_terms_parameters_rest_while_it_is_off_and_leave_no_gradient_behind(launched):
     """At every stage: no decay, and no earlier gradient in the norm."""
     plain, *partitioned = launched[1]
@@ -277,6 +278,7 @@ def test_a_term_that_comes_or_goes_has_rates_of_its_own():
     assert rates == [[stages.factor("1", 4), 0.0], [0.0, 1.0]]
 
 
+@pytest.mark.slow
 def test_a_layer_learns_from_its_turn_on(outcomes):
     history = outcomes[0][0]
     moved = [
@@ -298,6 +300,7 @@ def test_a_layer_learns_from_its_turn_on(outcomes):
     assert "head.dense.weight" in moved[10]
 
 
+@pytest.mark.slow
 def test_everything_but_the_layers_begins_as_the_teachers_and_waits(outcomes):
     history, _, _, copied, _ = outcomes[0]
     # A layer norm before the vocabulary projection is what both have; ours has none elsewhere.
@@ -310,6 +313,7 @@ def test_everything_but_the_layers_begins_as_the_teachers_and_waits(outcomes):
         assert torch.equal(state["embeddings.norm.weight"], torch.ones(32))
 
 
+@pytest.mark.slow
 def test_each_phase_begins_with_fresh_moments_of_the_students_optimizer_alone(outcomes):
     """At every stage, as in the original, a layer's first step finds empty moments."""
     for stage, outcome in zip(STAGES, outcomes, strict=True):
@@ -318,6 +322,7 @@ def test_each_phase_begins_with_fresh_moments_of_the_students_optimizer_alone(ou
         assert set(teacher) == {2}
 
 
+@pytest.mark.slow
 def test_a_transfer_that_is_resumed_goes_on_to_the_bit_and_alike_at_other_stages(launched):
     """From the middle of a phase, and from just before one begins."""
     for undisturbed, same_stage, *others in launched[2]:
@@ -327,6 +332,7 @@ def test_a_transfer_that_is_resumed_goes_on_to_the_bit_and_alike_at_other_stages
             torch.testing.assert_close(other, undisturbed, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_terms_and_rates_over_the_steps(outcomes):
     _, terms, rates, _, _ = outcomes[0]
     for step, values in enumerate(terms):
@@ -336,6 +342,7 @@ def test_terms_and_rates_over_the_steps(outcomes):
     assert rates[10:] == pytest.approx([0.5e-2, 1e-2, 1e-2, 0.5e-2])
 
 
+@pytest.mark.slow
 def test_every_stage_goes_through_it_alike(outcomes):
     for _, terms, *_ in outcomes[1:]:
         for plain, partitioned in zip(outcomes[0][1], terms, strict=True):

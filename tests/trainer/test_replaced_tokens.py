@@ -152,6 +152,7 @@ def results():
     return run_distributed(runs, 2)[0], run_distributed(runs, 1)[0]
 
 
+@pytest.mark.slow
 def test_the_step_is_the_same_at_every_stage_and_number_of_ranks(results):
     (two, *_), (one, *_) = results
     for by_step in (*two, *one):

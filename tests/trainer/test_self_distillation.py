@@ -203,6 +203,7 @@ def of_two(job, tmp_path_factory) -> tuple[list, dict]:
     return run_distributed(in_parts, 2, job, tmp_path_factory.mktemp("two"))[0]
 
 
+@pytest.mark.slow
 def test_what_is_frozen_in_a_stage_stays_to_the_last_bit(of_two) -> None:
     for name in EVERYONE:
         begun, half, done = (of_two[1][step][name] for step in (1, FIRST, 12))
@@ -232,6 +233,7 @@ def to_the_best(job: Path, runs: Path, stop: int | None) -> tuple[str, list]:
     return str(folder.path), jobs.curve(folder)
 
 
+@pytest.mark.slow
 def test_branches_learn_beside_the_best_weights_of_the_first_stage(job, tmp_path) -> None:
     path, curve = run_distributed(to_the_best, 2, job, tmp_path / "once", None)[0]
     column = "val/single_sentence/teacher/single_sentence_accuracy"
@@ -265,6 +267,7 @@ def test_two_ranks_in_parts_train_as_one_does_at_once(of_two, job, tmp_path) -> 
     assert losses > 60
 
 
+@pytest.mark.slow
 def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
     rates = [value for _, name, value in of_two[0] if name == "teacher/lr"]
     shape = [1 / 3, 2 / 3, 1.0, 1.0, 2 / 3, 1 / 3]

@@ -210,6 +210,7 @@ def jobs_run(corpus, finished, tmp_path_factory):
     return runs
 
 
+@pytest.mark.slow
 def test_a_job_with_two_teachers_resumes_to_the_last_bit(jobs_run):
     whole, again, late = (curve(RunFolder(jobs_run / n)) for n in ("whole", "again", "late"))
     assert whole == again
@@ -218,6 +219,7 @@ def test_a_job_with_two_teachers_resumes_to_the_last_bit(jobs_run):
     assert first == {4, 6}  # evaluations since it came
 
 
+@pytest.mark.slow
 def test_a_further_teacher_is_scored_exported_and_reported(jobs_run):
     run_folder = jobs_run / "whole"
     learners = json.loads((run_folder / "evaluation.json").read_text())["learners"]

@@ -68,6 +68,7 @@ def launched(corpus, tmp_path_factory):
     return runs, run_distributed(parts_of_zero, 2, corpus, runs)[0]
 
 
+@pytest.mark.slow
 def test_a_growth_copies_the_layers_and_begins_the_optimizer_anew(launched):
     for layers, (before, after, states) in zip((1, 2), launched[1], strict=True):
         for name, tensor in before.items():
@@ -79,6 +80,7 @@ def test_a_growth_copies_the_layers_and_begins_the_optimizer_anew(launched):
         assert states == 0
 
 
+@pytest.mark.slow
 def test_depths_and_losses_follow_the_steps(launched):
     runs, _ = launched
     folder = RunFolder(runs / "two")
@@ -88,6 +90,7 @@ def test_depths_and_losses_follow_the_steps(launched):
     assert from_pretrained(folder.exports / "teacher").config.layers == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["partitioned", pytest.param("one", marks=pytest.mark.slow)])
 def test_ranks_and_stages_do_not_matter(launched, corpus, other):
     runs, _ = launched
@@ -102,6 +105,7 @@ def test_ranks_and_stages_do_not_matter(launched, corpus, other):
     assert theirs == pytest.approx(ours, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_interrupted_at_a_growth_and_between_two(launched):
     """If it is scored and exported between two growths, it has the layers of that time."""
     runs, _ = launched

@@ -231,6 +231,7 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert told["big"]["tasks"]["pairs"]["chance"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_has_no_score_in_a_suite(folder: Path, tmp_path: Path) -> None:
     """Every loss above the mean of the two before it counts as a spike here."""
     guard = "{sigmas: 1.0e-6, window: 2, max_skipped_fraction: 0.1, max_consecutive_skips: 99}"

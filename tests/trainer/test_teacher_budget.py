@@ -55,6 +55,7 @@ def runs(corpus, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_it_ends_as_the_teacher_of_a_job_that_ends_there(runs):
     one, first = (
         from_pretrained(runs / name / "exports" / "teacher").state_dict()
@@ -65,6 +66,7 @@ def test_it_ends_as_the_teacher_of_a_job_that_ends_there(runs):
     assert trained == {1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDENTS)
 def test_its_students_learn_what_they_learn_from_a_frozen_one(runs, name):
     one, second = (curve(RunFolder(runs / run), name) for run in ("one", "second"))
@@ -72,6 +74,7 @@ def test_its_students_learn_what_they_learn_from_a_frozen_one(runs, name):
     assert one == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_stopped_before_at_and_after_the_end_of_its_budget(runs, stage):
     stopped, whole = (curve(RunFolder(runs / f"{name}-{stage}")) for name in ("stopped", "whole"))

@@ -114,6 +114,7 @@ def alone(job, words):
     return run_distributed(steps, 1, job, words)[0]
 
 
+@pytest.mark.slow
 def test_soft_labels_are_the_mean_of_the_teachers_that_have_the_task(alone) -> None:
     seen = set()
     for terms, plain, loss, _ in alone:
@@ -128,12 +129,14 @@ def test_soft_labels_are_the_mean_of_the_teachers_that_have_the_task(alone) -> N
     assert seen == set(EXAMPLES)
 
 
+@pytest.mark.slow
 def test_a_teacher_runs_only_in_the_steps_of_its_tasks(alone) -> None:
     for terms, _, _, ran in alone:
         task = task_of(terms)
         assert ran == ([] if task == "names" else ["teacher", f"teachers/of_{task}"])
 
 
+@pytest.mark.slow
 def test_two_ranks_take_the_same_steps(job, words, alone) -> None:
     for (ours, *_), (theirs, *_) in zip(
         alone, run_distributed(steps, 2, job, words)[0], strict=True
@@ -148,6 +151,7 @@ def whole(path: Path, overrides: list[str]) -> str:
     return str(run.evaluation)
 
 
+@pytest.mark.slow
 def test_the_job_resumes_ends_and_is_planned(job, words) -> None:
     assert Path(run_distributed(whole, 1, job, words)[0]).is_file()
     assert len(demands(load(job, *words)).learners) == 5

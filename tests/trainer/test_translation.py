@@ -181,6 +181,7 @@ def test_bleu_of_parts_is_that_of_sacrebleus_command(tmp_path) -> None:
         assert ours == pytest.approx(float(told.stdout), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_job_on_two_ranks_is_that_of_one_and_of_one_that_resumes(folder, corpus, run) -> None:
     alone = RunFolder(Path(run_distributed(trained, 1, folder, corpus, "one", 4)[0]))
     for name in ("teacher", "students/small"):

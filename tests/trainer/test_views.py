@@ -112,6 +112,7 @@ def test_a_view_holds_the_first_text_with_its_own_padding(folder, corpus) -> Non
     assert none.view("first").targets["sentence_pair"].is_labelled.tolist() == [False, True, True]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_score_as_one_does(curve, folder, corpus, tmp_path) -> None:
     (alone,) = run_distributed(train, 1, folder, corpus, f"output_dir={tmp_path}")
     both = {(step, key): value for step, key, value in curve}

@@ -115,6 +115,7 @@ def whole_and_masked_only():
     return found[:2], found[2:]
 
 
+@pytest.mark.slow
 def test_a_teachers_last_layer_of_masked_positions_learns_the_same():
     for (whole, narrowed), (masked_only, more) in run_distributed(whole_and_masked_only, 2)[0]:
         assert more == 2 * narrowed > 0  # the student's, and the teacher's too

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,10 +54,8 @@ WAYS = {
 }
 Placed = tuple[str, int]  # the name of a way, and the stage
 QUICK: list[Placed] = [
-    *zip(kinds_of(OptimizerConfig), itertools.cycle([1, 3, 2]), strict=False),
-    *(("fp16", 0), ("offload", 2), ("original", 2)),
-    *(("bf16_weights", stage) for stage in (0, 1, 3)),
-    ("bf16_weights muon", 2),
+    *(("adamw", 1), ("lamb", 3), ("muon", 2)),
+    *(("fp16", 0), ("offload", 2), ("bf16_weights", 0), ("bf16_weights muon", 2)),
 ]
 EVERYTHING: list[Placed] = [(way, stage) for way in WAYS for stage in range(4)]
 
