@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import configs
 import tandem as command_line
 from tests.conftest import tandem
-from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start
+from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start_program
 from tests.waiting import until
 from trainer.checkpoint import Checkpoint, published
 from trainer.lifecycle import forking
@@ -38,7 +38,9 @@ def stopped(corpus, tmp_path_factory):
     """A run that was saved and stopped by command, and the output on the way."""
     runs = tmp_path_factory.mktemp("live")
     folder = RunFolder(runs / "tiny")
-    process = start(corpus, runs, *NEVER)
+    # On one rank, since what writes the report gets the time that is left; forks write none.
+    words = [*arguments(corpus, runs, *NEVER), "--nproc", "1"]
+    process = start_program(["-m", "tandem", *words], runs)
     try:
         reach(process, folder.path, 5)
         report = folder.path / "report.html"

@@ -193,7 +193,7 @@ import ctypes, os, pathlib, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[3]):
     sys.exit()
-os.nice(19)
+os.nice(10)
 sys.path.insert(0, sys.argv[2])
 from trainer.report.page import write_report
 write_report(pathlib.Path(sys.argv[1]), live=True)
@@ -229,7 +229,7 @@ class LiveReport:
     def close(self) -> None:
         """End the writer, so that it does not overwrite the final report.
 
-        On a busy machine its low priority may keep it from finishing for minutes, and the run has
+        On a busy machine its low priority may keep it from finishing for a minute, and the run has
         to save and end before its time limit.
         """
         if self._writer is not None:
