@@ -25,8 +25,9 @@ from trainer.batches import MicroRuns
 from trainer.config import JobConfig
 from trainer.job_data.fit import require_fit
 from trainer.job_data.other_tokenizers import other_views
+from trainer.objectives.row_losses import kl_divergence
 from trainer.objectives.shared_spans import _means
-from trainer.objectives.terms.predictions import sorted_distance
+from trainer.objectives.terms.predictions import among, sorted_distance
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.vocabulary_projection import Distribution, Projection
@@ -132,8 +133,11 @@ def compared_by_transformers(folder: Path) -> tuple[float, float, float]:
         plain = tokens[1].convert_ids_to_tokens(int(column)).removeprefix("\u0120")
         assert tokens[0].convert_ids_to_tokens(int(shared[column])).removeprefix("##") == plain
     log_p = (theirs[:, shared[columns]] / 2).log_softmax(-1)
-    log_q = (ours / 2).log_softmax(-1)[:, columns]
-    kl = 4 * float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+    log_q = (ours / 2)[:, columns].log_softmax(-1)
+    labels = batch.view(form).targets[MASKED].labels[row, both.runs[form].slots[row, slot]]
+    is_common = torch.from_numpy(shared[labels] >= 0)
+    assert 0 < is_common.sum() < len(row)
+    kl = 4 * float(((log_p.exp() * (log_p - log_q)).sum(-1) * is_common).mean())
     p, q = (F.pad(it.softmax(-1), (0, 700 - it.shape[1])).sort(-1)[0] for it in (theirs, ours))
     masked = (batch.view(form).targets[MASKED].labels != NO_LABEL).sum()
     return kl, float((p - q).abs().sum(-1).mean()), len(row) / masked
@@ -221,6 +225,16 @@ def test_a_distribution_over_shared_tokens_at_some_rows() -> None:
     expected = ((x @ weight.t() + bias) / 2)[rows][:, [3, 8, 0]].softmax(-1)
     torch.testing.assert_close(p[:, [0, 2, 3]], expected)
     assert (p[:, 1] == 0).all()
+
+
+def test_logits_of_further_tokens_get_no_gradient() -> None:
+    common = torch.tensor([True, False, True, True])
+    logits = torch.randn(2, 4, requires_grad=True)
+    log_q = among(logits.log_softmax(-1), common)
+    torch.testing.assert_close(log_q[:, common], logits[:, common].log_softmax(-1))
+    log_p = among(torch.randn(2, 4), common)
+    kl_divergence(log_q, log_p).sum().backward()
+    torch.testing.assert_close(logits.grad, log_q.exp() - log_p.exp())
 
 
 def test_sorted_probabilities_of_two_vocabularies() -> None:

@@ -1,9 +1,9 @@
 """Comparisons between learners of two tokenizers: at the aligned spans of the text that they read.
 
 States are compared once for each aligned span, as means over its tokens. Predictions are compared
-where a span is one masked token of both, so that both begin and end together: over the tokens that
-both vocabularies have, as if the source had no others (`trainer.vocabulary_projection.Columns`), or
-by a loss that needs none in common.
+where a span is one masked token of both, so that both begin and end together. If both vocabularies
+have this token, they are compared over the tokens that both have, as if neither had others. A loss
+may also need none in common.
 """
 
 from __future__ import annotations

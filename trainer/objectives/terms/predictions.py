@@ -153,7 +153,8 @@ class DivergenceTerm(VocabularyTerm):
         ours, theirs = self.temperature.at(inputs.step), self.teacher_temperature.at(inputs.step)
         weights = weigh_positions(inputs, self.denominator)
         weights = weights * self.config.factor(ours, self.vocabulary)
-        teacher = self.config.outputs(self.outputs(inputs))
+        outputs = self.outputs(inputs)
+        teacher = self.config.outputs(outputs)
         if teacher.shape[1] != self.vocabulary:
             teacher = teacher.read_over(self.vocabulary)
         labels = labels_at(inputs, self.denominator)
@@ -161,7 +162,11 @@ class DivergenceTerm(VocabularyTerm):
         def loss(log_q: Tensor, rows: slice) -> Tensor:
             return self.config.loss(log_q, teacher.log_at(rows, theirs), labels[rows])
 
-        return RowLoss(loss, weights, ours, self.config.target(teacher, theirs))
+        if outputs.tokens is None or self.config.any_vocabulary:
+            return RowLoss(loss, weights, ours, self.config.target(teacher, theirs))
+        common = outputs.tokens >= 0
+        weights = weights * common[labels.clamp(min=0)]
+        return RowLoss(lambda log_q, rows: loss(among(log_q, common), rows), weights, ours)
 
 
 MinLead = Annotated[
@@ -383,6 +388,12 @@ def sorted_distance(log_q: Tensor, log_p: Tensor) -> Tensor:
     size = max(q.shape[-1], p.shape[-1])
     q, p = (F.pad(values, (0, size - values.shape[-1])) for values in (q, p))
     return (q - p).abs().sum(dim=-1)
+
+
+def among(log_q: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities [C, V] among these tokens, bool [V]; elsewhere the logarithm of 0, -87."""
+    floor = math.log(torch.finfo(log_q.dtype).tiny)
+    return log_q.masked_fill(~tokens, ABSENT).log_softmax(dim=-1).clamp(min=floor)
 
 
 def soft_cross_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:
