@@ -327,9 +327,11 @@ def _require_divisible(sizes: BatchSizes, world_size: int) -> None:
 def _require_samples(split: CorpusSplit, rules: PackingRules, total: int, world_size: int) -> None:
     tokens = split.index.tokens + rules.length - rules.capacity
     if tokens < rules.length:
+        is_held_out = split.name.endswith("/val")
+        more = "build again with a larger --val-fraction" if is_held_out else "more text"
         raise DataError(
             f"{split.name}: {tokens} tokens are less than one full sequence of sequence_length "
-            f"{rules.length}; use a shorter length or more text"
+            f"{rules.length}; use a shorter length or {more}"
         )
     if total < world_size:
         raise DataError(

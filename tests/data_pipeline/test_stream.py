@@ -133,7 +133,7 @@ def test_shape_of_a_sequence(corpus: Corpus) -> None:
     ("options", "batch", "world", "message"),
     [
         ({}, 6, 4, "6 rows cannot be split among 4 ranks"),
-        ({"sequence_length": 32768}, 4, 1, "less than one full sequence"),
+        ({"sequence_length": 32768}, 4, 1, "less than one full sequence .* larger --val-fraction"),
         ({"packing": "contiguous"}, 4096, 4096, "too few for 4096 ranks"),
     ],
 )
