@@ -91,7 +91,8 @@ def test_what_a_rule_refuses_is_underlined(kind: str) -> None:
     every = keys(kinds()[kind], named="one")
     bad = [value for key in every for value in beyond_its_rules(key)]
     assert len(bad) >= BEYOND[kind]
-    for one in bad:
+    # Without a kind a schema takes what any kind takes; `kind: transformers` may have no layers.
+    for one in (value for value in bad if (value.key, value.value) != ("layers", "0")):
         tree: Any = configs.plain(f"value: {one.value}", "a test")["value"]
         for name in reversed(one.key.split(".")):
             tree = {name: tree}
