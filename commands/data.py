@@ -112,8 +112,9 @@ def data_build(
 ) -> None:
     """Turn TEXT into WebDataset shards.
 
-    TEXT is files, folders, globs, or - for standard input. Repeating the command resumes an
-    interrupted build.
+    TEXT is files, folders, globs, URLs such as s3://, or - for standard input. It may be plain
+    text, JSON, CSV, Parquet, WebDataset tars or a folder of the library `datasets`. Repeating the
+    command resumes an interrupted build.
     """
     from configs.progress import work
     from data_pipeline import BuildOptions, build
