@@ -226,11 +226,12 @@ def test_off_starts_nothing(run, monkeypatch):
     assert tracking.start(run, mode="auto", about=ABOUT, run_id="abcd1234") is None
 
 
-def test_a_follower_that_dies_does_not_disturb(run):
+def test_a_follower_that_dies_does_not_disturb(run, caplog):
     (run / "config.yaml").write_text("{")  # it cannot read this
     follower = start(run)
     log(run, {"step": 1})
     assert follower.finish(completed=True, seconds=300) is False
+    assert "Weights & Biases ended early, see logs/wandb.log" in caplog.text
     (run / "logs" / "wandb.log").unlink()
     (run / "logs").rmdir()
     (run / "logs").write_text("not a folder")

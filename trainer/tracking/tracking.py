@@ -45,6 +45,7 @@ from trainer.tracking.trackers import main
 main(**json.loads(sys.argv[1]))
 """
 TITLES = {"wandb": "Weights & Biases"}
+_REMEDY = "metrics.jsonl has every row; `tandem sync` sends them"
 
 
 class Tracking:
@@ -59,18 +60,17 @@ class Tracking:
         `completed`: whether the run reached its last step (else it will be resumed). After
         `seconds` the follower is ended; metrics.jsonl has everything that it did not send.
         """
+        title = TITLES.get(self._name, self._name)
         try:
             self._follower.communicate(b"completed\n" if completed else b"stopped\n", seconds)
         except subprocess.TimeoutExpired:
             self._follower.terminate()
-            title = TITLES.get(self._name, self._name)
-            told = (
-                "%s did not answer in time; metrics.jsonl has every row; `tandem sync` sends them"
-            )
-            _log.warning(told, title)
+            _log.warning("%s did not answer in time; %s", title, _REMEDY)
             return False
-        except OSError:  # it ended before; its log says why
-            return False
+        except OSError:  # it ended before
+            self._follower.wait()
+        if self._follower.returncode:
+            _log.warning("%s ended early, see logs/%s.log; %s", title, self._name, _REMEDY)
         return self._follower.returncode == 0
 
 
