@@ -24,7 +24,7 @@ from configs.rules import (
     positive,
 )
 from configs.section import Refusal, Section, within
-from data_pipeline.masking.config import MaskingConfig
+from data_pipeline.masking.config import NEXT_TOKEN, MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.phases import LENGTHS, WEIGHT_OF_CORPUS, PhaseConfig
 from data_pipeline.remote import is_store
@@ -277,7 +277,8 @@ class DataConfig(TaskFilesConfig):
         if self.stage is None:
             for key in self.changed("stage_gb"):
                 yield key, "is for stage; set that too, or remove it"
-        if all(masking.is_causal for masking in self._maskings()):
+        units = {phase.masking.unit for phase in self.phases if phase.masking}
+        if self.masking.is_causal and units <= {None, NEXT_TOKEN}:
             masks = "rate", "final_rate", "copies", "mask_fraction", "random_fraction"
             for key in self.masking.changed(*masks):
                 yield f"masking.{key}", "is for masks, and unit: next_token has none; remove it"

@@ -23,7 +23,10 @@ BATCH = "{size: 4, tokens: null, growth: [], micro_batch: 2}"
 TEACHERS = {"mobilebert": "ib_bert/exports/teacher"}
 # Those that begin from a model which their user names, or read a corpus in each phase.
 GAPS = {"continue": ["teacher.init.pretrained=model"], "modernbert_large": ["teacher.init.tile=x"]}
-LARGE = ("bert_large_cluster", "ettin_family", "modernbert_large")  # a third of all layers
+LARGE = (  # most of all layers
+    *("bert_large_cluster", "ettin_family", "modernbert_large"),
+    *("modernbert_base", "ib_bert", "mobilebert"),
+)
 OF_THREE_CORPORA = ("ettin_family", "modernbert_base", "modernbert_large")
 # Those whose predictions nothing trains: never, and not before layers have been transferred.
 UNTRAINED = {"tinybert": ["students/tinybert"], "mobilebert": ["students/mobilebert"]}

@@ -142,6 +142,7 @@ def _read_everything(url: str, cache: str, bound: float, queue) -> None:
     queue.put(sum(int(split.read_block(n).tokens.sum()) for n in range(len(split.index.blocks))))
 
 
+@pytest.mark.slow
 def test_ranks_share_a_small_cache(corpus: Corpus, tmp_path: Path) -> None:
     split = corpus.split("train")
     expected = sum(int(split.read_block(n).tokens.sum()) for n in range(len(split.index.blocks)))

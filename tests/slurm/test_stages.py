@@ -59,6 +59,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_once_whatever_the_number_of_tasks(
     slurm: RealSlurm, finished: tuple[Path, str]
 ) -> None:

@@ -56,6 +56,7 @@ def masters_of(ways: list[tuple[str, int, bool]]) -> list[dict[str, torch.Tensor
     return [masters_after(*way) for way in ways]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds", [["adamw", "stableadamw"], pytest.param(KINDS, marks=pytest.mark.slow)]
 )

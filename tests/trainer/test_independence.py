@@ -79,15 +79,10 @@ def started(precision, students):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "precision"),
-    [
-        pytest.param(
-            ranks, precision, marks=() if (ranks, precision) == (3, "bf16") else pytest.mark.slow
-        )
-        for ranks in (1, 2, 3)
-        for precision in PRECISIONS
-    ],
+    [(ranks, precision) for ranks in (1, 2, 3) for precision in PRECISIONS],
 )
 def test_no_metric_depends_on_who_else_is_trained(ranks, precision):
     for companies in run_distributed(rows_in_all_companies, ranks, precision):

@@ -118,16 +118,19 @@ def test_a_growing_batch_is_the_same_training_on_any_number_of_ranks(
     assert max(worst.values()) < 1e-5, worst
 
 
+@pytest.mark.slow
 def test_resuming_across_a_growth_and_a_change_of_length_is_the_same_run(curves):
     assert curves["interrupted"] == curves["growing"]
 
 
+@pytest.mark.slow
 def test_reading_from_the_nodes_own_disk_is_the_same_run(curves):
     """One rank of the node copies for both."""
     assert curves["staged"] == curves["growing"]
     assert curves["copied"]
 
 
+@pytest.mark.slow
 def test_a_job_reads_what_its_stream_holds(curves, blocks, tmp_path):
     """The tokens and padding of every step, and the rows that its batches grow to."""
     config = jobs.tiny_job(blocks, tmp_path, *GROWING)
@@ -143,10 +146,12 @@ def test_a_job_reads_what_its_stream_holds(curves, blocks, tmp_path):
     assert column(curves["growing"], "padding") == pytest.approx(padding)
 
 
+@pytest.mark.slow
 def test_masks_made_by_the_job_are_the_same(curves):
     assert curves["device"] == curves["host"]
 
 
+@pytest.mark.slow
 def test_sequences_that_cannot_be_read_are_counted(curves, damaged, tmp_path):
     config = jobs.tiny_job(damaged, tmp_path, "data.on_bad_shard=skip")
     stream = BatchStream.open(config.data, "train", config.seed, 8)

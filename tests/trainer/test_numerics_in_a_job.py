@@ -43,6 +43,7 @@ def run(corpus, runs):
     return metrics.read(runs / "tiny" / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_job_of_every_precision_ends_at_its_deadline(corpus, tmp_path):
     rows = run(corpus, tmp_path)
     steps = [row for row in rows if "teacher/loss" in row]

@@ -43,6 +43,7 @@ def launched(corpus, tmp_path_factory):
     return RunFolder(runs / "ruined"), run_distributed(jobs, 2, corpus, runs)
 
 
+@pytest.mark.slow
 def test_the_ruined_checkpoint_is_marked_kept_and_passed_over(launched):
     for message, suspect, _ in launched[1]:
         assert list(suspect) == [4, 5, 6]
@@ -53,6 +54,7 @@ def test_the_ruined_checkpoint_is_marked_kept_and_passed_over(launched):
         assert message.endswith("'rollback=[{checkpoint: 5, skip: [5, 9]}]'")
 
 
+@pytest.mark.slow
 def test_what_is_advised_leads_to_a_run_that_trains(launched):
     folder, results = launched
     assert {suspect for _, _, suspect in results} == {""}

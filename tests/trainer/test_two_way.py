@@ -77,6 +77,7 @@ def results():
     return run_distributed(runs, 2)[0]
 
 
+@pytest.mark.slow
 def test_the_term_is_what_it_says_at_every_stage(results):
     by_stage = results[0]
     loss = expected()
@@ -89,6 +90,7 @@ def test_the_term_is_what_it_says_at_every_stage(results):
             assert ours[TEACHER] == pytest.approx(theirs[TEACHER], rel=1e-5, abs=1e-6), stages
 
 
+@pytest.mark.slow
 def test_another_student_leaves_the_teacher_unchanged(results):
     """Neither does the peer's dropout: its predictions are made without it."""
     by_stage, alone, _, _ = results
@@ -97,6 +99,7 @@ def test_another_student_leaves_the_teacher_unchanged(results):
         assert ours["students/tinybert"] == both["students/tinybert"]
 
 
+@pytest.mark.slow
 def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
     """With another student or none, the term is off and the bits are the same."""
     _, _, other, nobody = results
