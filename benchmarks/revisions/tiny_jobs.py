@@ -140,6 +140,8 @@ def overrides(job: Shipped, data: Path, runs: Path, steps: int) -> Section:
     if job.is_task:
         places = tiny_tasks.overrides(job.section)
         reads = {**job.changes, **places, "data.root": str(data), "epochs": None}
+    elif "mixture" in job.section["data"]:
+        reads["data.mixture"] = None
     tiny: Section = {
         **reads,
         "output_dir": str(runs),
