@@ -229,7 +229,7 @@ class LiveReport:
     def close(self) -> None:
         """End the writer, so that it does not overwrite the final report.
 
-        On a busy machine its low priority may keep it from finishing for a minute, and the run has
+        On a busy machine its low priority may keep it from finishing for a while, and the run has
         to save and end before its time limit.
         """
         if self._writer is not None:
