@@ -14,6 +14,7 @@ from model.crf import Transitions, decode, log_likelihood
 from model.documents import AttentionMask, Documents
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
+from model.heads import project
 from model.hugging_face import (
     encoder_from_pretrained,
     first_weights,
@@ -99,6 +100,7 @@ __all__ = [
     "may_name_a_head",
     "model_card",
     "module_of",
+    "project",
     "prune_folder",
     "read_config",
     "read_encoder_config",

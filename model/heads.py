@@ -20,19 +20,25 @@ from model.task_head_config import TaskHeadConfig
 class ProjectionParts(NamedTuple):
     """The parameters of a vocabulary projection.
 
-    word: the word embedding itself, [V, its size], or an untied matrix; bias: [V]; extra:
-    [E - that size, V], the columns that the word embedding lacks.
+    word: the word embedding itself, [V, its size], or an untied matrix, or None where the input is
+    the logits themselves; bias: [V]; extra: [E - that size, V], the columns that the word embedding
+    lacks.
     """
 
-    word: Tensor
+    word: Tensor | None
     bias: Tensor | None
     extra: Tensor | None = None
 
-    def joined(self) -> tuple[Tensor, Tensor | None]:
+    def joined(self) -> tuple[Tensor | None, Tensor | None]:
         """The projection's weight [V, E] and bias [V]."""
-        if self.extra is None:
+        if self.word is None or self.extra is None:
             return self.word, self.bias
         return torch.cat([self.word, self.extra.t()], dim=1), self.bias
+
+
+def project(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Logits [..., V] of a vocabulary projection's input [..., E], by its weight and bias."""
+    return x if weight is None else F.linear(x, weight, bias)
 
 
 class MaskedLanguageModelHead(nn.Module):

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
@@ -29,6 +28,7 @@ from model.heads import (
     TaskHead,
     first_token,
     mean_over_tokens,
+    project,
 )
 from model.model_config import PAIRS, Ability, ModelConfig
 from model.outputs import (
@@ -132,8 +132,11 @@ class Model(nn.Module, ABC):
         """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""
         return states
 
-    def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head."""
+    def output_projection(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head.
+
+        The weight is None where the projection's input is the logits themselves.
+        """
         return self.projection_parts().joined()
 
     @abstractmethod
@@ -301,7 +304,7 @@ class Model(nn.Module, ABC):
         )
         output = ModelOutput(None, pooled=features.pooled, heads=features.heads)
         if features.vocabulary_input is not None:
-            logits = F.linear(features.vocabulary_input, *self.output_projection())
+            logits = project(features.vocabulary_input, *self.output_projection())
             is_flat = masked_positions is not None
             output.logits = logits if is_flat else logits.unflatten(0, input_ids.shape)
         if output_hidden_states:

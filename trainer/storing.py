@@ -62,7 +62,7 @@ from trainer.stored_logits.format import (
 )
 from trainer.stored_logits.sampling import draw, uniforms
 from trainer.teacher_outputs import OutputProjection
-from trainer.vocabulary_projection import Projection, chunks
+from trainer.vocabulary_projection import chunks, logits_of
 from trainer.watch.ranks import explained, on_rank_0
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
@@ -293,7 +293,7 @@ class TeacherLogits:
         is_masked = batch.targets[MASKED].labels >= 0  # [P]
         with self.teacher.autocast():
             weight, bias = self.projection.weight, self.projection.bias
-            projection = Projection(features.vocabulary_input, weight, bias)
+            projection = logits_of(features.vocabulary_input, weight, bias)
         numbers = self._numbers(batch, rows) if self.stored.samples else None
         values, ids = [], []
         for some in chunks(*projection.shape, projection.device):

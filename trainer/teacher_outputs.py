@@ -16,15 +16,23 @@ from data_pipeline import MASKED
 from model import QKV, Capture, Features
 from trainer.batches import MicroLogits
 from trainer.denominators import ATTENDED
-from trainer.vocabulary_projection import Distribution, Projection, TopLogits
+from trainer.vocabulary_projection import Distribution, TopLogits, logits_of
 
 
 @dataclass(frozen=True)
 class OutputProjection:
-    """A vocabulary projection: weight [V, E] and, where the family has one, bias [V]."""
+    """A vocabulary projection: weight [V, E] and, where the family has one, bias [V].
 
-    weight: Tensor
+    weight: None where the projection's input is the logits themselves.
+    """
+
+    weight: Tensor | None
     bias: Tensor | None
+
+    @classmethod
+    def detached(cls, weight: Tensor | None, bias: Tensor | None) -> OutputProjection:
+        """The projection by these tensors, without gradients."""
+        return cls(*(None if part is None else part.detach() for part in (weight, bias)))
 
 
 @dataclass(frozen=True)
@@ -72,10 +80,10 @@ def _distributions(
     features: Features, projection: OutputProjection, logit_consumers: int
 ) -> dict[str, Distribution]:
     inputs = {MASKED: features.vocabulary_input, ATTENDED: features.all_positions}
-    bias = None if projection.bias is None else projection.bias.detach()
+    told = OutputProjection.detached(projection.weight, projection.bias)
     return {
         positions: Distribution(
-            Projection(x.detach(), projection.weight.detach(), bias), keep=logit_consumers > 1
+            logits_of(x.detach(), told.weight, told.bias), keep=logit_consumers > 1
         )
         for positions, x in inputs.items()
         if x is not None

@@ -58,12 +58,23 @@ class TransformersConfig(ModelConfig):
         default_factory=dict
     )
     vocab_size: VocabularySize = 30522
-    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
+    hidden_size: Annotated[
+        int,
+        Range(0, WIDEST),
+        Doc("Width of the hidden states; 0 where the last layer gives none for every token."),
+    ] = 768
     layers: Annotated[
         int,
         Range(0, 4096),
         Doc("Number of layers; 0 where they do not each give a state for every token."),
     ] = 12
+    factored_logits: Annotated[
+        bool,
+        Doc(
+            "Whether the logits over the vocabulary are one product and a bias, which the losses "
+            "compute at masked positions alone. Otherwise the library computes all of them."
+        ),
+    ] = True
     max_positions: Annotated[
         int | None, WIDTH, Unit("tokens"), Doc("The longest sequence; null: any length.")
     ] = 512
@@ -78,6 +89,8 @@ class TransformersConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if not self.config:
             yield "config", "reads a folder; set init.pretrained to a folder of transformers"
+        if not self.hidden_size and any(head.kind == VECTOR for head in self.task_heads.values()):
+            yield "task_heads", "a vector needs a state for every token, which the model lacks"
         yield from super().conflicts()
 
     @property
@@ -91,7 +104,8 @@ class TransformersConfig(ModelConfig):
     @property
     def description(self) -> str:
         layers = f"{self.layers} layers of " if self.layers else ""
-        return f"{architecture(self.config)} of {layers}width {self.hidden_size}"
+        width = f" of {layers}width {self.hidden_size}" if self.hidden_size else ""
+        return f"{architecture(self.config)}{width}"
 
     def with_dropout(self, rate: float) -> Self:
         """This configuration unchanged: the model is never trained, and has no dropout."""
@@ -135,11 +149,12 @@ class TransformersConfig(ModelConfig):
             )
         if missing := sorted(loading["missing_keys"]):
             raise ModelError(f"the weights have no {missing[0]}; name a whole checkpoint")
-        output = _probe(original.eval(), theirs)
-        config = cls._of(original, theirs, output.hidden_states or ())
-        model = TransformersModel(config)
-        model.library.load_state_dict(original.state_dict(), strict=False)
-        _require_equal(model.eval(), output)
+        last, output = _probe(original.eval(), theirs)
+        config = cls._of(original, theirs, last, output.hidden_states or ())
+        model = _loaded(config, original)
+        if config.mlm_head and not _gives(model, output.logits):
+            config = replace(config, factored_logits=False)
+            model = _loaded(config, original)
         return config, model.state_dict()
 
     def for_transformers(
@@ -151,21 +166,32 @@ class TransformersConfig(ModelConfig):
         return dict(self.config), dict(model.library.state_dict())
 
     @classmethod
-    def _of(cls, original: Any, theirs: Mapping[str, Any], states: Sequence[Tensor]) -> Self:
+    def _of(
+        cls, original: Any, theirs: Mapping[str, Any], last: Tensor, states: Sequence[Tensor]
+    ) -> Self:
         known = original.config
         padding = getattr(known, "pad_token_id", None)
         sizes = {ours: getattr(known, name) for name, ours in _SIZES.items()}
-        shapes = [tuple(state.shape) for state in states]
-        if shapes != [(1, _PROBE, sizes["hidden_size"])] * (sizes["layers"] + 1):
+        shape = (1, _PROBE, sizes["hidden_size"])
+        if [tuple(state.shape) for state in states] != [shape] * (sizes["layers"] + 1):
             sizes["layers"] = 0
+        heads, has_words = task_heads_in(theirs), is_masked_lm(theirs)
+        if last.shape != shape:
+            if not (heads or has_words):
+                raise ModelError(
+                    f"model_type: {theirs['model_type']} does not give states of {shape[-1]} "
+                    "numbers per token"
+                )
+            sizes["layers"] = sizes["hidden_size"] = 0
         return cls(
             config=dict(theirs),
             **sizes,
             max_positions=_positions(original),
             segment_types=getattr(known, "type_vocab_size", None) or 0,
             pad_token_id=-1 if padding is None or padding >= known.vocab_size else padding,
-            mlm_head=is_masked_lm(theirs),
-            task_heads=task_heads_in(theirs),
+            factored_logits=not has_words or original.get_output_embeddings() is not None,
+            mlm_head=has_words,
+            task_heads=heads,
         )
 
 
@@ -174,7 +200,8 @@ class TransformersModel(Model):
     """A model of `transformers` behind the protocol, without queries, keys and values.
 
     Its layers are `encoder`, and what the library has above them belongs to the masked-LM head or
-    to that of the task. The projection to the vocabulary hands its input on: losses do that part.
+    to that of the task. The projection to the vocabulary hands its input on, as losses do that part
+    (`factored_logits`).
     """
 
     config: TransformersConfig
@@ -192,15 +219,17 @@ class TransformersModel(Model):
             library = library.base_model
         _forget_positions(library)
         object.__setattr__(self, "library", library)
-        names, above = _name_once(library), dict(library.named_children())
+        names = _name_once(library, copy=config.mlm_head and not config.factored_logits)
+        above = dict(library.named_children())
         self.encoder = library.base_model
         above = {name: part for name, part in above.items() if part is not self.encoder}
         self.pooler, self.pair_head, self.head = None, None, None
         if config.mlm_head:
+            self.head = nn.ModuleDict(above)
+        if config.mlm_head and config.factored_logits:
             projection = library.get_output_embeddings()
             projection.forward = nn.Identity().forward
             self._projection = names[projection.weight], names.get(projection.bias)
-            self.head = nn.ModuleDict(above)
         self.task_heads = nn.ModuleDict(
             {
                 name: TaskHead(config, head) if head.kind == VECTOR else _LibraryHead(head, above)
@@ -218,6 +247,9 @@ class TransformersModel(Model):
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
+        config = self.config
+        if not config.hidden_size:
+            raise ModelError(f"{architecture(config.config)} gives no state for every token")
         self._call(self.encoder, input_ids, segment_ids, attention_mask, capture)
         encoded = self._encoded(capture)
         if rows is None:
@@ -246,7 +278,7 @@ class TransformersModel(Model):
             vocabulary_input=projected,
             hidden_states=encoded.hidden_states,
             attention={},
-            last_hidden_state=encoded.last_hidden_state,
+            last_hidden_state=encoded.last_hidden_state if self.config.hidden_size else None,
             pooled=None,
             heads={
                 name: self._head(name, output, encoded.last_hidden_state, mask)
@@ -269,6 +301,8 @@ class TransformersModel(Model):
         return F.embedding(input_ids, self.library.get_input_embeddings().weight)
 
     def projection_parts(self) -> ProjectionParts:
+        if not self.config.factored_logits:
+            return ProjectionParts(None, None)
         weight, bias = self._projection
         parameter = self.library.get_parameter
         return ProjectionParts(parameter(weight), None if bias is None else parameter(bias))
@@ -290,7 +324,8 @@ class TransformersModel(Model):
         weights = {*self.library.parameters()} - tables
         matrices = sum(weight.numel() for weight in weights if weight.ndim > 1)
         attention = 4 * config.layers * config.hidden_size * length
-        return 2 * matrices + attention + masked_fraction * 2 * words.numel() * config.mlm_head
+        projected = masked_fraction if config.factored_logits else 1.0
+        return 2 * matrices + attention + projected * 2 * words.numel() * config.mlm_head
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Note the result of the layers inside a model with a head, until `_encoded` reads it."""
@@ -318,8 +353,11 @@ class TransformersModel(Model):
         return module(**given, output_hidden_states=bool(capture.hidden_states), return_dict=True)
 
 
-def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
-    """Leave each shared parameter one name, as checkpoints do; returns the names."""
+def _name_once(module: nn.Module, copy: bool) -> dict[Tensor | None, str]:
+    """Leave each shared parameter one name, as checkpoints do; returns the names.
+
+    With `copy` the other names get copies: ZeRO 3 gathers parameters for the modules that own them.
+    """
     names: dict[Tensor | None, str] = {
         parameter: name for name, parameter in module.named_parameters()
     }
@@ -328,6 +366,9 @@ def _name_once(module: nn.Module) -> dict[Tensor | None, str]:
             place, _, key = name.rpartition(".")
             owner = module.get_submodule(place)
             del owner._parameters[key]
+            if copy:
+                owner.register_parameter(key, nn.Parameter(parameter.detach().clone()))
+                continue
             object.__setattr__(owner, key, parameter)
     return names
 
@@ -372,13 +413,17 @@ def _probed(vocabulary: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _probe(original: Any, theirs: Mapping[str, Any]) -> Any:
-    """The outputs of the library's own model in a trial pass. Raises ModelError where it fails."""
+def _probe(original: Any, theirs: Mapping[str, Any]) -> tuple[Tensor, Any]:
+    """The last states, and all outputs, of the library's own model in a trial pass.
+
+    Raises ModelError where it fails.
+    """
     known = original.config
     try:
         with library_errors(theirs):
             given = _probed(known.vocab_size)
-            return original(**given, output_hidden_states=True, return_dict=True)
+            last = original.base_model(**given, return_dict=True).last_hidden_state
+            return last, original(**given, output_hidden_states=True, return_dict=True)
     except ModelError as error:
         if getattr(known, "pad_token_id", None) is not None:
             raise
@@ -387,28 +432,18 @@ def _probe(original: Any, theirs: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def _loaded(config: TransformersConfig, original: nn.Module) -> TransformersModel:
+    """Our reading of the library's model, with its weights."""
+    model = TransformersModel(config)
+    model.library.load_state_dict(original.state_dict(), strict=False)
+    return model.eval()
+
+
 @torch.no_grad()
-def _require_equal(model: TransformersModel, theirs: Any) -> None:
-    """Raise ModelError unless our reading gives these outputs of the library's own model."""
-    config, given = model.config, _probed(model.config.vocab_size)
-    states = [*(theirs.hidden_states or ())[:1], model.encode(**given).last_hidden_state]
-    if [tuple(state.shape) for state in states] != [(1, _PROBE, config.hidden_size)] * 2:
-        raise ModelError(
-            f"model_type: {config.config['model_type']} does not give states of "
-            f"{config.hidden_size} numbers per token"
-        )
-    if config.mlm_head and not _gives(model, given, theirs.logits):
-        raise ModelError(
-            f"model_type: {config.config['model_type']} does more in its projection to the "
-            "vocabulary than one product and a bias; name a model without a masked-LM head "
-            "(AutoModel)"
-        )
-
-
-def _gives(model: TransformersModel, given: Mapping[str, Any], logits: Tensor) -> bool:
-    """Whether the model has these logits."""
+def _gives(model: TransformersModel, logits: Tensor) -> bool:
+    """Whether the model has these logits in a trial pass."""
     try:
-        ours = model(**given).logits
+        ours = model(**_probed(model.config.vocab_size)).logits
     except RuntimeError:  # the projection's weight is a part of what the library reads
         return False
     return torch.allclose(logits, ours, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)

@@ -18,7 +18,7 @@ from model.config import EncoderConfig
 from model.decoder import Decoder, KeysValues
 from model.embedding import Embeddings
 from model.encoder import Encoder
-from model.heads import OutputBias, ProjectionParts
+from model.heads import OutputBias, ProjectionParts, project
 from model.initial_values import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
@@ -207,7 +207,7 @@ class CachedDecoding:
         words = self._model.embeddings.word(tokens)
         states, seen = self._model.decoder.step(words, self._past, self._memory, self._there)
         self._past = [*seen]
-        logits = F.linear(states, *self._model.output_projection())
+        logits = project(states, *self._model.output_projection())
         return logits.float().log_softmax(dim=-1)
 
     def repeat(self, count: int) -> None:

@@ -11,8 +11,19 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import Capture, ModelError, build, describe, from_pretrained, read_config
+from data_pipeline import MASKED
+from model import (
+    VECTOR,
+    Capture,
+    ModelError,
+    TaskHeadConfig,
+    build,
+    describe,
+    from_pretrained,
+    read_config,
+)
 from tests.model.references import VOCABULARY
+from trainer.teacher_outputs import OutputProjection, detach
 
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
@@ -29,6 +40,8 @@ CONFIGS = {
     "RoFormer": {**SIZES, "embedding_size": 16},
     "MPNet": SIZES,
     "Mra": SIZES,  # its numbers of positions are in its checkpoints
+    "Esm": {**SIZES, "pad_token_id": 1},
+    "MobileBert": {**SIZES, "embedding_size": 16, "intra_bottleneck_size": 16},
 }
 FUNNEL = {
     "vocab_size": VOCABULARY, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48,
@@ -59,7 +72,7 @@ def read(family: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, **(segments if has_segments else {})}
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ["DebertaV2", "XLM", "RoFormer", "MPNet", "Mra"])
 @torch.no_grad()
 def test_logits_and_states_are_the_librarys(tmp_path: Path, family: str) -> None:
     ending = "WithLMHeadModel" if family == "XLM" else "ForMaskedLM"
@@ -172,11 +185,22 @@ def test_a_model_that_shortens_its_sequences_gives_predictions_and_last_states(t
     torch.testing.assert_close(encoded[real], wanted.hidden_states[-1][real], rtol=0, atol=1e-5)
 
 
-def test_a_model_whose_last_states_are_not_at_tokens_is_refused(tmp_path: Path) -> None:
-    config = transformers.FunnelConfig(**FUNNEL)
-    transformers.FunnelForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="funnel does not give states of 32 numbers per token"):
-        from_pretrained(tmp_path)
+@torch.no_grad()
+def test_a_model_whose_last_states_are_not_at_tokens_has_its_heads_alone(tmp_path: Path) -> None:
+    config = transformers.FunnelConfig(**FUNNEL, initializer_std=0.2)
+    theirs = transformers.FunnelForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "classifier")
+    ours, inputs = from_pretrained(tmp_path / "classifier"), read("Funnel")
+    assert ours.config.description == "FunnelForSequenceClassification"
+    found = ours(inputs["input_ids"], None, LENGTHS)
+    torch.testing.assert_close(found.heads["classification"], theirs(**inputs).logits)
+    with pytest.raises(ModelError, match="Classification gives no state for every token"):
+        ours.encode(inputs["input_ids"])
+    with pytest.raises(ValueError, match="task_heads: a vector needs a state for every token"):
+        ours.config.with_task_head("vector", TaskHeadConfig(kind=VECTOR, pooling="mean"))
+    transformers.FunnelBaseModel(config).save_pretrained(tmp_path / "base")
+    with pytest.raises(ModelError, match="states of 32 numbers per token"):
+        from_pretrained(tmp_path / "base")
 
 
 def test_a_config_without_a_padding_token_is_named(tmp_path: Path) -> None:
@@ -187,13 +211,23 @@ def test_a_config_without_a_padding_token_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_projection_of_two_parts_is_refused(tmp_path: Path) -> None:
-    sizes = {**SIZES, "embedding_size": 16, "intra_bottleneck_size": 16}
-    config = transformers.MobileBertConfig(**sizes)
-    transformers.MobileBertForMaskedLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="mobilebert does more in its projection") as caught:
-        from_pretrained(tmp_path, "transformers")
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("family", ["Esm", "MobileBert"])
+@torch.no_grad()
+def test_the_library_computes_logits_that_are_not_one_product(tmp_path, family: str) -> None:
+    """The bias of ESM stands outside its projection; MobileBERT joins the projection from two."""
+    theirs = saved(tmp_path, family, "ForMaskedLM")
+    ours, inputs = from_pretrained(tmp_path, "transformers"), read(family)
+    assert not ours.config.factored_logits
+    wanted, positions = theirs(**inputs).logits, torch.tensor([2, 11])
+    real = inputs["attention_mask"].bool()
+    found = ours(inputs["input_ids"], None, LENGTHS).logits
+    torch.testing.assert_close(found[real], wanted[real], rtol=0, atol=1e-5)
+    features = ours.features(inputs["input_ids"], None, LENGTHS, positions, Capture((1, 3)))
+    assert [*features.hidden_states] == [1, 3]
+    outputs = detach(features, OutputProjection(*ours.output_projection()))
+    probabilities, _ = outputs.distributions[MASKED].at(slice(0, 2), 2.0)
+    at_masked = (wanted.flatten(0, 1)[positions] / 2.0).softmax(-1)
+    torch.testing.assert_close(probabilities, at_masked, rtol=0, atol=1e-6)
 
 
 def test_without_the_library_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch) -> None:

@@ -169,6 +169,45 @@ def test_a_model_that_shortens_its_sequences_teaches_predictions(corpus, tmp_pat
     assert line["students/small/soft_kl"] > 0
 
 
+def two_readings(corpus: Path, runs: Path, teacher: Path) -> list[str]:
+    """Folders of runs whose teacher is read by our code, by the library's, and from a store."""
+    small = "students.small.objective={mlm: {}, soft_kl: {}, hidden_mse: null}"
+    library = [small, "teacher.model={kind: transformers}"]
+    ours = jobs.run(job(corpus, runs, teacher, "name=ours", small))
+    theirs = jobs.run(job(corpus, runs, teacher, "name=theirs", *library, "teacher.zero_stage=3"))
+    return [str(folder.path) for folder in (ours, theirs)]
+
+
+@pytest.mark.slow
+def test_it_teaches_logits_that_the_library_computes(corpus, tmp_path) -> None:
+    """A student learns from a MobileBERT, whichever code reads it; also from its stored logits."""
+    teacher, runs = tmp_path / "mobilebert", tmp_path / "runs"
+    shutil.copytree(corpus / "tokenizer", teacher)
+    torch.manual_seed(5)
+    sizes = {**SIZES, "embedding_size": 12, "intra_bottleneck_size": 12}
+    config = transformers.MobileBertConfig(**sizes)
+    transformers.MobileBertForMaskedLM(config).save_pretrained(teacher)
+    paths = run_distributed(two_readings, 2, corpus, runs, teacher)[0]
+    ours, theirs = (jobs.curve(RunFolder(Path(path)), "students/small") for path in paths)
+    assert [at[:2] for at in ours] == [at[:2] for at in theirs]
+    values = [[at[2] for at in curve] for curve in (ours, theirs)]
+    assert values[0] == pytest.approx(values[1], rel=1e-4)
+
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(corpus=corpus, runs=runs, teacher=teacher))
+    given = [
+        *("name=stored", "teacher.model={kind: transformers}"),
+        f"teacher.stored={{path: {tmp_path / 'store'}, top_k: null, precision: fp32}}",
+        "students.small.objective={mlm: {}, soft_kl: {}, hidden_mse: null}",
+    ]
+    for command in ("store", "train"):
+        done = tandem(command, file, *given)
+        assert done.returncode == 0, done.stderr
+    stored = jobs.curve(RunFolder(runs / "stored"), "students/small")
+    losses = [[at[2] for at in curve if at[1].endswith("soft_kl")] for curve in (stored, ours)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 def test_a_student_cannot_be_one(corpus, tmp_path, roformer) -> None:
     """Nor begin as its layers; import says what the folder is for."""
     student = f"students.other={{init: {{pretrained: {roformer}}}, objective: {{mlm: {{}}}}}}"

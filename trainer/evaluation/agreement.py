@@ -63,17 +63,14 @@ def _compare(
         _vocabulary_input(student, student_batch),
         _vocabulary_input(teacher, teacher_batch),
     )
+    projection, other = student.output_projection(), teacher.output_projection()
+    weight, bias = projection
+    assert weight is not None, "the projection of a model that is trained"
     divergence, positions = chunked_kl_divergence(
-        ours,
-        student.output_projection(),
-        theirs,
-        teacher.output_projection(),
-        weights=labelled.float(),
+        ours, (weight, bias), theirs, other, weights=labelled.float()
     )
-    choices = predictions(ours, OutputProjection(*student.output_projection()))
-    same = (
-        choices == predictions(theirs, OutputProjection(*teacher.output_projection()))
-    ) & labelled
+    choices = predictions(ours, OutputProjection(*projection))
+    same = (choices == predictions(theirs, OutputProjection(*other))) & labelled
     return torch.stack([same.sum().double(), divergence.double(), positions.double()])
 
 

@@ -22,7 +22,7 @@ from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.text.text_files import files_in, suffix_of
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
-from model import Model, ModelError, encoder_from_pretrained, read_encoder_config
+from model import Model, ModelError, encoder_from_pretrained, project, read_encoder_config
 from trainer.batches import rows_by_length
 from trainer.own_tokenizer import require_own_tokenizer
 
@@ -208,5 +208,5 @@ def _log_probabilities(
     is_padded = lengths.min() < lengths.max()
     features = model.features(tensors[0], None, tensors[1] if is_padded else None, tensors[2])
     assert features.vocabulary_input is not None, "a model with a masked-LM head"
-    logits = F.linear(features.vocabulary_input, *model.output_projection())
+    logits = project(features.vocabulary_input, *model.output_projection())
     return -F.cross_entropy(logits.float(), tensors[3], reduction="none")

@@ -156,7 +156,8 @@ def _teach(
     features = run(_train(module, peers, captures, batch), _read(batch, config))
     with run.mode, module.autocast(batch.input_ids.device):
         outputs = detach(features, projection, demand.own_logits)
-    return outputs, 0 if projection is None else projection.weight.numel()
+    weight = None if projection is None else projection.weight
+    return outputs, 0 if weight is None else weight.numel()
 
 
 @torch.no_grad()
@@ -186,8 +187,7 @@ def _read(batch: MicroBatch, config: LearnerConfig) -> MicroBatch:
 
 
 def _projection(module: LearnerModule) -> OutputProjection:
-    weight, bias = module.model.output_projection()
-    return OutputProjection(weight.detach(), None if bias is None else bias.detach())
+    return OutputProjection.detached(*module.model.output_projection())
 
 
 def _train(

@@ -385,8 +385,7 @@ class Learner:
             named = {name: part for name, part in parts._asdict().items() if part is not None}
             gathered = whole_copies([*named.values()])
             parts = parts._replace(**dict(zip(named, gathered, strict=True)))
-        weight, bias = parts.joined()
-        return OutputProjection(weight.detach(), None if bias is None else bias.detach())
+        return OutputProjection.detached(*parts.joined())
 
     def share_embedding(self, learners: Mapping[str, Learner]) -> None:
         """Read the present word embedding of its generator, if it shares that embedding."""

@@ -21,7 +21,7 @@ from model import Capture
 from trainer.denominators import ATTENDED
 from trainer.objectives.row_losses import RowLoss, RowLosses, kl_divergence_rows
 from trainer.objectives.term import LossInputs, Term
-from trainer.vocabulary_projection import Distribution, Projection, blocks, chunks
+from trainer.vocabulary_projection import Distribution, Projection, blocks, chunks, logits_of
 
 # The gradient of a logit is the difference of two probabilities. Most of these are so small that
 # float16 rounds them to zero, and the loss scale is applied too late, in the backward pass. They
@@ -51,20 +51,21 @@ def chunked_kl_divergence(
     student_input: Tensor,
     student_projection: WeightAndBias,
     teacher_input: Tensor,
-    teacher_projection: WeightAndBias,
+    teacher_projection: tuple[Tensor | None, Tensor | None],
     temperature: float = 1.0,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``KL(softmax(t / T) || softmax(s / T))`` of teacher and student logits, summed over rows.
 
     student_input [P, E], teacher_input [P, E'] at the same positions; projections (weight [V, E],
-    bias [V]); `weights` [P] multiplies rows, None for ones. The teacher gets no gradient. Returns
-    float32 (sum, sum of the weights). The factor T^2 is left to the objective.
+    bias [V]); the teacher's weight is None where its input is the logits. `weights` [P] multiplies
+    rows, None for ones. The teacher gets no gradient. Returns float32 (sum, sum of the weights).
+    The factor T^2 is left to the objective.
     """
     if weights is None:
         weights = torch.ones(len(student_input), device=student_input.device)
     weights = weights.float()
-    teacher = Distribution(Projection(teacher_input, *teacher_projection))
+    teacher = Distribution(logits_of(teacher_input, *teacher_projection))
     rows = kl_divergence_rows(teacher, temperature, weights)
     return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
 
@@ -201,10 +202,11 @@ class VocabularyTerm(Term):
 def projected(inputs: LossInputs, positions: str) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
     """The input [P, E] of the vocabulary projection at these positions, its weight and its bias."""
     assert inputs.projection is not None
-    projection = (inputs.projection.weight, inputs.projection.bias)
+    weight, bias = inputs.projection.weight, inputs.projection.bias
+    assert weight is not None, "the projection of a model that is trained"
     x = inputs.features.vocabulary_input if positions == MASKED else inputs.features.all_positions
     assert x is not None
-    return x, projection
+    return x, (weight, bias)
 
 
 def weigh_positions(inputs: LossInputs, positions: str) -> Tensor:
