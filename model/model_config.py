@@ -62,7 +62,8 @@ class Ability(str, Enum):
 class ModelShape(Protocol):
     """The sizes from which loss terms are built. Every `ModelConfig` satisfies it.
 
-    Layers are numbered from 1; `layers` is 0 where they do not each give a state for every token.
+    Layers are numbered from 1; `layers` is 0 where they do not each give a state for every token,
+    and `token_states` says whether the last one does.
     `heads` is 0 where there is no attention, whose queries, keys and values of all heads are
     `attention_width` numbers each. `window` is the number of tokens that a layer attends to, both
     sides together; 0 means all.
@@ -82,6 +83,8 @@ class ModelShape(Protocol):
     def initializer_range(self) -> float: ...
     @property
     def mlm_head(self) -> bool: ...
+    @property
+    def token_states(self) -> bool: ...
     def window(self, number: int) -> int: ...
 
 
@@ -152,6 +155,11 @@ class ModelConfig(Section, ABC):
     @abstractmethod
     def layers(self) -> int:
         """Number of layers."""
+
+    @property
+    def token_states(self) -> bool:
+        """Whether the last layer gives a state for every token."""
+        return True
 
     @property
     def heads(self) -> int:

@@ -58,16 +58,15 @@ class TransformersConfig(ModelConfig):
         default_factory=dict
     )
     vocab_size: VocabularySize = 30522
-    hidden_size: Annotated[
-        int,
-        Range(0, WIDEST),
-        Doc("Width of the hidden states; 0 where the last layer gives none for every token."),
-    ] = 768
+    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
     layers: Annotated[
         int,
         Range(0, 4096),
         Doc("Number of layers; 0 where they do not each give a state for every token."),
     ] = 12
+    token_states: Annotated[bool, Doc("Whether the last layer gives a state for every token.")] = (
+        True
+    )
     factored_logits: Annotated[
         bool,
         Doc(
@@ -89,7 +88,7 @@ class TransformersConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if not self.config:
             yield "config", "reads a folder; set init.pretrained to a folder of transformers"
-        if not self.hidden_size and any(head.kind == VECTOR for head in self.task_heads.values()):
+        if not self.token_states and any(head.kind == VECTOR for head in self.task_heads.values()):
             yield "task_heads", "a vector needs a state for every token, which the model lacks"
         yield from super().conflicts()
 
@@ -104,8 +103,7 @@ class TransformersConfig(ModelConfig):
     @property
     def description(self) -> str:
         layers = f"{self.layers} layers of " if self.layers else ""
-        width = f" of {layers}width {self.hidden_size}" if self.hidden_size else ""
-        return f"{architecture(self.config)}{width}"
+        return f"{architecture(self.config)} of {layers}width {self.hidden_size}"
 
     def with_dropout(self, rate: float) -> Self:
         """This configuration unchanged: the model is never trained, and has no dropout."""
@@ -182,13 +180,14 @@ class TransformersConfig(ModelConfig):
                     f"model_type: {theirs['model_type']} does not give states of {shape[-1]} "
                     "numbers per token"
                 )
-            sizes["layers"] = sizes["hidden_size"] = 0
+            sizes["layers"] = 0
         return cls(
             config=dict(theirs),
             **sizes,
             max_positions=_positions(original),
             segment_types=getattr(known, "type_vocab_size", None) or 0,
             pad_token_id=-1 if padding is None or padding >= known.vocab_size else padding,
+            token_states=last.shape == shape,
             factored_logits=not has_words or original.get_output_embeddings() is not None,
             mlm_head=has_words,
             task_heads=heads,
@@ -248,7 +247,7 @@ class TransformersModel(Model):
         rows: Tensor | None = None,
     ) -> Encoded:
         config = self.config
-        if not config.hidden_size:
+        if not config.token_states:
             raise ModelError(f"{architecture(config.config)} gives no state for every token")
         self._call(self.encoder, input_ids, segment_ids, attention_mask, capture)
         encoded = self._encoded(capture)
@@ -278,7 +277,7 @@ class TransformersModel(Model):
             vocabulary_input=projected,
             hidden_states=encoded.hidden_states,
             attention={},
-            last_hidden_state=encoded.last_hidden_state if self.config.hidden_size else None,
+            last_hidden_state=encoded.last_hidden_state if self.config.token_states else None,
             pooled=None,
             heads={
                 name: self._head(name, output, encoded.last_hidden_state, mask)

@@ -191,7 +191,7 @@ def test_a_model_whose_last_states_are_not_at_tokens_has_its_heads_alone(tmp_pat
     theirs = transformers.FunnelForSequenceClassification(config).eval()
     theirs.save_pretrained(tmp_path / "classifier")
     ours, inputs = from_pretrained(tmp_path / "classifier"), read("Funnel")
-    assert ours.config.description == "FunnelForSequenceClassification"
+    assert (ours.config.token_states, ours.config.layers) == (False, 0)
     found = ours(inputs["input_ids"], None, LENGTHS)
     torch.testing.assert_close(found.heads["classification"], theirs(**inputs).logits)
     with pytest.raises(ModelError, match="Classification gives no state for every token"):

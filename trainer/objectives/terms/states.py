@@ -311,7 +311,7 @@ class StateTransferTerm(LayerTerm):
 
 def unequal_widths(student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
     """A refusal where the hidden states differ in width: they cannot be compared directly."""
-    if not teacher.hidden_size:
+    if not teacher.token_states:
         yield "", "the teacher gives no state for every token; compare predictions"
     elif student.hidden_size != teacher.hidden_size:
         yield "", "student and teacher must have the same hidden_size"
