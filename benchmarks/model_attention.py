@@ -1,12 +1,15 @@
-"""Time of attention on a CPU: both kernels behind `choose_kernel`, and documents in one row.
+"""Time of attention on a CPU: its kernels, documents in one row, and layers without padding.
 
     python benchmarks/model_attention.py
     python benchmarks/model_attention.py documents
+    python benchmarks/model_attention.py padding
 
 `kernels` prints milliseconds of forward and backward by dtype, padding and length. `documents`
 prints what a real token takes in four layers of 256, forward and backward, where each document has
 rows of its own, which end in padding, and where `best_fit` puts several into a row. The documents'
-lengths are log-normal (median 300 tokens). Both take CPU time, in one thread.
+lengths are log-normal (median 300 tokens). `padding` prints what the layers of two sizes take
+where they compute the real tokens alone, beside all positions, and for which part of the positions
+that is. All take CPU time, in one thread.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,20 +28,21 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.turns import median_seconds
-from model import EncoderConfig, build
+from model import Capture, EncoderConfig, Padded, build, unpadding
 from model.attention_kernel import FUSED, PLAIN, AttentionPattern, attend
 from model.documents import AttentionMask, Documents
 
 HEADS, HEAD_SIZE, TOKENS = 4, 64, 2048
 POSITIONS = 4096  # of a batch of documents
+LAST, CPU_TIME = Capture(last_hidden_state=True), time.process_time
 
 
 def main() -> None:
-    """Print one of the two tables."""
+    """Print one of the three tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=["kernels", "documents"], nargs="?", default="kernels")
+    parser.add_argument("table", choices=[*TABLES], nargs="?", default="kernels")
     torch.set_num_threads(1)
-    {"kernels": _kernels, "documents": _documents}[parser.parse_args().table]()
+    TABLES[parser.parse_args().table]()
 
 
 def _kernels() -> None:
@@ -81,7 +86,7 @@ def _documents() -> None:
         rows = _document_rows(length, POSITIONS // length)
         tokens = {name: sum(map(sum, of_arm)) for name, of_arm in rows.items()}
         arms = {name: partial(_learn, of_arm, length) for name, of_arm in rows.items()}
-        seconds = median_seconds(arms, 3, time.process_time)
+        seconds = median_seconds(arms, 3, CPU_TIME)
         apart, together = (1e6 * seconds[name] / tokens[name] for name in ("apart", "together"))
         padding = 1 - tokens["apart"] / POSITIONS
         print(
@@ -111,9 +116,10 @@ def _learn(rows: list[list[int]], length: int) -> None:
         vocab_size=512, hidden_size=256, layers=4, heads=4, ffn_size=1024, max_positions=length,
         positions="rotary", segment_types=0, pooler="none", dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    mask: AttentionMask
+    mask: AttentionMask | Padded
     if all(len(row) == 1 for row in rows):
-        mask = torch.tensor([row[0] for row in rows])
+        lengths = torch.tensor([row[0] for row in rows])
+        mask = Padded(lengths, int(lengths.sum()))
     else:
         mask = Documents.of(torch.tensor([_numbers(row, length) for row in rows]))
     features = build(config, seed=0).features(
@@ -126,6 +132,46 @@ def _learn(rows: list[list[int]], length: int) -> None:
 def _numbers(row: list[int], length: int) -> list[int]:
     numbers = [number for number, size in enumerate(row) for _ in range(size)]
     return numbers + [len(row)] * (length - len(numbers))
+
+
+def _padding() -> None:
+    print(
+        "| layers | rows | tokens | trained | with dropout | inferred |\n|---|---|---|---|---|---|"
+    )
+    for hidden, layers in ((256, 4), (768, 2)):
+        for rows, length in ((32, 24), (16, 128), (4, 512)):
+            for fraction in (0.05, 0.15, 0.3, 0.5):
+                lengths = torch.linspace(length * (1 - 2 * fraction), length, rows).ceil().long()
+                ways = {"trained": 0.0, "with dropout": 0.1, "inferred": None}
+                ratios = [_ratio(hidden, layers, lengths, dropout) for dropout in ways.values()]
+                cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+                tokens = float(lengths.sum()) / (rows * length)
+                print(f"| {layers} of {hidden} | {rows} x {length} | {tokens:.2f} | {cells} |")
+
+
+def _ratio(hidden: int, layers: int, lengths: Tensor, dropout: float | None) -> float:
+    """The time without padding over that with it; a `dropout` of None: without gradients."""
+    config = EncoderConfig(
+        vocab_size=512, hidden_size=hidden, layers=layers, heads=hidden // 64, pooler="none",
+        ffn_size=4 * hidden, dropout=dropout or 0.0, attention_dropout=dropout or 0.0,
+    )  # fmt: skip
+    model = build(config, seed=0).train(dropout is not None)
+    ids = torch.ones(len(lengths), int(lengths.max()), dtype=torch.long)
+    padded = Padded(lengths, int(lengths.sum()))
+
+    def run(most_tokens: float) -> None:
+        with patch.object(unpadding, "MOST_TOKENS", most_tokens):
+            with torch.inference_mode(dropout is None):
+                states = model.features(ids, None, padded, capture=LAST).last_hidden_state
+            if dropout is not None:
+                assert states is not None
+                states.sum().backward()
+
+    seconds = median_seconds({"all": partial(run, 0.0), "real": partial(run, 1.0)}, 5, CPU_TIME)
+    return seconds["real"] / seconds["all"]
+
+
+TABLES = {"kernels": _kernels, "documents": _documents, "padding": _padding}
 
 
 if __name__ == "__main__":

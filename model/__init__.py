@@ -11,7 +11,7 @@ import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
 from model.config import EncoderConfig
 from model.crf import Transitions, decode, log_likelihood
-from model.documents import AttentionMask, Documents
+from model.documents import AttentionMask, Documents, Padded
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
 from model.heads import project
@@ -81,6 +81,7 @@ __all__ = [
     "ModelOutput",
     "ModelShape",
     "ModelSize",
+    "Padded",
     "TaskHeadConfig",
     "Training",
     "Transitions",

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from model.documents import AttentionMask, Documents
 from model.precision import is_native, kernel_device
+from model.unpadding import RealTokens
 
 PLAIN, FUSED, VARLEN, RUNS = "plain", "fused", "varlen", "runs"
 
@@ -51,6 +52,7 @@ class AttentionPattern(NamedTuple):
     sizes: for ``runs``, the lengths of the runs.
     window: for ``varlen`` and ``runs``, as in `visible_keys`.
     is_causal: for ``varlen`` and ``runs``, as in `Documents`.
+    tokens: the rows' real tokens, where a layer computes only these and attention is padded.
     """
 
     kernel: str
@@ -61,6 +63,7 @@ class AttentionPattern(NamedTuple):
     sizes: tuple[int, ...] = ()
     window: int = 0
     is_causal: bool = False
+    tokens: RealTokens | None = None
 
     @classmethod
     def of(cls, kernel: str, visible: Tensor | None, dtype: torch.dtype) -> AttentionPattern:

@@ -1,4 +1,4 @@
-"""Rows that hold several documents: which positions attend to each other, and where they count."""
+"""Rows that end in padding, or hold several documents: which positions attend to each other."""
 
 from __future__ import annotations
 
@@ -69,4 +69,20 @@ class Documents(NamedTuple):
         return (sums / self.boundaries.diff().clamp(min=1)[:, None]).to(states.dtype)
 
 
+class Padded(NamedTuple):
+    """Rows [B, L] that end in padding, in place of an attention mask.
+
+    lengths: int64 [B], the number of real tokens, which each row begins with.
+    tokens: their sum, on the host.
+    """
+
+    lengths: Tensor
+    tokens: int
+
+
 AttentionMask = Tensor | Documents
+
+
+def without_count(mask: AttentionMask | Padded | None) -> AttentionMask | None:
+    """The mask, in the form [B] where it is `Padded`."""
+    return mask.lengths if isinstance(mask, Padded) else mask

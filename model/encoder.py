@@ -12,10 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import Attention, at_rows, rotary_angles
 from model.attention_kernel import AttentionPattern, attention_pattern
 from model.config import EncoderConfig
-from model.documents import AttentionMask, Documents
+from model.documents import AttentionMask, Documents, Padded, without_count
 from model.outputs import QKV, Capture, Encoded
 from model.parts import FeedForwardStack, make_norm
 from model.precision import product_dtype
+from model.unpadding import RealTokens
 
 Seen = tuple[AttentionPattern, Tensor | None]  # the pattern and the rotary angles of a layer
 Context = tuple[Seen, Seen]  # of the global layers, and of the local ones
@@ -70,16 +71,33 @@ class Encoder(nn.Module):
     def forward(
         self,
         x: Tensor,
-        attention_mask: AttentionMask | None,
+        attention_mask: AttentionMask | Padded | None,
         capture: Capture,
         last_rows: Tensor | None = None,
     ) -> Encoded:
-        """Run the layers on x [B, L, H]; `attention_mask` as in `visible_keys`.
+        """Run the layers on x [B, L, H]; `attention_mask` as in `visible_keys`, or `Padded`.
 
         With `last_rows` int64 [P] the last layer ends at these flat positions of B * L only, and
         the last hidden state is [P, H].
         """
-        context = self.context(x, attention_mask)
+        context = self.context(x, without_count(attention_mask))
+        tokens = RealTokens.where_it_pays(attention_mask, x)
+        if tokens is None:
+            return self._run_layers(x, context, capture, last_rows)
+        (pattern, angles), (near, near_angles) = context
+        context = (
+            (pattern._replace(tokens=tokens), angles),
+            (near._replace(tokens=tokens), near_angles),
+        )
+        places = None if last_rows is None else tokens.places(last_rows)
+        last, states, attention = self._run_layers(tokens.unpad(x), context, capture, places)
+        padded = {number: tokens.pad(state) for number, state in states.items()}
+        return Encoded(tokens.pad(last) if places is None else last, padded, attention)
+
+    def _run_layers(
+        self, x: Tensor, context: Context, capture: Capture, last_rows: Tensor | None
+    ) -> Encoded:
+        """All layers, on x [B, L, H] or on the real tokens [1, T, H] of the context's patterns."""
         hidden_states = {0: x} if 0 in capture.hidden_states else {}
         attention: dict[int, QKV] = {}
         for i in range(self.config.layers):
@@ -129,6 +147,8 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         attention = self.attention[self.attention_plan[i]]
         feed_forward = self.feed_forward[self.feed_forward_plan[i]]
+        if self.is_compiled and pattern.tokens is not None:
+            pattern.tokens.share_code(x)
         how = pattern, angles, rows, capture_attention
         return self._run_layer(attention, feed_forward, x, *how)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from model.accounting import flops_per_token
 from model.branches import BranchedHead, uncertainty
 from model.config import EncoderConfig
-from model.documents import AttentionMask
+from model.documents import AttentionMask, Padded, without_count
 from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.heads import MaskedLanguageModelHead, ProjectionParts
@@ -59,17 +59,24 @@ class MaskedLanguageModel(Model):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: AttentionMask | None = None,
+        attention_mask: AttentionMask | Padded | None = None,
         capture: Capture = NOTHING,
         rows: Tensor | None = None,
     ) -> Encoded:
         """The states of the last layer, as in `Model.encode`; rows may hold several `Documents`.
 
+        Of `Padded` rows, layers compute the real tokens alone where that is faster. States at
+        padding are then 0.
+
         With `rows`, the last layer computes only these positions after its attention. This saves 5%
         of BERT-base's work and 12% of a 4-layer model's. Rounding differs from the full layer.
         """
-        x = self.embeddings(input_ids, segment_ids, attention_mask)
+        x = self.embeddings(input_ids, segment_ids, without_count(attention_mask))
         return self.encoder(x, attention_mask, capture, rows)
+
+    def readable(self, attention_mask: AttentionMask | Padded | None) -> Any:
+        super().readable(attention_mask)
+        return attention_mask
 
     def as_last(self, states: Tensor) -> Tensor:
         norm = self.encoder.final_norm

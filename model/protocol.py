@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
 from model.branches import BranchedHead
-from model.documents import AttentionMask, Documents
+from model.documents import AttentionMask, Documents, Padded, without_count
 from model.errors import ModelError
 from model.generation import Decoding
 from model.heads import (
@@ -120,13 +120,13 @@ class Model(nn.Module, ABC):
         nothing is padded: kernels without a mask are faster.
         """
 
-    def readable(self, attention_mask: AttentionMask | None) -> Any:
-        """The mask. Raises ModelError for `Documents` that the model cannot read so."""
+    def readable(self, attention_mask: AttentionMask | Padded | None) -> Any:
+        """The mask, as `encode` takes it. Raises ModelError for `Documents` that it cannot read."""
         if isinstance(attention_mask, Documents):
             needs = [Ability.DOCUMENTS, *([Ability.CAUSAL] if attention_mask.is_causal else [])]
             for why in filter(None, map(self.config.cannot, needs)):
                 raise ModelError(f"attention_mask: {why}")
-        return attention_mask
+        return without_count(attention_mask)
 
     def as_last(self, states: Tensor) -> Tensor:
         """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""
@@ -205,7 +205,7 @@ class Model(nn.Module, ABC):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: AttentionMask | None = None,
+        attention_mask: AttentionMask | Padded | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
         numbers: Tensor | None = None,
@@ -220,11 +220,12 @@ class Model(nn.Module, ABC):
         project `vocabulary_input` with `output_projection()` in chunks.
         """
         capture = replace(capture, hidden_states=self._hidden_states_read(capture))
-        mask = self.readable(attention_mask)
+        mask: Any = self.readable(attention_mask)
         rows = self.rows_read(input_ids, masked_positions, capture)
         if rows is not masked_positions and isinstance(mask, Documents):
             rows = None  # not the first tokens of rows, but those of documents are read
         encoded = self.encode(input_ids, segment_ids, mask, capture, rows)
+        mask = without_count(mask)
         states = encoded.last_hidden_state
         last = states if rows is None else None
         first = states if rows is not masked_positions else None

@@ -49,10 +49,10 @@ ROOMS = {
         "checking reporting"
     ),
     "model": (
-        "errors precision documents task_head_config head_modules crf outputs model_config config "
-        "parts heads attention_kernel branches generation protocol initialisation accounting "
-        "attention encoder embedding decoder initial_values masked_language_model "
-        "attention_heads layer_selection "
+        "errors precision documents unpadding task_head_config head_modules crf outputs "
+        "model_config config parts heads attention_kernel branches generation protocol "
+        "initialisation accounting attention encoder embedding decoder initial_values "
+        "masked_language_model attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (

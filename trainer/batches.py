@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, Batch, StoredLogits, Target
 from data_pipeline.masking.torch_masker import TorchMasker
-from model import AttentionMask, Documents
+from model import AttentionMask, Documents, Padded
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class MicroBatch:
     input_ids: Tensor  # [B, L] int64
     segment_ids: Tensor  # [B, L] int64
     attention_mask: Tensor  # [B, L] bool, True where there is a token
-    is_padded: bool  # whether any position is padding; on the host, so no sync is needed
+    tokens: int  # positions that are no padding; on the host, so no sync is needed
     targets: Mapping[str, MicroTarget]
     views: Mapping[str, MicroBatch] = field(default_factory=dict)
     sequences: int = 1  # sequences per example, which are consecutive among the B
@@ -70,9 +70,12 @@ class MicroBatch:
     runs: Mapping[str, MicroRuns] = field(default_factory=dict)  # by the view, of aligned spans
 
     @property
-    def visible(self) -> AttentionMask | None:
-        """Which positions attend to which, as models take it: the documents, or `lengths`."""
-        return self.lengths if self.documents is None else self.documents
+    def visible(self) -> AttentionMask | Padded | None:
+        """Which positions attend to which, as models take it: the documents, or the padding."""
+        if self.documents is not None:
+            return self.documents
+        lengths = self.lengths
+        return None if lengths is None else Padded(lengths, self.tokens)
 
     @property
     def texts(self) -> Tensor:
@@ -103,7 +106,8 @@ class MicroBatch:
 
         Padding follows the tokens, so the lengths are equivalent to the attention mask.
         """
-        return self.attention_mask.sum(dim=1) if self.is_padded else None
+        is_padded = self.tokens < self.attention_mask.numel()
+        return self.attention_mask.sum(dim=1) if is_padded else None
 
     @property
     def masked_positions(self) -> Tensor | None:
@@ -162,7 +166,7 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
         input_ids=input_ids,
         segment_ids=_move(_by_sequence(batch.segment_ids), device),
         attention_mask=_move(_by_sequence(batch.attention_mask), device, torch.bool),
-        is_padded=not batch.attention_mask.all(),
+        tokens=int(batch.attention_mask.sum()),
         targets={**masked, **others},
         views={name: to_device(view, device, masker) for name, view in batch.views.items()},
         sequences=1 if batch.input_ids.ndim == 2 else batch.input_ids.shape[1],

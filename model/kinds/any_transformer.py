@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from configs.rules import Doc, OneOf, Range, Unit, positive
 from configs.section import Refusal
-from model.documents import AttentionMask
+from model.documents import AttentionMask, Padded
 from model.errors import ModelError
 from model.heads import OutputOrder, ProjectionParts, TaskHead, mean_over_tokens
 from model.hugging_face.library import (
@@ -260,7 +260,7 @@ class TransformersModel(Model):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: AttentionMask | None = None,
+        attention_mask: AttentionMask | Padded | None = None,
         masked_positions: Tensor | None = None,
         capture: Capture = NOTHING,
         numbers: Tensor | None = None,

@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import configs
-from model import EncoderConfig, MaskedLanguageModel
+from model import EncoderConfig, MaskedLanguageModel, Padded
 from model.precision import kernels_of
 from tests.distributed import run_distributed
 from tests.trainer import tiny
@@ -99,7 +99,8 @@ def compilations_of_ragged_batches():
     model.compile_layers(dynamic=True, backend="eager", fullgraph=True)
     compilations = []
     for rows, length in ((3, 8), (4, 9), (2, 16), (5, 11)):
-        model.features(torch.ones(rows, length, dtype=torch.int64), None, torch.full((rows,), 5))
+        padded = Padded(torch.full((rows,), 5), 5 * rows)
+        model.features(torch.ones(rows, length, dtype=torch.int64), None, padded)
         compilations.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     return compilations
 

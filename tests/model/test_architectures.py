@@ -70,6 +70,22 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
+def assert_gradients_equal(ours: model.MaskedLanguageModel, theirs: PreTrainedModel) -> None:
+    family = next(f for f in FAMILIES if f.model_type == theirs.config.model_type)
+    gradients = {n: p.grad.float() for n, p in theirs.named_parameters() if p.grad is not None}
+    gradients = family.to_ours(gradients)
+    names = family.their_names(ours.config, [n for n, _ in ours.named_parameters()])
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        if parameter.grad is None or name.endswith("key.bias"):  # its true gradient is zero
+            continue
+        expected_gradient = gradients[names[name]]
+        difference = (parameter.grad - expected_gradient).norm()
+        assert difference <= 1e-5 * expected_gradient.norm().clamp_min(1e-6), name
+        compared += 1
+    assert compared >= len(gradients) - ours.config.layers
+
+
 @BATCHES
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_equal(case: str, length: int, padded: bool) -> None:
@@ -109,20 +125,7 @@ def test_gradients_equal(case: str, length: int, padded: bool) -> None:
         if sequence_pair is not None:
             loss = loss + F.cross_entropy(sequence_pair, torch.tensor([0, 1, 1]))
         loss.backward()
-
-    family = next(f for f in FAMILIES if f.model_type == theirs.config.model_type)
-    gradients = {n: p.grad.float() for n, p in theirs.named_parameters() if p.grad is not None}
-    gradients = family.to_ours(gradients)
-    names = family.their_names(ours.config, [n for n, _ in ours.named_parameters()])
-    compared = 0
-    for name, parameter in ours.named_parameters():
-        if parameter.grad is None or name.endswith("key.bias"):  # its true gradient is zero
-            continue
-        expected_gradient = gradients[names[name]]
-        difference = (parameter.grad - expected_gradient).norm()
-        assert difference <= 1e-5 * expected_gradient.norm().clamp_min(1e-6), name
-        compared += 1
-    assert compared >= len(gradients) - ours.config.layers
+    assert_gradients_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -50,7 +50,7 @@ def batch_of(folder: Path, rows: int, **target: MicroTarget) -> tuple[MicroBatch
     starts = [1 + sum(map(len, pieces[:number])) for number in range(len(pieces))]
     input_ids = torch.tensor([[*ids, 0, 0]] * rows)
     mask = torch.tensor([[True] * len(ids) + [False] * 2] * rows)
-    return MicroBatch(input_ids, input_ids * 0, mask, True, target), starts
+    return MicroBatch(input_ids, input_ids * 0, mask, int(mask.sum()), target), starts
 
 
 def test_classes_are_counted_as_sklearn_counts_them(corpus: Path) -> None:

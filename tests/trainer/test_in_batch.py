@@ -144,7 +144,7 @@ def test_without_in_batch_an_example_has_its_own_documents_only() -> None:
     vectors = torch.randn(2 * 3, 4)
     ids = torch.zeros(2 * 3, 5, dtype=torch.int64)
     labels = MicroTarget(torch.tensor([7, -100]))
-    micro = MicroBatch(ids, ids, ids.bool(), False, {NAME: labels}, sequences=3)
+    micro = MicroBatch(ids, ids, ids.bool(), ids.numel(), {NAME: labels}, sequences=3)
     shape = tiny.encoder()
     features = Features(None, {}, {}, None, None, {NAME: vectors})
     total, count = task.build(shape, shape)(LossInputs(micro, features, None, {}))

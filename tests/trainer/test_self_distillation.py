@@ -69,8 +69,8 @@ def batch() -> MicroBatch:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 97, (4, 7), generator=generator)
     mask = torch.arange(7) < torch.tensor([7, 4, 5, 0])[:, None]
-    labels = MicroTarget(torch.tensor([0, 2, -100, -100]))
-    return MicroBatch(ids, torch.zeros_like(ids), mask, True, {"single_sentence": labels})
+    targets = {"single_sentence": MicroTarget(torch.tensor([0, 2, -100, -100]))}
+    return MicroBatch(ids, torch.zeros_like(ids), mask, int(mask.sum()), targets)
 
 
 def said(config: LearnerConfig, step: int):

@@ -50,7 +50,7 @@ def batch() -> MicroBatch:
     ids = torch.randint(5, 600, (ROWS, LENGTH), generator=generator)
     labels = MicroTarget(torch.tensor([0, 2, 1]))
     mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
-    return MicroBatch(ids, torch.zeros_like(ids), mask, False, {"single_sentence": labels})
+    return MicroBatch(ids, torch.zeros_like(ids), mask, mask.numel(), {"single_sentence": labels})
 
 
 def task_of(name: str, student: str) -> LearnerConfig:

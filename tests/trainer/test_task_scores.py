@@ -139,7 +139,7 @@ def outputs(logits: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor 
     """A metric's input: a batch with the outputs of the head "task"."""
     ids = torch.zeros(len(logits), 4, dtype=torch.int64)
     targets = {"task": MicroTarget(labels, positions)}
-    batch = MicroBatch(ids, ids, ids.bool(), is_padded=False, targets=targets)
+    batch = MicroBatch(ids, ids, ids.bool(), ids.numel(), targets)
     features = Features(None, {}, {}, None, None, {"task": logits})
     return ScoreInputs(features, None, batch, build(tiny.encoder(), seed=0))
 

@@ -22,7 +22,14 @@ from data_pipeline.task_files.dropped import Dropped
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.text.text_files import files_in, suffix_of
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
-from model import Model, ModelError, encoder_from_pretrained, project, read_encoder_config
+from model import (
+    Model,
+    ModelError,
+    Padded,
+    encoder_from_pretrained,
+    project,
+    read_encoder_config,
+)
 from trainer.batches import rows_by_length
 from trainer.own_tokenizer import require_own_tokenizer
 
@@ -205,8 +212,8 @@ def _log_probabilities(
     ids.reshape(-1)[masked] = vocabulary.mask
     device = next(model.parameters()).device
     tensors = [torch.from_numpy(array).to(device) for array in (ids, lengths, masked, labels)]
-    is_padded = lengths.min() < lengths.max()
-    features = model.features(tensors[0], None, tensors[1] if is_padded else None, tensors[2])
+    padded = Padded(tensors[1], int(lengths.sum())) if lengths.min() < lengths.max() else None
+    features = model.features(tensors[0], None, padded, tensors[2])
     assert features.vocabulary_input is not None, "a model with a masked-LM head"
     logits = project(features.vocabulary_input, *model.output_projection())
     return -F.cross_entropy(logits.float(), tensors[3], reduction="none")

@@ -133,7 +133,7 @@ def fake_batch(
         batch = dataclasses.replace(batch, document_ids=ids, views=views)
     batch = dataclasses.replace(batch, is_causal=job.data.has_next_tokens)
     for form in (batch, *batch.views.values()) if is_padded else ():
-        form.attention_mask[..., -1] = 0
+        form.attention_mask[..., length // 2 :] = 0
     with unset_fake_temporarily():  # the host counts documents
         micro_batch = to_device(batch, CPU)
     return _to_fake(mode, micro_batch, device)

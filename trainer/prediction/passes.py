@@ -13,7 +13,7 @@ from torch import Tensor
 
 from data_pipeline import Vocabulary
 from data_pipeline.text.text_files import awaits_writer
-from model import Capture, Model
+from model import Capture, Model, Padded
 from trainer.batches import rows_by_length
 from trainer.evaluation.text_vectors import CLS, STATIC
 
@@ -86,11 +86,11 @@ def text_vectors(
     vectors: list[Tensor] = [torch.empty(0)] * len(sequences)
     read = [vocabulary.with_special(segments) for segments in sequences]
     for rows in _passes(model, read):
-        ids, segments, lengths = _inputs(model, vocabulary, [read[row] for row in rows])
+        ids, segments, padded = _inputs(model, vocabulary, [read[row] for row in rows])
         if pooling == STATIC:
             states = model.word_vectors(ids)
         else:
-            states = model.encode(ids, segments, lengths).last_hidden_state
+            states = model.encode(ids, segments, model.readable(padded)).last_hidden_state
         for row, tokens in zip(rows, states.float(), strict=True):
             of_text = tokens[: len(read[row][0])]
             pooled = (
@@ -113,8 +113,9 @@ def early_outputs(
     outputs: list[tuple[Tensor, int]] = [(torch.empty(0), 0)] * len(sequences)
     read = [vocabulary.with_special(segments) for segments in sequences]
     for rows in _passes(model, read):
-        inputs = _inputs(model, vocabulary, [read[row] for row in rows])
-        of_pass = model.leave_early(head, speed, *inputs)
+        ids, segments, padded = _inputs(model, vocabulary, [read[row] for row in rows])
+        lengths = None if padded is None else padded.lengths
+        of_pass = model.leave_early(head, speed, ids, segments, lengths)
         logits, layers = of_pass.logits.float().cpu(), of_pass.layers.tolist()
         for row, of_row, layer in zip(rows, logits, layers, strict=True):
             outputs[row] = of_row, layer
@@ -136,8 +137,8 @@ def tokens_per_pass(device: torch.device) -> int:
 
 def _inputs(
     model: Model, vocabulary: Vocabulary, sequences: list[_Sequence]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Token ids [B, L], segment ids [B, L], and lengths [B] where they differ."""
+) -> tuple[Tensor, Tensor, Padded | None]:
+    """Token ids [B, L], segment ids [B, L], and the padding where lengths differ."""
     lengths = np.array([len(sequence) for sequence, _ in sequences])
     ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
     second = np.zeros_like(ids)  # 1 in the second segment
@@ -147,4 +148,5 @@ def _inputs(
             second[row, column : lengths[row]] = 1
     device = next(model.parameters()).device
     tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
-    return tensors[0], tensors[1], tensors[2] if lengths.min() < lengths.max() else None
+    padded = Padded(tensors[2], int(lengths.sum())) if lengths.min() < lengths.max() else None
+    return tensors[0], tensors[1], padded
