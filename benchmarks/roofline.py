@@ -105,7 +105,7 @@ def run(
     """
     found = {}
     with fake_cuda() as mode:
-        batch = fake_batch(mode, job, rows, length, CUDA, is_padded)
+        batch = fake_batch(mode.from_tensor, job, rows, length, CUDA, is_padded)
         meter = partial(_Meter, is_compiled=is_compiled)
         for name, learner, _ in fake_step(job, job.learners, batch, meter):
             found[name] = [*learner.mode.all]

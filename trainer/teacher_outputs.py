@@ -6,6 +6,7 @@ forward pass computes anyway are kept; scores, relations and logits are derived 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -51,6 +52,11 @@ class TeacherOutputs:
     distributions: dict[str, Distribution]
     # The ids here of the reader's own tokens, int64 [V], -1: none; None: it has the same tokens.
     tokens: Tensor | None = None
+
+    def unread(self) -> TeacherOutputs:
+        """These outputs for a single student, without what others have computed of them."""
+        fresh = {name: Distribution(*read.teachers) for name, read in self.distributions.items()}
+        return dataclasses.replace(self, distributions=fresh)
 
 
 def detach(

@@ -83,7 +83,7 @@ def deep_learner(stage: int, layers: int) -> Learner:
         precision="bf16",
     )
     bucket = 2 * (6 * layers * WIDTH**2 // BUCKETS)  # DeepSpeed wants an even number
-    with mock.patch("trainer.learners.engine.LARGEST_BUCKET", bucket):
+    with mock.patch("trainer.learners.step_shape.LARGEST_BUCKET", bucket):
         return Learner(TEACHER, config, encoder, StepShape(tiny.STEPS, tiny.SEED, 2, 1))
 
 

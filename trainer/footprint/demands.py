@@ -24,7 +24,7 @@ from trainer.job_data.batch_plan import usual_rows
 from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher
-from trainer.learners.engine import bucket_size
+from trainer.learners.step_shape import bucket_size
 
 _Passes = TypeVar("_Passes", bound=Passes)
 

@@ -1,6 +1,6 @@
 """One micro-batch of a job on fake tensors, which have a shape and no data.
 
-The code of models and losses is that of a real step (``torch._subclasses.FakeTensorMode``), so a
+The code of models and losses is that of a real step (`trainer.footprint.fake_tensors`), so a
 new architecture or objective needs no change here.
 """
 
@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from data_pipeline import (
     DEFAULT_VIEW,
@@ -74,9 +73,11 @@ def fake_step(
     learners: Mapping[str, LearnerConfig],
     batch: MicroBatch,
     meter: Callable[[LearnerModule], M],
+    are_apart: bool = False,
 ) -> Iterator[tuple[str, M, int]]:
     """Run `learners` on `batch`, the teachers first, each in a meter of its own.
 
+    If the students `are_apart`, none of them reads what another one has computed of a teacher.
     Yields, while what later learners read is still alive: name, meter, and the elements of a
     teacher's vocabulary projection (0 when no student reads it). Teachers of which only stored
     predictions are read do not run.
@@ -110,12 +111,14 @@ def fake_step(
         sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
     for name in students:
         run = meter(modules[name])
+        if are_apart:
+            sources = {source: outputs.unread() for source, outputs in sources.items()}
         run(_train(modules[name], sources, [], batch), _read(batch, learners[name]))
         yield name, run, 0
 
 
 def fake_batch(
-    mode: FakeTensorMode,
+    to_fake: Callable[[Tensor], Tensor],
     job: JobConfig,
     rows: int,
     length: int,
@@ -134,9 +137,9 @@ def fake_batch(
     batch = dataclasses.replace(batch, is_causal=job.data.has_next_tokens)
     for form in (batch, *batch.views.values()) if is_padded else ():
         form.attention_mask[..., length // 2 :] = 0
-    with unset_fake_temporarily():  # the host counts documents
+    with _disable_current_modes():  # the host counts documents
         micro_batch = to_device(batch, CPU)
-    return _to_fake(mode, micro_batch, device)
+    return _to_fake(to_fake, micro_batch, device)
 
 
 def _teach(
@@ -309,20 +312,22 @@ def _viewed(batch: Batch, view: View) -> Batch:
     return with_masks(dataclasses.replace(viewed, segment_ids=second), view.masks, mask=0)
 
 
-def _to_fake(mode: FakeTensorMode, batch: MicroBatch, device: torch.device) -> MicroBatch:
+def _to_fake(
+    to_fake: Callable[[Tensor], Tensor], batch: MicroBatch, device: torch.device
+) -> MicroBatch:
     def fakes(of: MicroBatch | MicroTarget | MicroLogits | MicroRuns) -> dict[str, Any]:
         return {
-            field.name: mode.from_tensor(value).to(device)
+            field.name: to_fake(value).to(device)
             for field in dataclasses.fields(of)
             if isinstance(value := getattr(of, field.name), Tensor)
         }
 
     targets = {name: MicroTarget(**fakes(target)) for name, target in batch.targets.items()}
     stored = {name: dataclasses.replace(it, **fakes(it)) for name, it in batch.stored.items()}
-    views = {name: _to_fake(mode, view, device) for name, view in batch.views.items()}
+    views = {name: _to_fake(to_fake, view, device) for name, view in batch.views.items()}
     tensors = fakes(batch)
     runs = {name: MicroRuns(**fakes(it)) for name, it in batch.runs.items()}
     if batch.documents is not None:
-        tensors["documents"] = batch.documents.map(lambda it: mode.from_tensor(it).to(device))
+        tensors["documents"] = batch.documents.map(lambda it: to_fake(it).to(device))
     parts: dict[str, Any] = {"targets": targets, "stored": stored, "views": views, "runs": runs}
     return dataclasses.replace(batch, **parts, **tensors)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from model import Features
@@ -25,6 +23,7 @@ from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroLogits
 from trainer.config import JobConfig
 from trainer.footprint.fake_step import fake_batch, fake_step
+from trainer.footprint.fake_tensors import FakeMode, FakeTensor
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
 from trainer.learners.module import LearnerModule
@@ -108,15 +107,11 @@ def passes_apart(job: JobConfig, length: int, rows: int) -> dict[str, Passes]:
     There the teachers only run forward: they have neither losses nor a backward pass. Kernels are
     those of a micro-batch of this many rows.
     """
-    finished = {
-        name: dataclasses.replace(config.finished(), stored=None)
+    learners = {
+        name: dataclasses.replace(config.finished(), stored=None) if is_teacher(name) else config
         for name, config in job.learners.items()
-        if is_teacher(name)
     }
-    measured: dict[str, _Measured] = {}
-    for name, student in job.learners.items():
-        if not is_teacher(name):
-            measured |= _measure(job, {**finished, name: student}, "gpu", rows, length)
+    measured = _measure(job, learners, "gpu", rows, length, are_apart=True)
     return {
         name: Passes(work.forward_flops / rows, work.backward_flops / rows, work.kernels)
         for name, work in measured.items()
@@ -155,12 +150,17 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
 
 
 def _measure(
-    job: JobConfig, learners: Mapping[str, LearnerConfig], device: str, rows: int, length: int
+    job: JobConfig,
+    learners: Mapping[str, LearnerConfig],
+    device: str,
+    rows: int,
+    length: int,
+    are_apart: bool = False,
 ) -> dict[str, _Measured]:
     """Measure forward and backward of `learners` on a micro-batch of `job`, the teachers first."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, kernels_of(device):
-        batch = fake_batch(fake, job, rows, length)
-        steps = fake_step(job, learners, batch, _Run)
+    with FakeMode(), kernels_of(device):
+        batch = fake_batch(FakeTensor, job, rows, length)
+        steps = fake_step(job, learners, batch, _Run, are_apart)
         measured = {name: _only_stored(given) for name, given in batch.stored.items()}
         return measured | {
             name: run.result(projection, learners[name]) for name, run, projection in steps
@@ -243,6 +243,10 @@ class Work(TorchDispatchMode):
         self.peak = 0
         self._sizes: dict[int, int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in `FakeMode`
+
     def __torch_dispatch__(
         self,
         function: Any,
@@ -252,15 +256,14 @@ class Work(TorchDispatchMode):
     ) -> Any:
         keywords = keywords or {}
         result = function(*arguments, **keywords)
-        if function.namespace != "aten":  # a query, such as for a tensor's device
-            return result
-        self.kernels += not function.is_view
+        if function.namespace != "aten" or function.is_view:
+            return result  # queries and views
+        self.kernels += 1
         if count := self._flops_of.get(function.overloadpacket):
             self.flops += count(*arguments, **keywords, out_val=result)
-        given = {_storage(leaf) for leaf in tree_leaves((arguments, keywords)) if _is_tensor(leaf)}
-        for leaf in tree_leaves(result):
-            # A view's bytes are counted already, and a meta tensor has none.
-            if _is_tensor(leaf) and not leaf.is_meta and _storage(leaf) not in given:
+        given = {_storage(leaf) for leaf in _tensors((arguments, keywords.values()))}
+        for leaf in _tensors((result,)):
+            if _storage(leaf) not in given:
                 self._add(leaf.untyped_storage())
         return result
 
@@ -280,8 +283,13 @@ class Work(TorchDispatchMode):
         self.now -= self._sizes.pop(key, 0)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments or results, and in sequences of these."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            yield from _tensors(value)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -27,15 +27,11 @@ from trainer.checkpoint.layout import set_masters
 from trainer.device import own_device
 from trainer.learner_config import LearnerConfig
 from trainer.learners.module import LearnerModule
+from trainer.learners.step_shape import bucket_size
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
 from trainer.measure.timing import watch_collectives
 from trainer.optimizers import GatedOptimizer, MasterOptimizer, Shards
 from trainer.process_group import allow_open_files
-
-# DeepSpeed keeps reduction buckets per engine, 5e8 elements by default, so ten small students would
-# cost tens of gigabytes. A bucket never needs to be larger than the model, and at stage 3 a large
-# model's gradients are reduced during its backward pass only if they fill several: BERT-large's 7.
-LARGEST_BUCKET = 50_000_000
 
 deepspeed_logger.setLevel(logging.ERROR)
 # DeepSpeed calls collectives by names that newer torch versions deprecate.
@@ -109,7 +105,7 @@ def deepspeed_config(
             "reduce_scatter": config.zero_stage == 3,
             # A single bucket is full only when the backward pass ends, so there is nothing to
             # overlap with, and DeepSpeed would wait for the device.
-            "overlap_comm": on_gpu() and parameters > LARGEST_BUCKET and not are_flat(config),
+            "overlap_comm": on_gpu() and parameters > bucket and not are_flat(config),
             "stage3_prefetch_bucket_size": bucket,
             "stage3_param_persistence_threshold": 10_000,
             "memory_efficient_linear": False,  # for the whole process: see `partitioned_linear`
@@ -138,11 +134,6 @@ def import_for_engines() -> None:
 def on_gpu() -> bool:
     """Whether this process computes on a GPU."""
     return torch.cuda.is_available()
-
-
-def bucket_size(parameters: int) -> int:
-    """Elements of the reduction bucket of a learner with this many parameters."""
-    return min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number
 
 
 def _offload(config: LearnerConfig) -> dict[str, Any]:

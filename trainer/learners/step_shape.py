@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from trainer.batch_config import micro_rows
 
+# DeepSpeed keeps reduction buckets per engine, 5e8 elements by default, so ten small students would
+# cost tens of gigabytes. A bucket never needs to be larger than the model, and at stage 3 a large
+# model's gradients are reduced during its backward pass only if they fill several: BERT-large's 7.
+LARGEST_BUCKET = 50_000_000
+
 
 @dataclass(frozen=True)
 class StepShape:
@@ -44,3 +49,8 @@ class MicroStep:
     step: int
     micro_batch: int
     is_last: bool
+
+
+def bucket_size(parameters: int) -> int:
+    """Elements of the reduction bucket of a learner with this many parameters."""
+    return min(LARGEST_BUCKET, parameters + parameters % 2)  # DeepSpeed wants an even number

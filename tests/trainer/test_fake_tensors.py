@@ -1,0 +1,77 @@
+"""Fake tensors of plans, against torch's own (`torch._subclasses.FakeTensorMode`)."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from model import EncoderConfig, module_of
+from tests.trainer.test_footprint import job
+from trainer.footprint import fake_tensors
+from trainer.footprint.demands import demands, demands_apart
+from trainer.footprint.fake_tensors import FakeMode, FakeTensor
+from trainer.footprint.footprint import Work
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "layers": 4, "heads": 2, "ffn_size": 64}
+MODELS = {
+    "post norm": EncoderConfig(**SIZES, max_positions=64),
+    "local layers": EncoderConfig(
+        **SIZES,
+        max_positions=64,
+        norm_placement="pre",
+        positions="rotary",
+        feed_forward="glu",
+        local_window=8,
+        global_every=3,
+    ),
+}
+
+
+def counted(mode, to_fake, config, autocast: bool) -> tuple[Work, list[tuple]]:
+    """A model's forward and backward in a mode, and the layouts of the gradients."""
+    with mode:
+        model = module_of(config)(config)
+        ids = to_fake(torch.zeros(4, 32, dtype=torch.long))
+        with Work() as work, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model.encode(ids).last_hidden_state.square().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return work, [(g.shape, g.stride(), g.dtype) for g in gradients if g is not None]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_operations_and_bytes_as_of_torchs_fake_tensors(name, autocast) -> None:
+    theirs = FakeTensorMode()
+    expected, layouts = counted(theirs, theirs.from_tensor, MODELS[name], autocast)
+    work, ours = counted(FakeMode(), FakeTensor, MODELS[name], autocast)
+    assert ours == layouts
+    assert (work.flops, work.kernels) == (expected.flops, expected.kernels)
+    assert (work.now, work.peak) == pytest.approx((expected.now, expected.peak), rel=1e-3)
+
+
+def test_views_share_their_base_and_operations_in_place_return_it() -> None:
+    with FakeMode():
+        base = FakeTensor(torch.zeros(4, 6))
+        parts = [base.t(), base[1:], *base.unbind()]
+        assert base.add_(1) is base
+        assert base.add(1).untyped_storage()._cdata != base.untyped_storage()._cdata
+    assert {part.untyped_storage()._cdata for part in parts} == {base.untyped_storage()._cdata}
+    assert base.untyped_storage().nbytes() == 4 * 4 * 6
+    with pytest.raises(AssertionError, match="outside of FakeMode"):
+        base + 1
+
+
+def test_a_plan_computes_each_operation_once() -> None:
+    """Layers like earlier ones are look-ups: a deep model costs no more operations on meta."""
+
+    def computed(layers: int) -> int:
+        config = job()
+        config.teacher.model.layers = layers
+        with mock.patch.object(fake_tensors, "_run", wraps=fake_tensors._run) as run:
+            demands_apart(config, demands(config).learners)
+        return run.call_count
+
+    assert computed(8) == computed(4) < 3000
