@@ -19,7 +19,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.turns import median_seconds
-from model import Capture, EncoderConfig, Padded, build, unpadding
+from model import Capture, EncoderConfig, Padded, build
 from model.attention_kernel import FUSED, PLAIN, AttentionPattern, attend
 from model.documents import AttentionMask, Documents
 
@@ -135,40 +134,37 @@ def _numbers(row: list[int], length: int) -> list[int]:
 
 
 def _padding() -> None:
-    print(
-        "| layers | rows | tokens | trained | with dropout | inferred |\n|---|---|---|---|---|---|"
-    )
-    for hidden, layers in ((256, 4), (768, 2)):
-        for rows, length in ((32, 24), (16, 128), (4, 512)):
-            for fraction in (0.05, 0.15, 0.3, 0.5):
+    print("| layers | rows | tokens | trained | inferred |\n|---|---|---|---|---|")
+    for hidden, layers in ((256, 4), (768, 1)):
+        for rows, length in ((32, 24), (8, 128), (2, 512)):
+            for fraction in (0.07, 0.2, 0.4):
                 lengths = torch.linspace(length * (1 - 2 * fraction), length, rows).ceil().long()
-                ways = {"trained": 0.0, "with dropout": 0.1, "inferred": None}
-                ratios = [_ratio(hidden, layers, lengths, dropout) for dropout in ways.values()]
-                cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
-                tokens = float(lengths.sum()) / (rows * length)
-                print(f"| {layers} of {hidden} | {rows} x {length} | {tokens:.2f} | {cells} |")
+                padded = Padded(lengths, int(lengths.sum()))
+                trained, inferred = (_ratio(hidden, layers, padded, way) for way in (True, False))
+                tokens = padded.tokens / (rows * length)
+                cells = f"{tokens:.2f} | {trained:.2f} | {inferred:.2f}"
+                print(f"| {layers} of {hidden} | {rows} x {length} | {cells} |", flush=True)
 
 
-def _ratio(hidden: int, layers: int, lengths: Tensor, dropout: float | None) -> float:
-    """The time without padding over that with it; a `dropout` of None: without gradients."""
+def _ratio(hidden: int, layers: int, padded: Padded, trained: bool) -> float:
+    """The time of layers on real tokens alone over that on all positions."""
     config = EncoderConfig(
         vocab_size=512, hidden_size=hidden, layers=layers, heads=hidden // 64, pooler="none",
-        ffn_size=4 * hidden, dropout=dropout or 0.0, attention_dropout=dropout or 0.0,
+        ffn_size=4 * hidden, dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    model = build(config, seed=0).train(dropout is not None)
-    ids = torch.ones(len(lengths), int(lengths.max()), dtype=torch.long)
-    padded = Padded(lengths, int(lengths.sum()))
+    model = build(config, seed=0)
+    ids = torch.ones(len(padded.lengths), int(padded.lengths.max()), dtype=torch.long)
 
-    def run(most_tokens: float) -> None:
-        with patch.object(unpadding, "MOST_TOKENS", most_tokens):
-            with torch.inference_mode(dropout is None):
-                states = model.features(ids, None, padded, capture=LAST).last_hidden_state
-            if dropout is not None:
-                assert states is not None
-                states.sum().backward()
+    def run(mask: Padded | Tensor) -> None:
+        with torch.inference_mode(not trained):
+            states = model.features(ids, None, mask, capture=LAST).last_hidden_state
+        if trained:
+            assert states is not None
+            states.sum().backward()
 
-    seconds = median_seconds({"all": partial(run, 0.0), "real": partial(run, 1.0)}, 5, CPU_TIME)
-    return seconds["real"] / seconds["all"]
+    arms = {"tokens": partial(run, padded), "all": partial(run, padded.lengths)}
+    seconds = median_seconds(arms, 3, CPU_TIME)
+    return seconds["tokens"] / seconds["all"]
 
 
 TABLES = {"kernels": _kernels, "documents": _documents, "padding": _padding}

@@ -115,7 +115,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Map x [B, L, hidden] to y [B, L, inner] and q, k, v [B, A, L, D] each.
 
-        Where the pattern has `tokens`, x is [1, T, hidden] and y [1, T, inner]. `angles`, as in
+        Where the pattern has `tokens`, x is [1, T, hidden] and y [1, T, inner]; q, k and v are of
+        [1, A, T, D] unless the tokens are `copied` into their rows. `angles`, as in
         `rotate`, turn q and k if positions are rotary. With `rows` int64 [P], flat indices into x's
         positions, y is computed at these positions only: [P, inner].
         """
@@ -124,9 +125,9 @@ class Attention(nn.Module):
         query_input, value_input, residual = entry, entry, x
         if self.bottleneck is not None:
             query_input, value_input, residual = self.bottleneck(x)
-        projections, tokens = self._projections(query_input, value_input), pattern.tokens
-        if tokens is not None:
-            projections = [tokens.pad(x) for x in projections]
+        projections, copied = self._projections(query_input, value_input), pattern.copied
+        if copied is not None:
+            projections = [copied.pad(x) for x in projections]
         q, k, v = map(self._split, projections)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q).to(v.dtype), self.key_norm(k).to(v.dtype)
@@ -136,8 +137,8 @@ class Attention(nn.Module):
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         dropout = self.config.dropout_rate("attention") if self.training else 0.0
         mixed = attend(q, k, v, pattern, dropout).transpose(1, 2).flatten(2)
-        if tokens is not None:
-            mixed = tokens.unpad(mixed)
+        if copied is not None:
+            mixed = copied.unpad(mixed)
         if rows is not None:
             mixed, residual = at_rows(mixed, rows), at_rows(residual, rows)
         y = residual + self.dropout(self.output(mixed))

@@ -52,7 +52,7 @@ class AttentionPattern(NamedTuple):
     sizes: for ``runs``, the lengths of the runs.
     window: for ``varlen`` and ``runs``, as in `visible_keys`.
     is_causal: for ``varlen`` and ``runs``, as in `Documents`.
-    tokens: the rows' real tokens, where a layer computes only these and attention is padded.
+    tokens: the rows' real tokens, where a layer computes only these.
     """
 
     kernel: str
@@ -64,6 +64,16 @@ class AttentionPattern(NamedTuple):
     window: int = 0
     is_causal: bool = False
     tokens: RealTokens | None = None
+
+    @property
+    def copied(self) -> RealTokens | None:
+        """The tokens, where q, k and v have to be copied into their rows: ``varlen`` needs none."""
+        return None if self.kernel == VARLEN else self.tokens
+
+    def on(self, tokens: RealTokens) -> AttentionPattern:
+        """This pattern for layers that compute only these tokens."""
+        boundaries = tokens.boundaries if self.kernel == VARLEN else None
+        return self._replace(tokens=tokens, boundaries=boundaries)
 
     @classmethod
     def of(cls, kernel: str, visible: Tensor | None, dtype: torch.dtype) -> AttentionPattern:
@@ -233,7 +243,8 @@ def _attend_runs(
     flash = _varlen_attention()
     assert flash is not None
     cuts = pattern.boundaries
-    mixed = flash(q, k, v, cuts, cuts, length, length, window_size=near, scale=scale)
+    longest = length if pattern.tokens is None else pattern.tokens.length
+    mixed = flash(q, k, v, cuts, cuts, longest, longest, window_size=near, scale=scale)
     assert isinstance(mixed, Tensor)
     return mixed.unflatten(0, (rows, length)).transpose(1, 2)
 

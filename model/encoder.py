@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention, at_rows, rotary_angles
-from model.attention_kernel import AttentionPattern, attention_pattern
+from model.attention_kernel import VARLEN, AttentionPattern, attention_pattern
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Documents, Padded, without_count
 from model.outputs import QKV, Capture, Encoded
@@ -81,18 +81,18 @@ class Encoder(nn.Module):
         the last hidden state is [P, H].
         """
         context = self.context(x, without_count(attention_mask))
-        tokens = RealTokens.where_it_pays(attention_mask, x)
+        copies = context[0][0].kernel != VARLEN
+        tokens = RealTokens.where_it_pays(attention_mask, x, copies)
         if tokens is None:
             return self._run_layers(x, context, capture, last_rows)
-        (pattern, angles), (near, near_angles) = context
-        context = (
-            (pattern._replace(tokens=tokens), angles),
-            (near._replace(tokens=tokens), near_angles),
-        )
+        context = _on_tokens(context[0], tokens), _on_tokens(context[1], tokens)
         places = None if last_rows is None else tokens.places(last_rows)
         last, states, attention = self._run_layers(tokens.unpad(x), context, capture, places)
-        padded = {number: tokens.pad(state) for number, state in states.items()}
-        return Encoded(tokens.pad(last) if places is None else last, padded, attention)
+        return Encoded(
+            tokens.pad(last) if places is None else last,
+            {number: tokens.pad(state) for number, state in states.items()},
+            attention if copies else {i: _in_rows(qkv, tokens) for i, qkv in attention.items()},
+        )
 
     def _run_layers(
         self, x: Tensor, context: Context, capture: Capture, last_rows: Tensor | None
@@ -148,7 +148,7 @@ class Encoder(nn.Module):
         attention = self.attention[self.attention_plan[i]]
         feed_forward = self.feed_forward[self.feed_forward_plan[i]]
         if self.is_compiled and pattern.tokens is not None:
-            pattern.tokens.share_code(x)
+            pattern.tokens.share_code(x, angles)
         how = pattern, angles, rows, capture_attention
         return self._run_layer(attention, feed_forward, x, *how)
 
@@ -185,3 +185,16 @@ class Encoder(nn.Module):
                     angles = angles[:, attention_mask.places][:, :, None]
             contexts.append((pattern, angles))
         return contexts[0], contexts[1]
+
+
+def _on_tokens(seen: Seen, tokens: RealTokens) -> Seen:
+    """The pattern and the angles of layers that compute only these tokens."""
+    pattern, angles = seen[0].on(tokens), seen[1]
+    if angles is not None and pattern.copied is None:
+        angles = angles[:, tokens.columns]
+    return pattern, angles
+
+
+def _in_rows(qkv: QKV, tokens: RealTokens) -> QKV:
+    """[B, A, L, D] each, of [1, A, T, D]; 0 at padding."""
+    return QKV(*(tokens.pad(x.transpose(1, 2)).transpose(1, 2) for x in qkv))

@@ -6,56 +6,79 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model.documents import AttentionMask, Padded
+from model.precision import kernel_device
 
-# The largest part of the positions that may be tokens for leaving out the others to pay, as
-# measured with benchmarks/model_attention.py on a CPU.
+# The largest part of the positions that may be tokens for leaving out the others to pay: measured
+# on a CPU with benchmarks/model_attention.py, and as kernels are counted for a GPU. There, copying
+# between the tokens and their rows in each layer is dear beside the products that it saves.
 MOST_TOKENS = 0.95
+MOST_TOKENS_COPIED_ON_GPU = 0.75
 
 
 class RealTokens(NamedTuple):
-    """The tokens of `rows` rows of `length` positions, without the padding that follows them.
+    """The tokens of B rows of `length` positions, without the padding that follows them.
 
     positions: int64 [T], the tokens' flat positions in B * L, ascending.
+    lengths: int64 [B], the tokens of each row.
     """
 
     positions: Tensor
-    rows: int
+    lengths: Tensor
     length: int
 
     @classmethod
-    def where_it_pays(cls, mask: AttentionMask | Padded | None, x: Tensor) -> RealTokens | None:
+    def where_it_pays(
+        cls, mask: AttentionMask | Padded | None, x: Tensor, copies: bool
+    ) -> RealTokens | None:
         """The tokens of states x [B, L, H], if layers run faster on these alone.
 
-        The mask must be `Padded`, since the host has to know how many tokens there are.
+        `copies`: attention needs them in their rows. The mask must be `Padded`, since the host has
+        to know how many tokens there are.
         """
         rows, length, _ = x.shape
-        if not isinstance(mask, Padded) or not 0 < mask.tokens <= MOST_TOKENS * rows * length:
+        on_gpu = kernel_device(x.device) != "cpu"
+        most = MOST_TOKENS_COPIED_ON_GPU if copies and on_gpu else MOST_TOKENS
+        if not isinstance(mask, Padded) or not 0 < mask.tokens <= most * rows * length:
             return None
         real = torch.arange(length, device=x.device) < mask.lengths[:, None]
         numbers = torch.arange(1, mask.tokens + 1, device=x.device)
         # Unlike `nonzero`, `searchsorted` does not make the host wait for the number of tokens.
-        return cls(torch.searchsorted(real.flatten().cumsum(0), numbers), rows, length)
+        positions = torch.searchsorted(real.flatten().cumsum(0), numbers)
+        return cls(positions, mask.lengths, length)
+
+    @property
+    def columns(self) -> Tensor:
+        """The position of each token in its row, int64 [T]."""
+        return self.positions % self.length
+
+    @property
+    def boundaries(self) -> Tensor:
+        """The offsets of the rows in T, int32 [B + 1]."""
+        return F.pad(self.lengths.cumsum(0), (1, 0)).int()
 
     def unpad(self, x: Tensor) -> Tensor:
         """[1, T, H] of x [B, L, H]."""
         return _Unpadding.apply(x, self.positions)
 
     def pad(self, x: Tensor) -> Tensor:
-        """[B, L, H] of x [1, T, H]; 0 at padding."""
-        return _padded(x, self.positions, self.rows, self.length)
+        """[B, L, ...] of x [1, T, ...]; 0 at padding."""
+        return _padded(x, self.positions, len(self.lengths), self.length)
 
     def places(self, positions: Tensor) -> Tensor:
         """The places in T of flat positions in B * L, int64 [P]; of padding any."""
         return torch.searchsorted(self.positions, positions).clamp(max=len(self.positions) - 1)
 
-    def share_code(self, x: Tensor) -> None:
-        """Let one compilation of what reads x [1, T, H] and these tokens serve every T."""
+    def share_code(self, *tensors: Tensor | None) -> None:
+        """Let one compilation of what reads these tokens and tensors [n, T, m] serve every T."""
         from torch._dynamo import maybe_mark_dynamic  # a second, and only for compiled layers
 
-        maybe_mark_dynamic(x, 1)
         maybe_mark_dynamic(self.positions, 0)
+        for tensor in tensors:
+            if tensor is not None and tensor.shape[1] == len(self.positions):
+                maybe_mark_dynamic(tensor, 1)
 
 
 class _Unpadding(torch.autograd.Function):
@@ -78,5 +101,5 @@ class _Unpadding(torch.autograd.Function):
 
 
 def _padded(x: Tensor, positions: Tensor, rows: int, length: int) -> Tensor:
-    zeros = x.new_zeros(rows * length, x.shape[-1])
-    return zeros.index_copy(0, positions, x[0]).view(rows, length, -1)
+    zeros = x.new_zeros(rows * length, *x.shape[2:])
+    return zeros.index_copy(0, positions, x[0]).unflatten(0, (rows, length))

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from model import Documents, attention_kernel
+from model import Capture, Documents, Padded, attention_kernel
 from model.attention_kernel import (
     FUSED,
     VARLEN,
@@ -20,6 +20,7 @@ from model.attention_kernel import (
 )
 from model.precision import kernels_of
 from tests.distributed import run_distributed
+from tests.model.test_documents import model_of
 from trainer.footprint.footprint import Work
 from trainer.objectives.terms import attention as relations
 
@@ -33,11 +34,11 @@ def qkv(head_size):
     return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
 
-def varlen_on_the_cpu(window, head_size, is_causal=False):
-    """torch's own operator with a CPU kernel; the head sizes it saw, and the largest error."""
+def varlen_queries(window=0, is_causal=False):
+    """The shapes of the queries that torch's own operator sees from now on, in a CPU kernel."""
     from torch.nn.attention import varlen
 
-    sizes = []
+    shapes = []
 
     @varlen._varlen_attn.register_kernel("cpu")
     def _(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *args, **kwargs):
@@ -45,7 +46,7 @@ def varlen_on_the_cpu(window, head_size, is_causal=False):
         assert cu_seq_q.dtype == torch.int32
         assert max_q == max_k == LENGTH
         assert call.get("is_causal", False) == (is_causal and not window)
-        sizes.append(query.shape[-1])
+        shapes.append(tuple(query.shape))
         mixed = torch.zeros_like(query)
         for begin, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
             run = [x[begin:end].transpose(0, 1).float() for x in (query, key, value)]
@@ -58,18 +59,30 @@ def varlen_on_the_cpu(window, head_size, is_causal=False):
             mixed[begin:end] = fused.transpose(0, 1)
         return mixed, torch.zeros(query.shape[1], query.shape[0]), torch.zeros(2)
 
+    return shapes
+
+
+def takes_varlen():
+    return mock.patch.object(attention_kernel, "_has_varlen", return_value=True)
+
+
+def varlen_on_the_cpu(window, head_size, is_causal=False):
+    """The head sizes of torch's operator, and the largest error."""
+    shapes = varlen_queries(window, is_causal)
     operands = (CPU, torch.bfloat16)
     q, k, v = qkv(head_size)
     real = torch.arange(LENGTH) < LENGTHS[:, None]
     mask = Documents.of(real.long(), is_causal=True) if is_causal else LENGTHS
-    with kernels_of("cuda"), mock.patch.object(attention_kernel, "_has_varlen", return_value=True):
+    with kernels_of("cuda"), takes_varlen():
         pattern = attention_pattern(mask, window, q[:, 0].shape[:2], head_size, operands, 0.0)
         assert pattern.kernel == VARLEN
         found = attend(q, k, v, pattern, 0.0)
     seen = visible_keys(mask, LENGTH, window, CPU)
     wanted = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=seen)
     assert found.isfinite().all()
-    return sizes, float(((found.float() - wanted) * real[:, None, :, None]).abs().max())
+    return [shape[-1] for shape in shapes], float(
+        ((found.float() - wanted) * real[:, None, :, None]).abs().max()
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,32 @@ def test_torchs_varlen_operator_gets_what_it_takes(window, head_size, is_causal)
     sizes, error = run_distributed(varlen_on_the_cpu, 1, window, head_size, is_causal)[0]
     assert sizes == [head_size + -head_size % 8]
     assert error < 0.02  # a bfloat16's
+
+
+def layers_on_tokens(name):
+    """Queries of torch's operator; states, queries, keys and values on tokens, and on all rows."""
+    shapes, model = varlen_queries(), model_of(name)
+    ids = torch.randint(5, 50, (len(LENGTHS), LENGTH), generator=torch.manual_seed(0))
+    layers = tuple(range(1, model.config.layers + 1))
+    captured = []
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for mask in (Padded(LENGTHS, int(LENGTHS.sum())), LENGTHS):
+            with kernels_of("cuda"), takes_varlen():
+                features = model.features(ids, None, mask, capture=Capture(layers, layers))
+            captured.append([*features.hidden_states.values()])
+            qkv = [x.transpose(1, 2) for layer in features.attention.values() for x in layer]
+            captured[-1] += qkv
+    real = torch.arange(LENGTH) < LENGTHS[:, None]
+    return shapes, [[x[real].float() for x in states] for states in captured]
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_varlen_reads_real_tokens_where_layers_compute_no_others(name):
+    shapes, (on_tokens, on_rows) = run_distributed(layers_on_tokens, 1, name)[0]
+    tokens = [shape[0] for shape in shapes]
+    assert tokens == [int(LENGTHS.sum())] * 3 + [LENGTHS.numel() * LENGTH] * 3
+    for mine, expected in zip(on_tokens, on_rows, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0.02, atol=0.02)
 
 
 def test_heads_that_no_fused_kernel_takes_are_padded():
