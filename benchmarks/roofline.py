@@ -120,7 +120,7 @@ class _Meter:
     def __init__(self, module: LearnerModule, is_compiled: bool) -> None:
         self.module, self.mode = module, Kernels()
         if is_compiled and not module.model.config.cannot(Ability.COMPILE):
-            module.model.compile_layers(backend=counting(self.mode))
+            module.compile_parts(backend=counting())
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
         with self.mode:

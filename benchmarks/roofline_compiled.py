@@ -37,15 +37,15 @@ from benchmarks.roofline_kernels import Kernel, Kernels
 Run = Callable[..., Any]
 
 
-def counting(kernels: Kernels) -> Run:
-    """A backend of ``torch.compile``: a run of a graph adds its fused kernels to `kernels`."""
+def counting() -> Run:
+    """A backend of ``torch.compile``: a run of a graph adds its fused kernels to the active ones."""
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **_: object) -> Run:
-        with kernels.replaced_by(()):
+        with Kernels.active.replaced_by(()):
             fused = list(fused_kernels(graph, inputs))
 
         def run(*arguments: Any) -> Any:
-            with kernels.replaced_by(fused):
+            with Kernels.active.replaced_by(fused):
                 return graph.forward(*arguments)
 
         return make_boxed_func(run)
@@ -83,12 +83,15 @@ def fused_kernels(graph: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[Kern
 
 def _flops(node: BaseSchedulerNode) -> int:
     """FLOPs of a kernel that is called, such as a matrix product; of one that is fused 0."""
-    origin = node.node.origin_node if isinstance(node, ExternKernelSchedulerNode) else None
-    count = None if origin is None else flop_registry.get(origin.target.overloadpacket)
-    if origin is None or count is None:
+    if not isinstance(node, ExternKernelSchedulerNode):
         return 0
-    arguments, named = tree_map(_value, (origin.args, origin.kwargs))
-    return int(count(*arguments, **named, out_val=origin.meta["val"]))
+    counts = []
+    for origin in node.node.origins:  # casts and views, and the call
+        count = flop_registry.get(getattr(origin.target, "overloadpacket", None))
+        if count is not None:
+            arguments, named = tree_map(_value, (origin.args, origin.kwargs))
+            counts.append(int(count(*arguments, **named, out_val=origin.meta["val"])))
+    return max(counts, default=0)
 
 
 def _value(argument: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from configs.devices import DeviceConfig
+
+if TYPE_CHECKING:
+    from typing import Self  # of Python 3.11 on
 
 OF_PEAK, OF_BANDWIDTH = 0.70, 0.85  # what large matrix products and copies reach
 SMALLEST, LAUNCH = 2.5e-6, 6e-6  # seconds of the smallest kernel, and of its launch by Python
@@ -39,12 +42,22 @@ class Kernel:
 
 
 class Kernels(TorchDispatchMode):
-    """Collects the kernels of a block: one for each operation that is no view."""
+    """Collects the kernels of a block: one for each operation that is no view.
+
+    active: the last one that was entered.
+    """
+
+    active: ClassVar[Kernels]
 
     def __init__(self) -> None:
         super().__init__()
         self.all: list[Kernel] = []
         self._is_replaced = False
+
+    def __enter__(self) -> Self:
+        Kernels.active = self
+        super().__enter__()
+        return self
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

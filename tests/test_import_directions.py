@@ -61,7 +61,7 @@ ROOMS = {
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
-        "checkpoint optimizers watch batches denominators vocabulary_projection teacher_outputs "
+        "checkpoint optimizers watch batches denominators fusion vocabulary_projection teacher_outputs "
         "replaced_tokens "
         "scoring stored_config objectives tasks schedules admission_config learner_config "
         "batch_config job_tree task_facts teacher_heads tokenizer_rules "

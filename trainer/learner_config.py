@@ -300,8 +300,8 @@ class LearnerConfig(Section):
     compile: Annotated[
         bool | None,
         Doc(
-            "Compile layers with torch.compile; not at ZeRO stage 3. null: on GPUs, where the "
-            "model can, and Triton and a C compiler are installed."
+            "Compile layers and losses with torch.compile; not at ZeRO stage 3. null: on GPUs, "
+            "where the model can, and Triton and a C compiler are installed."
         ),
     ] = None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.precision import is_native, kernel_device, product_dtype
+from trainer.fusion import fused, fusing, fusion_options
 
 # Elements of one chunk of logits, 64 MiB in float32, and 256 MiB on a GPU, whose host launches the
 # same kernels for each. Losses hold two such arrays, one more for each temperature beyond the
@@ -18,8 +19,9 @@ from model.precision import is_native, kernel_device, product_dtype
 CHUNK_ELEMENTS, CHUNK_ELEMENTS_ON_GPU = 1 << 24, 1 << 26
 # 2 MiB in float32.
 BLOCK_ELEMENTS = 1 << 19
-# Elements that a distribution keeps at most for its next reader: 256 MiB in float32.
-KEPT_ELEMENTS = 1 << 26
+# Elements that a distribution keeps at most for its next reader: 256 MiB in float32, and 512 MiB on
+# a GPU, which holds those of 32 rows of 512 tokens of BERT's vocabulary.
+KEPT_ELEMENTS, KEPT_ELEMENTS_ON_GPU = 1 << 26, 1 << 27
 # On a GPU, rows of 16-bit matrices begin at multiples of this many elements; cuBLAS has no fast
 # kernels for others, and BERT's vocabulary of 30,522 tokens is no multiple of 8.
 ALIGNED = 64
@@ -77,16 +79,21 @@ class Projection:
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
         out = out[: rows.stop - rows.start]
+        if self.weight.dtype != self.wide:
+            product = self.product(rows)[:, : self._vocabulary]
+            if self.bias is None:
+                return out.copy_(product)
+            return torch.add(product, self.bias, out=out)
         x, weight = self.x[rows], self.weight.t()
         with torch.autocast(x.device.type, enabled=False):
-            if self.weight.dtype != self.wide:
-                product = (x @ weight)[:, : self._vocabulary]
-                if self.bias is None:
-                    return out.copy_(product)
-                return torch.add(product, self.bias, out=out)
             if self.bias is None:
                 return torch.mm(x, weight, out=out)
             return torch.addmm(self.bias, x, weight, out=out)
+
+    def product(self, rows: slice) -> Tensor:
+        """The logits of some rows without the bias, in the products' dtype: [C, V or more]."""
+        with torch.autocast(self.x.device.type, enabled=False):
+            return self.x[rows] @ self.weight.t()
 
     def as_factor(self, logit_gradient: Tensor) -> Tensor:
         """A gradient [C, V] in the products' dtype, with the columns that the weight has rows."""
@@ -198,7 +205,9 @@ class Distribution:
         first = teachers[0]
         self._device, (rows, self._vocabulary) = first.device, first.shape
         self._chunks = list(chunks(rows, vocabulary or self._vocabulary, self._device))
-        self._keeps, self._room = keep, KEPT_ELEMENTS if keep else 0
+        room = KEPT_ELEMENTS if kernel_device(self._device) == "cpu" else KEPT_ELEMENTS_ON_GPU
+        self._keeps, self._room = keep, room if keep else 0
+        self._fusion = fusion_options()  # not those of whichever reader comes first
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
         self._passing: dict[float, tuple[int, Tensor]] = {}
@@ -245,19 +254,23 @@ class Distribution:
         return p[local], negative_entropy[local]
 
     def log_at(self, rows: slice, temperature: float) -> Tensor:
-        """Log-probabilities [C, V] of some rows, as `at`; the logarithm of 0 is some -87."""
-        p, _ = self.at(rows, temperature)
-        return p.clamp(min=torch.finfo(p.dtype).tiny).log_()
+        """Log-probabilities [C, V] of some rows, as `at`."""
+        return log_probabilities(self.at(rows, temperature)[0])
 
     def _compute(self, chunk: slice, temperature: float) -> tuple[Tensor, Tensor]:
+        if self._fusion is not None:
+            logits = [teacher.logits(chunk, teacher.buffer(chunk)) for teacher in self.teachers]
+            p = self._room_for(chunk, temperature)
+            with fusing(self._fusion):
+                return p, mean_softmax(p, logits, logits[0].new_full((), temperature))
         if self._scratch is None:
             self._scratch = self._buffer(self._chunks[0])
         first, *others = self.teachers
-        logits = first.logits(chunk, self._scratch).div_(temperature)
+        scaled = first.logits(chunk, self._scratch).div_(temperature)
         p = self._room_for(chunk, temperature)
-        negative_entropy = torch.empty_like(logits[:, 0])
-        for block in blocks(slice(0, len(logits)), logits):
-            some = subtract_largest(logits[block])
+        negative_entropy = torch.empty_like(scaled[:, 0])
+        for block in blocks(slice(0, len(scaled)), scaled):
+            some = subtract_largest(scaled[block])
             exponentials = torch.exp(some, out=p[block])
             total = exponentials.sum(dim=-1, keepdim=True)  # [c, 1]
             exponentials.div_(total)
@@ -323,6 +336,19 @@ def blocks(rows: slice, logits: Tensor) -> Iterator[slice]:
         size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
     for start in range(rows.start, rows.stop, max(1, size)):
         yield slice(start, min(start + size, rows.stop))
+
+
+@fused
+def mean_softmax(out: Tensor, logits: Sequence[Tensor], temperature: Tensor) -> Tensor:
+    """Write the mean of ``softmax(logits / T)`` to `out` [C, V]; returns ``sum p log p`` [C]."""
+    each = [F.softmax(one / temperature, dim=-1) for one in logits]
+    out.copy_(torch.stack(each).mean(dim=0) if len(each) > 1 else each[0])
+    return torch.special.xlogy(out, out).sum(dim=-1)
+
+
+def log_probabilities(p: Tensor) -> Tensor:
+    """Their logarithms, in new memory; that of 0 is some -87 in float32."""
+    return p.clamp(min=torch.finfo(p.dtype).tiny).log_()
 
 
 def subtract_largest(logits: Tensor) -> Tensor:

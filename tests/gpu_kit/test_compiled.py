@@ -1,4 +1,4 @@
-"""Compiled layers: they stay compiled whichever learners join or phases begin; their kernels."""
+"""Compiled layers and losses: they stay so whoever joins or phases begin; a layer's kernels."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from trainer.batches import to_micro_batches
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners import module
 from trainer.learners.learner import Learner
-from trainer.learners.module import is_compiled
+from trainer.learners.module import LearnerModule, is_compiled
 from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import SoftKL
+from trainer.objectives.terms import HiddenMSE, SoftKL
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 
-STUDENTS, MICRO_BATCH, ACCUMULATION = 2, 2, 2
+STUDENTS, MICRO_BATCH, ACCUMULATION = 3, 2, 2
 
 
 def compiled_learners(calls):
-    """A teacher and students of different widths; runs of compiled layers are counted."""
+    """A teacher and students of different widths; runs of compiled functions are counted."""
 
     def backend(graph, inputs):
         def run(*args):
@@ -40,9 +40,12 @@ def compiled_learners(calls):
 
         return run
 
-    plain = MaskedLanguageModel.compile_layers
-    MaskedLanguageModel.compile_layers = functools.partialmethod(plain, backend=backend)
+    plain = LearnerModule.compile_parts
+    LearnerModule.compile_parts = functools.partialmethod(plain, backend=backend)
     mlm = MaskedLanguageModelling()
+    every_step = {0: 1.0, 100: 3.0}  # another value in each step
+    soft_kl = SoftKL(weight=every_step, temperature=every_step, min_lead=None)
+    student = ObjectiveConfig(mlm=mlm, soft_kl=soft_kl, hidden_mse=HiddenMSE(embedding=False))
     teacher = dataclasses.replace(
         tiny.learner_configs((1, 1, 1))[TEACHER],
         compile=True,
@@ -56,19 +59,21 @@ def compiled_learners(calls):
             teacher,
             masked_only=False,
             model=tiny.encoder(layers=2, hidden_size=width, ffn_size=2 * width),
-            objective=ObjectiveConfig(mlm=mlm, soft_kl=SoftKL()),
+            objective=student,
         )
     shape = StepShape(tiny.STEPS, tiny.SEED, MICRO_BATCH, ACCUMULATION)
     return [Learner(name, one, teacher.model, shape) for name, one in configs.items()]
 
 
-def compiled_layers():
-    """The compiled layers that each step ran, how many there are, and each step's compilations."""
+def compiled_steps():
+    """The compiled functions that each step ran, and each step's compilations; one student joins.
+
+    Then the functions that a step runs without the one that joins, and with it.
+    """
     calls = Counter()
     teacher, *students = compiled_learners(calls)
-    layers = sum(one.config.model.layers * ACCUMULATION for one in (teacher, *students))
     ran, compilations = [], []
-    for step, length in enumerate((12, 16, 12)):
+    for step, (length, present) in enumerate(((12, 2), (16, 2), (12, 2), (16, 3), (12, 3))):
         batch = tiny.random_batch(1, MICRO_BATCH * ACCUMULATION)
         batch = dataclasses.replace(
             batch,
@@ -79,19 +84,24 @@ def compiled_layers():
         )
         calls.clear()
         torch._dynamo.utils.counters.clear()
-        train_step(teacher, students, batch, step)
+        train_step(teacher, students[:present], batch, step)
         ran.append(calls["compiled"])
         compilations.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         for one in (teacher, *students) if step == 0 else ():
             one.evaluate(next(iter(to_micro_batches(batch, MICRO_BATCH, torch.device("cpu")))))
-    return ran, layers, compilations
+    # Each layer; of the predictions the teacher's distribution, and everybody's losses; each
+    # student's states of two layers.
+    of_teacher, of_student = teacher.config.model.layers + 2, 2 + 1 + 2
+    runs = [ACCUMULATION * (of_teacher + number * of_student) for number in (2, 3)]
+    return ran, runs, compilations
 
 
-def test_every_layer_stays_compiled_over_phases_and_evaluations():
-    ran, layers, compilations = run_distributed(compiled_layers, 1)[0]
-    assert ran == [layers] * len(ran)
-    assert compilations[0] == compilations[1] > 0
+def test_everything_stays_compiled_over_phases_evaluations_and_joining_students():
+    ran, (before, joined), compilations = run_distributed(compiled_steps, 1)[0]
+    assert ran == [before] * 3 + [joined] * 2
+    assert compilations[0] > compilations[1] > 0
     assert compilations[2] == 0  # a length that was there before the evaluation
+    assert compilations[3] > 0 == compilations[4]
 
 
 def compilations_of_ragged_batches():
@@ -135,7 +145,7 @@ def fused(model):
     with FakeTensorMode(allow_non_fake_inputs=True), kernels_of("cuda"):
         config = configs.load(model, EncoderConfig, "model", ["layers=1"]).with_dropout(0.0)
         encoder = MaskedLanguageModel(config).encoder
-        encoder.compile_layers(backend=counting(kernels), fullgraph=True, dynamic=False)
+        encoder.compile_layers(backend=counting(), fullgraph=True, dynamic=False)
         x = torch.empty(32, 512, config.hidden_size, requires_grad=True)
         context = encoder.context(x, None)
         with torch.autocast("cpu", torch.bfloat16), kernels:

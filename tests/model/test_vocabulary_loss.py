@@ -18,6 +18,7 @@ from trainer.objectives.row_losses import (
     kl_divergence,
     kl_divergence_rows,
 )
+from trainer.fusion import fusing
 from trainer.objectives.terms.predictions import (
     alpha_beta,
     decoupled,
@@ -25,6 +26,7 @@ from trainer.objectives.terms.predictions import (
     soft_cross_entropy,
     sorted_distance,
 )
+from trainer.objectives.terms.z_loss import squared_log_z
 from trainer.objectives.vocabulary import chunked_kl_divergence, project_and_sum
 from trainer.vocabulary_projection import Distribution, Projection
 
@@ -69,7 +71,7 @@ def against(teacher: list[Tensor], loss: Any, temperature: float, weights: Tenso
     """A loss by the log-probabilities of a teacher, times the weight of each row."""
     of_teacher = Distribution(Projection(*teacher))
     return RowLoss(
-        lambda log_q, rows: loss(log_q, of_teacher.log_at(rows, temperature)), weights, temperature
+        loss, weights, temperature, operands=lambda rows: (of_teacher.log_at(rows, temperature),)
     )
 
 
@@ -177,10 +179,10 @@ def test_a_divergence_equals_the_plain_formula(name: str) -> None:
     label, weights = labels().clamp(min=0), (labels() >= 0).float()
     of_teacher = Distribution(Projection(*teacher))
 
-    def of_rows(log_q: Tensor, rows: slice) -> Tensor:
-        return loss(log_q, of_teacher.log_at(rows, 2.0), label[rows])
+    def operands(rows: slice) -> tuple[Tensor, Tensor]:
+        return of_teacher.log_at(rows, 2.0), label[rows]
 
-    rows = RowLoss(of_rows, weights, 2.0)
+    rows = RowLoss(loss, weights, 2.0, operands=operands)
     total, _ = project_and_sum(student[0], (student[1], student[2]), [rows])
     p, q = (F.softmax(F.linear(*one) / 2.0, -1) for one in (teacher, student))
     assert_same(total, formula(p.detach(), q, label) @ weights, student)
@@ -243,6 +245,40 @@ def test_on_a_gpu_16_bit_products_are_of_a_padded_vocabulary() -> None:
         torch.autograd.grad(found, student), torch.autograd.grad(plain, exact), strict=True
     ):
         assert (got.float() - expected).norm() < 1e-2 * expected.norm()
+
+
+def fused_and_not(student: list[Tensor], teacher: list[Tensor], factor: float) -> Any:
+    """Two chunks of three losses at two temperatures, both ways: (sums, loss, gradients)."""
+    masked = factor * (labels() >= 0).float()
+    losses = [
+        kl_divergence_rows(Distribution(Projection(*teacher)), 1.0 + factor, masked),
+        cross_entropy_rows(labels()),
+        RowLoss(squared_log_z, masked, of_logits=True),
+    ]
+    for options in (None, {"backend": "aot_eager", "dynamic": False}):
+        with fusing(options):
+            scales = factor, 2.0, 0.1
+            total, sums = project_and_sum(student[0], (student[1], student[2]), losses, scales)
+            yield sums, total, *torch.autograd.grad(total, student)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)]
+)
+def test_fused_losses_are_the_others(
+    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a padded vocabulary, and with temperatures and weights of each step."""
+    monkeypatch.setattr(vocabulary_projection, "CHUNK_ELEMENTS_ON_GPU", V * 20)
+    student, teacher = tensors(E, dtype), tensors(2 * E, dtype)
+    graphs = []
+    with kernels_of("cuda"):
+        for factor in (0.5, 2.5):
+            plain, found = fused_and_not(student, teacher, factor)
+            for got, expected in zip(found, plain, strict=True):
+                assert (got - expected).norm() < tolerance * expected.norm()
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
 
 
 @pytest.mark.usefixtures("_chunk")

@@ -396,7 +396,7 @@ def test_the_loss_is_that_of_the_original_code() -> None:
     ours = x.clone().requires_grad_(), own.clone().requires_grad_()
     distribution = Distribution(Projection(5 * teacher, weight, None)).largest(8)
     rows = RowLoss(
-        lambda log_q, rows: soft_cross_entropy(log_q, distribution.log_at(rows, 10.0)), there
+        soft_cross_entropy, there, operands=lambda rows: (distribution.log_at(rows, 10.0),)
     )
     found = gradients(project_and_sum(ours[0], (ours[1], None), [rows])[0], *ours)
     theirs = x.clone().requires_grad_(), own.clone().requires_grad_()

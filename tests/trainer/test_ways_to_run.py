@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import configs
-from model import MaskedLanguageModel, encoder
+from model import encoder
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.module import build_module
+from trainer.learners.module import LearnerModule, build_module
 from trainer.learners.programs import Train
 from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
@@ -124,8 +124,8 @@ def test_a_teachers_last_layer_of_masked_positions_learns_the_same():
 
 def compiled_and_not(stage, backend):
     if backend != "inductor":
-        kept = MaskedLanguageModel.compile_layers
-        MaskedLanguageModel.compile_layers = functools.partialmethod(kept, backend=backend)
+        kept = LearnerModule.compile_parts
+        LearnerModule.compile_parts = functools.partialmethod(kept, backend=backend)
     plain = curves(pair(stage, {}, {}))
     torch._dynamo.utils.counters.clear()
     compiled = curves(pair(stage, {"compile": True}, {"compile": True}))
@@ -136,7 +136,7 @@ def compiled_and_not(stage, backend):
 @pytest.mark.parametrize(
     ("backend", "stage"), [("aot_eager", 0), pytest.param("inductor", 2, marks=pytest.mark.slow)]
 )
-def test_compiled_layers_learn_the_same(backend, stage):
+def test_compiled_layers_and_losses_learn_the_same(backend, stage):
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
     plain, compiled, frames = run_distributed(compiled_and_not, 1, stage, backend)[0]

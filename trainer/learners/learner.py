@@ -106,7 +106,7 @@ class Learner:
         self.device: torch.device = self.engine.device
         self.is_compiled = is_compiled(config, self.device)
         if self.is_compiled:
-            self.model.compile_layers(dynamic=step_shape.is_ragged)
+            module.compile_parts(dynamic=step_shape.is_ragged)
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
         self.objective.shared = {
             name: replace(spans, tokens=spans.tokens.to(self.device))
@@ -374,8 +374,8 @@ class Learner:
         length = schedule_steps(self.config.budget, self.counters, step, last)
         return length - self.objective.stages.last_begins
 
-    def autocast(self) -> torch.autocast:
-        """The autocast context of this learner's precision."""
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """This learner's precision, and fused losses if it is compiled."""
         return self.engine.module.autocast(self.device)
 
     def output_projection(self) -> OutputProjection:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from model import READ_OUT, Ability, Capture, Model, ModelConfig, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
+from trainer.fusion import Options, fusing
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_teacher, section_of
 from trainer.learners.programs import Program, Result
@@ -46,6 +48,7 @@ class LearnerModule(nn.Module):
         self.model = model
         self.objective = objective
         self.precision = precision
+        self.compile_options: Options | None = None  # None: nothing is compiled
         self._frozen: list[nn.Module] = []
 
     def freeze_encoder(self) -> None:
@@ -77,10 +80,20 @@ class LearnerModule(nn.Module):
             parameter.data = parameter.data.to(torch.bfloat16)
         return exact
 
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """The autocast context of this learner's precision."""
+    @contextlib.contextmanager
+    def autocast(self, device: torch.device) -> Iterator[None]:
+        """This learner's precision, and fused losses if it is compiled."""
         dtype = AUTOCAST[self.precision]
-        return torch.autocast(device.type, dtype, enabled=dtype is not None)
+        with (
+            torch.autocast(device.type, dtype, enabled=dtype is not None),
+            fusing(self.compile_options),
+        ):
+            yield
+
+    def compile_parts(self, **options: Any) -> None:
+        """Run the layers and losses through ``torch.compile``: `Model.compile_layers`."""
+        self.model.compile_layers(**options)
+        self.compile_options = options
 
 
 def always_captured(name: str, config: LearnerConfig) -> Capture:

@@ -2,8 +2,8 @@
 
 log_q: a student's, log_p: a teacher's, [C, V], float32 or wider. Labels: int64 [C], -100 where
 there is nothing to predict. A loss function returns the loss of each row, [C]. Autograd
-differentiates it inside a chunk of rows; the two losses that most students have also have a
-gradient written by hand.
+differentiates it inside a chunk of rows, and where the learner is compiled its kernels are fused
+with the gradient's. The two losses that most students have also have a gradient written by hand.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import NO_LABEL
-from trainer.vocabulary_projection import Distribution, subtract_largest
+from trainer.fusion import fused
+from trainer.vocabulary_projection import (
+    ABSENT,
+    Distribution,
+    log_probabilities,
+    subtract_largest,
+)
 
 Room = Callable[[], Tensor]
 
@@ -38,38 +44,39 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class RowLoss:
-    """A loss of some rows: ``weights[rows] * function(log_q [C, V] at a temperature, rows)``.
+    """A loss of some rows: ``weights[rows] * function(log_q [C, V] at a temperature, *operands)``.
 
-    weights: float32 [P] of all rows; of_logits: the function reads the logits themselves, not
-    their log-probabilities. With a `target` the loss is also
-    ``w (log sum exp s - target . s)``, s = logits / T, and its gradient is written by hand,
-    ``w / T (softmax(s) - target)``: by autograd, a student's step with both losses that have one
-    took 14% longer (benchmarks/LIMITS.md).
+    weights: float32 [P] of all rows; operands: what else the function reads, of some rows;
+    of_logits: the function reads the logits themselves, not their log-probabilities. With a
+    `target` the loss is also ``w (log sum exp s - target . s)``, s = logits / T, and its gradient
+    is written by hand, ``w / T (softmax(s) - target)``: by autograd, a student's step with both
+    losses that have one took 14% longer (benchmarks/LIMITS.md).
     """
 
-    function: Callable[[Tensor, slice], Tensor]
+    function: Callable[..., Tensor]
     weights: Tensor
     temperature: float = 1.0
     target: Target | None = None
     of_logits: bool = False
+    operands: Callable[[slice], Sequence[Tensor]] = lambda rows: ()
 
 
 def cross_entropy_rows(labels: Tensor, smoothing: float = 0.0) -> RowLoss:
     """`cross_entropy` with labels [P] of all rows."""
     target = None if smoothing else _Labels(labels.clamp_min(0)[:, None])
     weights = (labels != NO_LABEL).to(torch.float32)
-    return RowLoss(
-        lambda log_q, rows: cross_entropy(log_q, labels[rows], smoothing), weights, target=target
-    )
+    function = partial(cross_entropy, smoothing=smoothing)
+    return RowLoss(function, weights, target=target, operands=lambda rows: (labels[rows],))
 
 
 def kl_divergence_rows(teacher: Distribution, temperature: float, weights: Tensor) -> RowLoss:
     """`kl_divergence` from a teacher at a temperature; `weights` float [P] of all rows."""
     return RowLoss(
-        lambda log_q, rows: kl_divergence(log_q, teacher.log_at(rows, temperature)),
+        kl_divergence_from,
         weights.detach().to(torch.float32),
         temperature,
         TeacherTarget(teacher, temperature),
+        operands=lambda rows: (teacher.at(rows, temperature)[0],),
     )
 
 
@@ -86,7 +93,17 @@ def cross_entropy(log_q: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tens
 
 def kl_divergence(log_q: Tensor, log_p: Tensor) -> Tensor:
     """``KL(p || q)``."""
-    return torch.linalg.vecdot(log_p.exp(), log_p - log_q)
+    return dot(log_p.exp(), log_p - log_q)
+
+
+def kl_divergence_from(log_q: Tensor, p: Tensor) -> Tensor:
+    """``KL(p || q)`` of probabilities p."""
+    return kl_divergence(log_q, log_probabilities(p))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """``a . b`` of each row; compiled, as a sum that is fused with what makes its factors."""
+    return (a * b).sum(-1) if torch.compiler.is_compiling() else torch.linalg.vecdot(a, b)
 
 
 class RowLosses:
@@ -108,31 +125,96 @@ class RowLosses:
         """
         if not self._by_autograd:
             return self._by_hand.differentiate(logits, rows)
-        more, gradient = self._differentiate_by_autograd(logits, rows)
+        inputs = self._inputs(self._by_autograd, logits, rows)
+        with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
+            x = logits.detach().requires_grad_()
+            total, more = weighted_sum(x, x.shape[1], *inputs)
+            (gradient,) = torch.autograd.grad(total, x)
         if len(self._by_autograd) == len(self._losses):
             logits.copy_(gradient)
-            return torch.stack(more)
-        sums = [*self._by_hand.differentiate(logits, rows).unbind(), *more]
+            return more
+        sums = [*self._by_hand.differentiate(logits, rows).unbind(), *more.unbind()]
         logits.add_(gradient)
         return torch.stack([sums[self._order.index(number)] for number in range(len(sums))])
 
-    def _differentiate_by_autograd(
-        self, logits: Tensor, rows: slice
-    ) -> tuple[list[Tensor], Tensor]:
-        losses = [self._losses[number] for number in self._by_autograd]
-        scales = [self._scales[number] for number in self._by_autograd]
-        temperatures = {loss.temperature for loss in losses if not loss.of_logits}
-        with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
-            x = logits.detach().requires_grad_()
-            log_q = {t: F.log_softmax(x if t == 1.0 else x / t, dim=-1) for t in temperatures}
-            read = [x if loss.of_logits else log_q[loss.temperature] for loss in losses]
-            sums = [
-                (loss.weights[rows] * loss.function(given, rows)).sum()
-                for loss, given in zip(losses, read, strict=True)
-            ]
-            scaled = [scale * total for scale, total in zip(scales, sums, strict=True)]
-            (gradient,) = torch.autograd.grad(torch.stack(scaled).sum(), x)
-        return [total.detach() for total in sums], gradient
+    def differentiate_products(
+        self, product: Tensor, bias: Tensor, rows: slice, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of each loss over some rows, [losses], and its gradient, times a factor: fused.
+
+        product: [C, V or more], the logits without the `bias` [V], in the products' dtype; so is
+        the gradient, of the scaled sum of all losses.
+        """
+        inputs = self._inputs(range(len(self._losses)), bias, rows)
+        with torch.enable_grad(), torch.autocast(bias.device.type, enabled=False):
+            product = product.detach().requires_grad_()
+            total, sums = weighted_sum_of_products(product, bias.detach(), *inputs)
+            (gradient,) = torch.autograd.grad(total * factor, product)
+        return sums, gradient
+
+    def _inputs(self, numbers: Sequence[int], like: Tensor, rows: slice) -> _Inputs:
+        """The arguments of `weighted_sum` for some of the losses, beside the logits."""
+        losses = [self._losses[number] for number in numbers]
+        values = dict.fromkeys(loss.temperature for loss in losses if not loss.of_logits)
+        divisors = [None if value == 1.0 else like.new_full((), value) for value in values]
+        return (
+            [loss.function for loss in losses],
+            [0 if loss.of_logits else 1 + [*values].index(loss.temperature) for loss in losses],
+            divisors,
+            [tuple(loss.operands(rows)) for loss in losses],
+            [loss.weights[rows] for loss in losses],
+            [like.new_full((), self._scales[number]) for number in numbers],
+        )
+
+
+_Inputs = tuple[
+    list[Callable[..., Tensor]],
+    list[int],
+    list[Tensor | None],
+    list[tuple[Tensor, ...]],
+    list[Tensor],
+    list[Tensor],
+]
+
+
+def weighted_sum(
+    logits: Tensor,
+    vocabulary: int,
+    functions: Sequence[Callable[..., Tensor]],
+    read: Sequence[int],
+    temperatures: Sequence[Tensor | None],
+    operands: Sequence[tuple[Tensor, ...]],
+    weights: Sequence[Tensor],
+    scales: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """The scaled sum of losses of logits [C, V or more] over rows, and each loss's own, [losses].
+
+    read: the number of each loss's temperature, from 1, or 0 for logits; temperatures: scalars,
+    None for 1; the others: as in `RowLoss`, of each loss.
+    """
+    scaled = [logits if divisor is None else logits / divisor for divisor in temperatures]
+    of_losses = [logits, *(F.log_softmax(x, dim=-1) for x in scaled)]
+    if logits.shape[1] > vocabulary:
+        of_losses = [x[:, :vocabulary] for x in of_losses]
+    sums = [
+        (weight * function(of_losses[number], *others)).sum()
+        for function, number, others, weight in zip(
+            functions, read, operands, weights, strict=True
+        )
+    ]
+    total = torch.stack([scale * own for scale, own in zip(scales, sums, strict=True)]).sum()
+    return total, torch.stack([own.detach() for own in sums])
+
+
+@fused
+def weighted_sum_of_products(product: Tensor, bias: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """`weighted_sum` of the logits that a product [C, V or more] and the bias [V] make.
+
+    What exceeds the vocabulary gets the probability 0.
+    """
+    excess = product.shape[1] - len(bias)
+    logits = product.to(bias.dtype) + F.pad(bias, (0, excess), value=ABSENT)
+    return weighted_sum(logits, len(bias), *inputs)
 
 
 class _ByHand:

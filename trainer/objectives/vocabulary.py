@@ -19,6 +19,7 @@ from torch import Tensor
 from data_pipeline import MASKED, NO_LABEL
 from model import Capture
 from trainer.denominators import ATTENDED
+from trainer.fusion import fusion_options
 from trainer.objectives.row_losses import RowLoss, RowLosses, kl_divergence_rows
 from trainer.objectives.term import LossInputs, Term
 from trainer.vocabulary_projection import Distribution, Projection, blocks, chunks, logits_of
@@ -87,7 +88,11 @@ class _ProjectAndSum(torch.autograd.Function):
         gradients = _Gradients(projection, wanted)
         sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
         row_losses, buffer = RowLosses(losses, weights), None
+        is_fused = fusion_options() is not None and any(wanted)
         for rows in chunks(len(x), len(weight), x.device):
+            if is_fused:
+                sums += gradients.add_fused(row_losses, rows)
+                continue
             buffer = projection.buffer(rows) if buffer is None else buffer
             logits = projection.logits(rows, buffer)
             for block in blocks(rows, logits):
@@ -125,14 +130,32 @@ class _Gradients:
 
     def add(self, logit_gradient: Tensor, rows: slice) -> None:
         """Add a chunk; `logit_gradient` [C, V], which may be overwritten."""
-        if self.want_bias:
-            summed = logit_gradient.sum(dim=0)
+        summed = logit_gradient.sum(dim=0) if self.want_bias else None
+        if self.scale != 1.0:
+            logit_gradient.mul_(self.scale)
+        self._add(self.projection.as_factor(logit_gradient), summed, rows)
+
+    def add_fused(self, losses: RowLosses, rows: slice) -> Tensor:
+        """Add the gradients of a chunk's losses, in fused kernels; returns the sum of each loss."""
+        projection = self.projection
+        bias = projection.bias
+        if bias is None:
+            bias = torch.zeros(projection.shape[1], dtype=projection.wide, device=projection.device)
+        product = projection.product(rows)
+        sums, narrow = losses.differentiate_products(product, bias, rows, self.scale)
+        summed = None
+        if self.want_bias:  # of the rounded gradient, else all of it would be stored in float32 too
+            summed = narrow[:, : len(bias)].sum(dim=0, dtype=bias.dtype).div_(self.scale)
+        self._add(narrow, summed, rows)
+        return sums
+
+    def _add(self, narrow: Tensor, summed: Tensor | None, rows: slice) -> None:
+        """Add `scale` times a chunk's gradient of the product, and the bias's gradient [V]."""
+        if summed is not None:
             self.bias = summed if self.bias is None else self.bias.add_(summed)
         x = self.projection.x[rows]
         if self.scale != 1.0:
-            logit_gradient.mul_(self.scale)
             x = x * (self.scale_of_sums / self.scale)
-        narrow = self.projection.as_factor(logit_gradient)
         with torch.autocast(narrow.device.type, enabled=False):
             if self.x is not None:
                 self.x.append(narrow @ self.projection.weight)

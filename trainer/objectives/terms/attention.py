@@ -32,6 +32,7 @@ from model.attention_kernel import visible_keys
 from model.model_config import WIDTH
 from model.precision import is_native, kernel_device
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
+from trainer.fusion import fused
 from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
 from trainer.objectives.term import LossInputs, Term, register
 
@@ -46,9 +47,9 @@ HIDDEN = -1e9
 
 Matrix = tuple[Tensor, Tensor]  # the factors of the scores: queries and keys, or values twice
 Block = tuple[slice, slice]  # rows and queries
-# Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L] of these rows
+# Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L], perhaps with weights
 # -> loss, a scalar.
-BlockLoss = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
+BlockLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention_mse(
@@ -64,13 +65,12 @@ def attention_mse(
     lengths = _lengths(mask)  # [B, L or 1]
     weights = lengths.square() / _pairs_within(window, lengths).clamp(min=1)
     attended = (lengths * (mask != 0)).sum()  # each position with all of its text
+    return _sum_over_blocks(_mse_of, student, teacher, mask, window, weights), attended
 
-    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
-        ours, theirs = (F.threshold(scores, LOWEST_SCORE, 0.0) for scores in (ours, theirs))
-        squares = (ours - theirs).square().mean(dim=1)
-        return (squares * (pairs * weights[rows, None])).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask, window), attended
+def _mse_of(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
+    ours, theirs = (F.threshold(scores, LOWEST_SCORE, 0.0) for scores in (ours, theirs))
+    return ((ours - theirs).square().mean(dim=1) * weights).sum()
 
 
 def attention_cross_entropy(
@@ -81,12 +81,13 @@ def attention_cross_entropy(
     arXiv 2004.02984, eq. 2 states the KL divergence, which subtracts the teacher's entropy and has
     the same gradient. Count: attended positions.
     """
+    total = _sum_over_blocks(_cross_entropy_of, student, teacher, mask, window)
+    return total, (mask != 0).sum()
 
-    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
-        log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
-        return -((log_p.exp() * log_q).sum(dim=-1).mean(dim=1) * pairs.any(dim=-1)).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask, window), (mask != 0).sum()
+def _cross_entropy_of(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+    log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
+    return -((log_p.exp() * log_q).sum(dim=-1).mean(dim=1) * pairs.any(dim=-1)).sum()
 
 
 def relation_kl(
@@ -98,13 +99,13 @@ def relation_kl(
     queries, keys and values with themselves it is MiniLMv2's (arXiv 2012.15828, eq. 5).
     Count: attended positions.
     """
+    return _sum_over_blocks(_kl_of, student, teacher, mask, window), (mask != 0).sum()
 
-    def loss(ours: Tensor, theirs: Tensor, pairs: Tensor, rows: slice) -> Tensor:
-        log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
-        divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
-        return (divergence.mean(dim=1) * pairs.any(dim=-1)).sum()
 
-    return _sum_over_blocks(loss, student, teacher, mask, window), (mask != 0).sum()
+def _kl_of(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
+    log_q, log_p = _log_softmax(ours, pairs), _log_softmax(theirs, pairs)
+    divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+    return (divergence.mean(dim=1) * pairs.any(dim=-1)).sum()
 
 
 def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
@@ -151,18 +152,31 @@ def _pairs_within(window: int, lengths: Tensor) -> Tensor:
 
 
 def _sum_over_blocks(
-    loss: BlockLoss, student: Matrix, teacher: Matrix, mask: Tensor, window: int
+    loss: BlockLoss,
+    student: Matrix,
+    teacher: Matrix,
+    mask: Tensor,
+    window: int,
+    weights: Tensor | None = None,
 ) -> Tensor:
+    """The sum of a loss of the scores; `weights` of the pairs are by key, [B, L or 1]."""
     near = visible_keys(None, mask.shape[1], window, mask.device)  # [1, 1, L, L], None: all
 
     def of_block(queries: Tensor, keys: Tensor, block: Block) -> Tensor:
         rows, span = block
-        theirs = scaled_scores(teacher[0][rows, :, span], teacher[1][rows])
         pairs = _pairs(mask, near, block)
-        return loss(scaled_scores(queries, keys), theirs, pairs, rows)
+        if weights is not None:
+            pairs = pairs * weights[rows, None]
+        theirs = teacher[0][rows, :, span], teacher[1][rows]
+        return _loss_of_block(loss, (queries, keys), theirs, pairs)
 
     total: Tensor = _SumOverBlocks.apply(*student, of_block)
     return total
+
+
+@fused
+def _loss_of_block(loss: BlockLoss, student: Matrix, teacher: Matrix, pairs: Tensor) -> Tensor:
+    return loss(scaled_scores(*student), scaled_scores(*teacher), pairs)
 
 
 def _pairs(mask: Tensor, near: Tensor | None, block: Block) -> Tensor:

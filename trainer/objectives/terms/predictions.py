@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from trainer.objectives.row_losses import (
     Target,
     TeacherTarget,
     cross_entropy,
+    dot,
     kl_divergence,
 )
 from trainer.objectives.term import (
@@ -43,7 +45,7 @@ from trainer.objectives.vocabulary import (
 )
 from trainer.stored_config import StoredConfig
 from trainer.teacher_outputs import TeacherOutputs
-from trainer.vocabulary_projection import ABSENT, Distribution
+from trainer.vocabulary_projection import ABSENT, Distribution, log_probabilities
 
 Temperature = Annotated[
     Setting,
@@ -159,14 +161,22 @@ class DivergenceTerm(VocabularyTerm):
             teacher = teacher.read_over(self.vocabulary)
         labels = labels_at(inputs, self.denominator)
 
-        def loss(log_q: Tensor, rows: slice) -> Tensor:
-            return self.config.loss(log_q, teacher.log_at(rows, theirs), labels[rows])
+        def operands(rows: slice) -> tuple[Tensor, Tensor]:
+            return teacher.at(rows, theirs)[0], labels[rows]
 
         if outputs.tokens is None or self.config.any_vocabulary:
-            return RowLoss(loss, weights, ours, self.config.target(teacher, theirs))
+            target = self.config.target(teacher, theirs)
+            return RowLoss(self._loss, weights, ours, target, operands=operands)
         common = outputs.tokens >= 0
         weights = weights * common[labels.clamp(min=0)]
-        return RowLoss(lambda log_q, rows: loss(among(log_q, common), rows), weights, ours)
+        some = partial(self._loss_among, common)
+        return RowLoss(some, weights, ours, operands=operands)
+
+    def _loss(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        return self.config.loss(log_q, log_probabilities(p), labels)
+
+    def _loss_among(self, common: Tensor, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        return self._loss(among(log_q, common), p, labels)
 
 
 MinLead = Annotated[
@@ -398,7 +408,7 @@ def among(log_q: Tensor, tokens: Tensor) -> Tensor:
 
 def soft_cross_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:
     """``-p . log q``."""
-    return -torch.linalg.vecdot(log_p.exp(), log_q)
+    return -dot(log_p.exp(), log_q)
 
 
 def jensen_shannon(log_q: Tensor, log_p: Tensor, share: float) -> Tensor:

@@ -23,11 +23,13 @@ from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelShape
 from trainer.denominators import ATTENDED, ROWS
+from trainer.fusion import fused
 from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
 from trainer.objectives.stages import STATES
 from trainer.objectives.term import POSITIONS, LossInputs, TeacherTermConfig, Term, Weight, register
 
 
+@fused
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """1 - cos(student, teacher) (DistilBERT, arXiv 1910.01108, section 3).
 
@@ -37,6 +39,7 @@ def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
     return _masked_sum(distance, mask)
 
 
+@fused
 def hidden_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|student - teacher|^2 / H (TinyBERT, arXiv 1909.10351, eq. 8; eq. 9 for embeddings).
 
@@ -46,6 +49,7 @@ def hidden_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, 
     return _masked_sum((student.float() - teacher.float()).square().mean(dim=-1), mask)
 
 
+@fused
 def patient_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|s / |s| - t / |t||^2 / H of [CLS] states (PKD, arXiv 1908.09355, eq. 7; H as in its code).
 
@@ -55,6 +59,7 @@ def patient_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor,
     return _masked_sum((ours - theirs).square().mean(dim=-1), mask)
 
 
+@fused
 def feature_map_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|norm(s) - norm(t)|^2 / H, norm being layer normalisation without weights (MobileBERT).
 
@@ -65,6 +70,7 @@ def feature_map_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
     return _masked_sum((ours - theirs).square().mean(dim=-1), mask)
 
 
+@fused
 def mean_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """(mean(s) - mean(t))^2 of the means over the width (MobileBERT's code, beta).
 
@@ -75,6 +81,7 @@ def mean_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Ten
     return _masked_sum(difference.square(), mask)
 
 
+@fused
 def variance_difference(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """|var(s) - var(t)| of the variances over the width (MobileBERT's code, gamma).
 

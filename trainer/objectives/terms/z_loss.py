@@ -39,6 +39,6 @@ class ZLossTerm(VocabularyTerm):
         return RowLoss(squared_log_z, weigh_positions(inputs, MASKED), of_logits=True)
 
 
-def squared_log_z(logits: Tensor, rows: slice) -> Tensor:
+def squared_log_z(logits: Tensor) -> Tensor:
     """``log(sum exp logits)^2`` of each row: [C, V] to [C]."""
     return logits.logsumexp(dim=-1).square()
