@@ -38,7 +38,7 @@ Run = Callable[..., Any]
 
 
 def counting() -> Run:
-    """A backend of ``torch.compile``: a run of a graph adds its fused kernels to the active ones."""
+    """A backend of ``torch.compile``: a run of a graph adds its fused kernels to the active."""
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **_: object) -> Run:
         with Kernels.active.replaced_by(()):

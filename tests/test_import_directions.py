@@ -61,8 +61,8 @@ ROOMS = {
     ),
     "trainer": (
         "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
-        "checkpoint optimizers watch batches denominators fusion vocabulary_projection teacher_outputs "
-        "replaced_tokens "
+        "checkpoint optimizers watch batches denominators fusion vocabulary_projection "
+        "teacher_outputs replaced_tokens "
         "scoring stored_config objectives tasks schedules admission_config learner_config "
         "batch_config job_tree task_facts teacher_heads tokenizer_rules "
         "roles config "

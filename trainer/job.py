@@ -80,7 +80,7 @@ class Job:
         rows = max(global_batches(config, self.corpora).sizes)
         self.recorder.say(setup_line(config, shape, rows, device, self.folder.path))
         if any(learner.is_compiled for learner in self.learners.by_name.values()):
-            self.recorder.say("compiling layers and losses: each learner's first step takes minutes")
+            self.recorder.say("compiling: each learner's first step takes minutes")
         self._tell(resumption, changes)
 
     def _take_over(self, resumption: Resumption, feed: Feed, device: torch.device) -> None:

@@ -341,8 +341,8 @@ def blocks(rows: slice, logits: Tensor) -> Iterator[slice]:
 @fused
 def mean_softmax(out: Tensor, logits: Sequence[Tensor], temperature: Tensor) -> Tensor:
     """Write the mean of ``softmax(logits / T)`` to `out` [C, V]; returns ``sum p log p`` [C]."""
-    each = [F.softmax(one / temperature, dim=-1) for one in logits]
-    out.copy_(torch.stack(each).mean(dim=0) if len(each) > 1 else each[0])
+    of_teachers = [F.softmax(x / temperature, dim=-1) for x in logits]
+    out.copy_(torch.stack(of_teachers).mean(dim=0) if len(logits) > 1 else of_teachers[0])
     return torch.special.xlogy(out, out).sum(dim=-1)
 
 

@@ -73,7 +73,7 @@ def compiled_steps():
     calls = Counter()
     teacher, *students = compiled_learners(calls)
     ran, compilations = [], []
-    for step, (length, present) in enumerate(((12, 2), (16, 2), (12, 2), (16, 3), (12, 3))):
+    for step, (length, present) in enumerate(((12, 2), (16, 2), (12, 2), (12, 3), (12, 3))):
         batch = tiny.random_batch(1, MICRO_BATCH * ACCUMULATION)
         batch = dataclasses.replace(
             batch,

@@ -12,13 +12,13 @@ import model
 from model.precision import kernels_of
 from tests.model.chunked import chunked_cross_entropy
 from trainer import vocabulary_projection
+from trainer.fusion import fusing
 from trainer.objectives.row_losses import (
     RowLoss,
     cross_entropy_rows,
     kl_divergence,
     kl_divergence_rows,
 )
-from trainer.fusion import fusing
 from trainer.objectives.terms.predictions import (
     alpha_beta,
     decoupled,

@@ -198,12 +198,10 @@ def weighted_sum(
         of_losses = [x[:, :vocabulary] for x in of_losses]
     sums = [
         (weight * function(of_losses[number], *others)).sum()
-        for function, number, others, weight in zip(
-            functions, read, operands, weights, strict=True
-        )
+        for function, number, others, weight in zip(functions, read, operands, weights, strict=True)
     ]
-    total = torch.stack([scale * own for scale, own in zip(scales, sums, strict=True)]).sum()
-    return total, torch.stack([own.detach() for own in sums])
+    total = torch.stack([scale * loss for scale, loss in zip(scales, sums, strict=True)]).sum()
+    return total, torch.stack([loss.detach() for loss in sums])
 
 
 @fused
