@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import signal
 import socket
 
 import pytest
@@ -42,9 +43,12 @@ def stopped(corpus, tmp_path_factory):
     words = [*arguments(corpus, runs, *NEVER), "--nproc", "1"]
     process = start_program(["-m", "tandem", *words], runs)
     try:
-        reach(process, folder.path, 5)
+        reach(process, folder.path, 10)
+        rank = json.loads((folder.attempts / "000001.json").read_text())["process"]
+        os.kill(rank, signal.SIGSTOP)  # leaves its processor to what writes the report
         report = folder.path / "report.html"
         until(report.exists, "a report", LIMIT)
+        os.kill(rank, signal.SIGCONT)
         said = {
             "report": report.read_text(),
             "second": tandem(*arguments(corpus, runs, "seed=7"), "--nproc", 1),
