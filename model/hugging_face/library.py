@@ -1,4 +1,4 @@
-"""The classes of `transformers` for a config.json, and its errors in one line."""
+"""The classes of `transformers` for a config.json, their models, and its errors in one line."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from model.errors import ModelError
 from model.hugging_face.task_heads import ENDINGS, VECTOR_KEY, linear, read_task_heads
 from model.task_head_config import CLASSIFICATION, TAGGING, TaskHeadConfig
 
+PROBED = 7  # tokens of a trial pass
 _CLASSES = {ENDINGS[CLASSIFICATION]: "first", ENDINGS[TAGGING]: ""}  # and what the head reads
 
 
@@ -58,6 +62,73 @@ def config_class(theirs: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     return CONFIG_MAPPING[theirs["model_type"]]
+
+
+def name_once(module: nn.Module, copy: bool) -> dict[Tensor | None, str]:
+    """Leave each shared parameter one name, as checkpoints do; returns the names.
+
+    With `copy` the other names get copies: ZeRO 3 gathers parameters for the modules that own them.
+    """
+    names: dict[Tensor | None, str] = {
+        parameter: name for name, parameter in module.named_parameters()
+    }
+    for name, parameter in [*module.named_parameters(remove_duplicate=False)]:
+        if names[parameter] != name:
+            place, _, key = name.rpartition(".")
+            owner = module.get_submodule(place)
+            del owner._parameters[key]
+            if copy:
+                owner.register_parameter(key, nn.Parameter(parameter.detach().clone()))
+                continue
+            object.__setattr__(owner, key, parameter)
+    return names
+
+
+def forget_positions(module: nn.Module) -> None:
+    """Keep numbers of positions and the like, which are no weights, out of the state."""
+    for part in module.modules():
+        counts = [
+            name
+            for name, of in part._buffers.items()
+            if of is not None and not of.is_floating_point()
+        ]
+        part._non_persistent_buffers_set.update(counts)
+
+
+def longest_sequence(original: nn.Module) -> int | None:
+    """The longest sequence; some families count positions from the padding token's number on."""
+    for name, table in original.named_modules():
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            padding = table.padding_idx
+            return table.num_embeddings - (0 if padding is None else padding + 1)
+    positions: int | None = getattr(original.config, "max_position_embeddings", None)
+    return positions or None
+
+
+def probed(vocabulary: int) -> dict[str, Any]:
+    """The inputs of a trial pass."""
+    ids = torch.arange(PROBED)[None] % vocabulary
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@torch.no_grad()
+def probe(original: Any, theirs: Mapping[str, Any]) -> tuple[Tensor, Any]:
+    """The last states, and all outputs, of the library's own model in a trial pass.
+
+    Raises ModelError where it fails.
+    """
+    known = original.config
+    try:
+        with library_errors(theirs):
+            given = probed(known.vocab_size)
+            last = original.base_model(**given, return_dict=True).last_hidden_state
+            return last, original(**given, output_hidden_states=True, return_dict=True)
+    except ModelError as error:
+        if getattr(known, "pad_token_id", None) is not None:
+            raise
+        raise ModelError(
+            "pad_token_id: config.json has none; set it to the tokenizer's padding token"
+        ) from error
 
 
 @contextmanager

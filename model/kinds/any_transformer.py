@@ -17,11 +17,17 @@ from model.documents import AttentionMask, Padded
 from model.errors import ModelError
 from model.heads import OutputOrder, ProjectionParts, TaskHead, mean_over_tokens
 from model.hugging_face.library import (
+    PROBED,
     architecture,
     auto_class,
     config_class,
+    forget_positions,
     is_masked_lm,
     library_errors,
+    longest_sequence,
+    name_once,
+    probe,
+    probed,
     task_heads_in,
 )
 from model.model_config import WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
 _SIZES = {"vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_hidden_layers": "layers"}
-_PROBE = 7  # tokens
 _TOLERANCE = 1e-4
 
 
@@ -147,7 +152,7 @@ class TransformersConfig(ModelConfig):
             )
         if missing := sorted(loading["missing_keys"]):
             raise ModelError(f"the weights have no {missing[0]}; name a whole checkpoint")
-        last, output = _probe(original.eval(), theirs)
+        last, output = probe(original.eval(), theirs)
         config = cls._of(original, theirs, last, output.hidden_states or ())
         model = _loaded(config, original)
         if config.mlm_head and not _gives(model, output.logits):
@@ -170,7 +175,7 @@ class TransformersConfig(ModelConfig):
         known = original.config
         padding = getattr(known, "pad_token_id", None)
         sizes = {ours: getattr(known, name) for name, ours in _SIZES.items()}
-        shape = (1, _PROBE, sizes["hidden_size"])
+        shape = (1, PROBED, sizes["hidden_size"])
         if [tuple(state.shape) for state in states] != [shape] * (sizes["layers"] + 1):
             sizes["layers"] = 0
         heads, has_words = task_heads_in(theirs), is_masked_lm(theirs)
@@ -184,7 +189,7 @@ class TransformersConfig(ModelConfig):
         return cls(
             config=dict(theirs),
             **sizes,
-            max_positions=_positions(original),
+            max_positions=longest_sequence(original),
             segment_types=getattr(known, "type_vocab_size", None) or 0,
             pad_token_id=-1 if padding is None or padding >= known.vocab_size else padding,
             token_states=last.shape == shape,
@@ -216,9 +221,9 @@ class TransformersModel(Model):
             library = auto_class(theirs).from_config(known, dtype=torch.float32)
         if is_masked_lm(theirs) and not config.mlm_head:  # a teacher of vectors
             library = library.base_model
-        _forget_positions(library)
+        forget_positions(library)
         object.__setattr__(self, "library", library)
-        names = _name_once(library, copy=config.mlm_head and not config.factored_logits)
+        names = name_once(library, copy=config.mlm_head and not config.factored_logits)
         above = dict(library.named_children())
         self.encoder = library.base_model
         above = {name: part for name, part in above.items() if part is not self.encoder}
@@ -352,37 +357,6 @@ class TransformersModel(Model):
         return module(**given, output_hidden_states=bool(capture.hidden_states), return_dict=True)
 
 
-def _name_once(module: nn.Module, copy: bool) -> dict[Tensor | None, str]:
-    """Leave each shared parameter one name, as checkpoints do; returns the names.
-
-    With `copy` the other names get copies: ZeRO 3 gathers parameters for the modules that own them.
-    """
-    names: dict[Tensor | None, str] = {
-        parameter: name for name, parameter in module.named_parameters()
-    }
-    for name, parameter in [*module.named_parameters(remove_duplicate=False)]:
-        if names[parameter] != name:
-            place, _, key = name.rpartition(".")
-            owner = module.get_submodule(place)
-            del owner._parameters[key]
-            if copy:
-                owner.register_parameter(key, nn.Parameter(parameter.detach().clone()))
-                continue
-            object.__setattr__(owner, key, parameter)
-    return names
-
-
-def _forget_positions(module: nn.Module) -> None:
-    """Keep numbers of positions and the like, which are no weights, out of the state."""
-    for part in module.modules():
-        counts = [
-            name
-            for name, of in part._buffers.items()
-            if of is not None and not of.is_floating_point()
-        ]
-        part._non_persistent_buffers_set.update(counts)
-
-
 class _LibraryHead(nn.Module):
     """The library's parts above the layers, with outputs in the order of the task's labels."""
 
@@ -393,42 +367,6 @@ class _LibraryHead(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         return self.linear(logits)
-
-
-def _positions(original: nn.Module) -> int | None:
-    """The longest sequence; some families count positions from the padding token's number on."""
-    for name, table in original.named_modules():
-        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
-            padding = table.padding_idx
-            return table.num_embeddings - (0 if padding is None else padding + 1)
-    positions: int | None = getattr(original.config, "max_position_embeddings", None)
-    return positions or None
-
-
-def _probed(vocabulary: int) -> dict[str, Any]:
-    """The inputs of a trial pass."""
-    ids = torch.arange(_PROBE)[None] % vocabulary
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-@torch.no_grad()
-def _probe(original: Any, theirs: Mapping[str, Any]) -> tuple[Tensor, Any]:
-    """The last states, and all outputs, of the library's own model in a trial pass.
-
-    Raises ModelError where it fails.
-    """
-    known = original.config
-    try:
-        with library_errors(theirs):
-            given = _probed(known.vocab_size)
-            last = original.base_model(**given, return_dict=True).last_hidden_state
-            return last, original(**given, output_hidden_states=True, return_dict=True)
-    except ModelError as error:
-        if getattr(known, "pad_token_id", None) is not None:
-            raise
-        raise ModelError(
-            "pad_token_id: config.json has none; set it to the tokenizer's padding token"
-        ) from error
 
 
 def _loaded(config: TransformersConfig, original: nn.Module) -> TransformersModel:
@@ -442,7 +380,7 @@ def _loaded(config: TransformersConfig, original: nn.Module) -> TransformersMode
 def _gives(model: TransformersModel, logits: Tensor) -> bool:
     """Whether the model has these logits in a trial pass."""
     try:
-        ours = model(**_probed(model.config.vocab_size)).logits
+        ours = model(**probed(model.config.vocab_size)).logits
     except RuntimeError:  # the projection's weight is a part of what the library reads
         return False
     return torch.allclose(logits, ours, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
