@@ -32,7 +32,8 @@ from benchmarks.masked_batches import VOCABULARY, masked_batch
 from benchmarks.one_rank import join_alone
 from benchmarks.turns import median_seconds
 from data_pipeline import Batch
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.step_shape import StepShape

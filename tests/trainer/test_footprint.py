@@ -19,7 +19,8 @@ from trainer.batch_config import BatchConfig
 from trainer.config import JobConfig
 from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.footprint import Work
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.step_shape import StepShape

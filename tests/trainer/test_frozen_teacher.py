@@ -18,7 +18,8 @@ from trainer.batches import to_device
 from trainer.checkpoint import published
 from trainer.checkpoint.folder import scores_of
 from trainer.config import JobConfig
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.step_shape import MicroStep, StepShape

@@ -20,7 +20,8 @@ from tests.trainer import tiny
 from trainer.config import JobConfig, LogConfig
 from trainer.control.requests import NO_REQUESTS
 from trainer.errors import TrainingError
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learners import learner
 from trainer.learners.memory_errors import named_for
 from trainer.learners.state import JobState

@@ -17,7 +17,7 @@ from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.checkpoint.folder import scores_of, step_name
 from trainer.checkpoint.manifest import read_manifest
 from trainer.errors import TrainingError
-from trainer.learner_config import InitConfig
+from trainer.init_config import InitConfig
 from trainer.learners.admission import is_over, schedule_steps
 from trainer.learners.first_weights import model_state
 from trainer.learners.learners import Learners

@@ -16,7 +16,8 @@ from tests.thorough import IS_THOROUGH, zero_stages
 from tests.trainer import tiny
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_embeddings, model_state
 from trainer.learners.learner import Learner

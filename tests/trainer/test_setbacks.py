@@ -13,7 +13,8 @@ from tests.conftest import TINY_JOB, tandem
 from trainer.admission_config import StartConfig
 from trainer.config import JobConfig
 from trainer.evaluation.setbacks import BEHIND, FALLING_BACK, WORSE, setbacks
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.schedules.learning_rate import schedule_config

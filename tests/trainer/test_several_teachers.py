@@ -22,8 +22,9 @@ from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
+from trainer.init_config import InitConfig
 from trainer.job_data.fit import require_inputs
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module

@@ -26,7 +26,8 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.test_exactness import record_first_gradients
 from trainer.config import JobConfig
-from trainer.learner_config import InitConfig, LearnerConfig
+from trainer.init_config import InitConfig
+from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.step_shape import StepShape
