@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -151,6 +152,13 @@ class Encoder(nn.Module):
             pattern.tokens.share_code(x, angles)
         how = pattern, angles, rows, capture_attention
         return self._run_layer(attention, feed_forward, x, *how)
+
+    def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        """Run layers by `run` instead of `run_layer`, if each of them runs once and is its own."""
+        plans = {*self.attention_plan}, {*self.feed_forward_plan}
+        is_shared = any(len(plan) < self.config.layers for plan in plans)
+        if not is_shared and not self.checkpoint_activations:
+            self._run_layer = run
 
     def compile_layers(self, **options: Any) -> None:
         """Run layers through ``torch.compile`` with these options; those of equal shape share code.

@@ -115,7 +115,7 @@ ROOMS = {
     "trainer/scoring": (
         "column metric scores task_scores task_metrics span_metric ranking_metric translating"
     ),
-    "trainer/footprint": "fake_tensors fake_step footprint demands",
+    "trainer/footprint": "work fake_tensors repeated_layers fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "
         "evaluations finished agreement mistakes breakdown labelled_files "

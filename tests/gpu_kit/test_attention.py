@@ -21,7 +21,7 @@ from model.attention_kernel import (
 from model.precision import kernels_of
 from tests.distributed import run_distributed
 from tests.model.test_documents import model_of
-from trainer.footprint.footprint import Work
+from trainer.footprint.work import Work
 from trainer.objectives.terms import attention as relations
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from configs import ConfigError, typed
 from model import Capture, EncoderConfig, TaskHeadConfig, with_task_head
 from model.accounting import flops_per_token, flops_to_leave
 from model.branches import Branch
-from trainer.footprint.footprint import KERNELS
+from trainer.footprint.work import KERNELS
 
 HEAD = TaskHeadConfig(labels=["a", "b", "c"], pooling="first", transform="none", branches=True)
 LAYERS, ROWS, LENGTH = 4, 12, 9

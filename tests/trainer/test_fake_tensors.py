@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model import EncoderConfig, module_of
+from model.encoder import Encoder
 from tests.trainer.test_footprint import job
+from trainer.config import JobConfig
 from trainer.footprint import fake_tensors
 from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.fake_tensors import FakeMode, FakeTensor
-from trainer.footprint.footprint import Work
+from trainer.footprint.footprint import footprints
+from trainer.footprint.work import Work
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "layers": 4, "heads": 2, "ffn_size": 64}
 MODELS = {
@@ -64,14 +68,37 @@ def test_views_share_their_base_and_operations_in_place_return_it() -> None:
         base + 1
 
 
-def test_a_plan_computes_each_operation_once() -> None:
-    """Layers like earlier ones are look-ups: a deep model costs no more operations on meta."""
+def of_depth(layers: int, precision: str) -> JobConfig:
+    config = job(precision=precision)
+    config.teacher.model = dataclasses.replace(MODELS["local layers"], layers=layers)
+    config.students["half"].model = dataclasses.replace(MODELS["post norm"], layers=layers)
+    del config.students["narrow"]
+    return config
 
-    def computed(layers: int) -> int:
-        config = job()
-        config.teacher.model.layers = layers
-        with mock.patch.object(fake_tensors, "_run", wraps=fake_tensors._run) as run:
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_layers_that_do_not_run_count_as_if_they_did(precision) -> None:
+    config = of_depth(7, precision)
+    repeated = footprints(config, "gpu", 64)
+    with mock.patch.object(Encoder, "run_layers_by"):
+        run = footprints(config, "gpu", 64)
+    for name, expected in run.items():
+        for key, value in dataclasses.asdict(expected).items():
+            close = 0.01 if key == "activations" else 1e-12
+            assert getattr(repeated[name], key) == pytest.approx(value, rel=close), (name, key)
+
+
+def test_a_plan_of_deeper_models_runs_no_more_operations() -> None:
+    def operations(layers: int) -> tuple[int, int]:
+        """Of all learners, and those of them that are no look-ups."""
+        config = of_depth(layers, "bf16")
+        dispatch, run = Work.__torch_dispatch__, fake_tensors._run
+        counted = mock.patch.object(Work, "__torch_dispatch__", autospec=True, side_effect=dispatch)
+        with counted as every, mock.patch.object(fake_tensors, "_run", side_effect=run) as first:
             demands_apart(config, demands(config).learners)
-        return run.call_count
+        return every.call_count, first.call_count
 
-    assert computed(8) == computed(4) < 3000
+    every, first = operations(12)
+    assert (every, first) == operations(6)
+    assert every < 6000
+    assert first < 3000

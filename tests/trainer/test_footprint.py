@@ -18,7 +18,7 @@ from tests.thorough import IS_THOROUGH
 from trainer.batch_config import BatchConfig
 from trainer.config import JobConfig
 from trainer.footprint.demands import demands, demands_apart
-from trainer.footprint.footprint import Work
+from trainer.footprint.work import Work
 from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key

@@ -32,6 +32,13 @@ class FakeTensor(Tensor):
             storage_size=like.untyped_storage().nbytes(),
         )
 
+    @classmethod
+    def of_bytes(cls, number: int) -> FakeTensor:
+        """A tensor of this many bytes."""
+        return Tensor._make_wrapper_subclass(
+            cls, (number,), dtype=torch.uint8, device=CPU, storage_size=number
+        )
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -77,13 +84,13 @@ class FakeMode(TorchDispatchMode):
     ) -> Any:
         keywords = keywords or {}
         given: list[Tensor] = []
-        key = function, _key(arguments, given), _key(keywords.items(), given)
+        key = function, layouts(arguments, given), layouts(keywords.items(), given)
         if key not in self._results:
             self._results[key] = _run(function, arguments, keywords)
         return _fake(self._results[key], given)
 
 
-def _key(values: Iterable[Any], tensors: list[Tensor]) -> tuple[Any, ...]:
+def layouts(values: Iterable[Any], tensors: list[Tensor]) -> tuple[Any, ...]:
     """The part of values that decides an operation's result; collects the `tensors` among them."""
     key: list[Any] = []
     for value in values:
@@ -91,7 +98,7 @@ def _key(values: Iterable[Any], tensors: list[Tensor]) -> tuple[Any, ...]:
             tensors.append(value)
             key += value.shape, value.stride(), value.dtype
         elif isinstance(value, (list, tuple)):
-            key.append(_key(value, tensors))
+            key.append(layouts(value, tensors))
         else:
             key += type(value), value
     return tuple(key)

@@ -7,43 +7,24 @@ formulas of ``torch.utils.flop_counter``) is counted.
 from __future__ import annotations
 
 import dataclasses
-import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from model import Features
+from model.encoder import Encoder
 from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroLogits
 from trainer.config import JobConfig
 from trainer.footprint.fake_step import fake_batch, fake_step
 from trainer.footprint.fake_tensors import FakeMode, FakeTensor
+from trainer.footprint.repeated_layers import RepeatedLayers
+from trainer.footprint.work import Work
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
 from trainer.learners.module import LearnerModule
 from trainer.learners.programs import Train
 from trainer.optimizers import parameter_groups
 
-
-def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
-    """FLOPs of fused attention on a CPU; torch's counter knows the GPU kernels only."""
-    return 4 * math.prod(q) * k[-2]
-
-
-def _attention_backward(grad: Any, q: Sequence[int], k: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * _attention(q, k, k)  # without the kernel's recomputation
-
-
-KERNELS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}  # operations that torch's counter does not know
 LEAST_TOKENS = 4096  # with fewer, the losses' chunks are not full and memory grows not linearly
 
 
@@ -179,6 +160,9 @@ class _Run:
     def __init__(self, module: LearnerModule) -> None:
         self.module = module
         self.mode = self.work = Work(module.model.kernel_flops)
+        for part in module.modules():
+            if isinstance(part, Encoder):
+                part.run_layers_by(RepeatedLayers(self.work))
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
@@ -222,75 +206,3 @@ def _states(module: LearnerModule, config: LearnerConfig) -> int:
         (len(group["states"]) + averages) * sum(parameter.numel() for parameter in group["params"])
         for group in groups
     )
-
-
-class Work(TorchDispatchMode):
-    """Counts the bytes of storages created under it: those alive `now`, and their peak.
-
-    `kernels` counts the operations that did more than create a view of a tensor, `flops` those of
-    matrix products. It is one mode for all of them, since each mode costs every operation time.
-    """
-
-    def __init__(self, kernel_flops: Mapping[Any, Callable[..., int]] | None = None) -> None:
-        """kernel_flops: of operations that torch's counter does not know, by shapes."""
-        super().__init__()
-        formulas = {**KERNELS, **(kernel_flops or {})}
-        wrapped = {kernel: shape_wrapper(formula) for kernel, formula in formulas.items()}
-        self._flops_of = {**flop_registry, **wrapped}
-        self.flops = 0
-        self.kernels = 0
-        self.now = 0
-        self.peak = 0
-        self._sizes: dict[int, int] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `FakeMode`
-
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        arguments: tuple[Any, ...] = (),
-        keywords: Mapping[str, Any] | None = None,
-    ) -> Any:
-        keywords = keywords or {}
-        result = function(*arguments, **keywords)
-        if function.namespace != "aten" or function.is_view:
-            return result  # queries and views
-        self.kernels += 1
-        if count := self._flops_of.get(function.overloadpacket):
-            self.flops += count(*arguments, **keywords, out_val=result)
-        given = {_storage(leaf) for leaf in _tensors((arguments, keywords.values()))}
-        for leaf in _tensors((result,)):
-            if _storage(leaf) not in given:
-                self._add(leaf.untyped_storage())
-        return result
-
-    def set_aside(self, tensor: Tensor | None) -> None:
-        """Stop counting a tensor, although it stays alive."""
-        if tensor is not None:
-            self._remove(_storage(tensor))
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self._sizes:
-            self._sizes[storage._cdata] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._remove, storage._cdata)
-
-    def _remove(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among arguments or results, and in sequences of these."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, Iterable) and not isinstance(value, str):
-            yield from _tensors(value)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
