@@ -17,15 +17,18 @@ from model.precision import kernels_of
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_micro_batches
+from trainer.fusion import fusing
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners import module
 from trainer.learners.learner import Learner
 from trainer.learners.module import LearnerModule, is_compiled
 from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.row_losses import RowLosses, cross_entropy_rows, kl_divergence_rows
 from trainer.objectives.terms import HiddenMSE, SoftKL
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.vocabulary_projection import Distribution, TopLogits
 
 STUDENTS, MICRO_BATCH, ACCUMULATION = 3, 2, 2
 
@@ -164,6 +167,31 @@ KERNELS = {"bert_large": (23, 29), "demo_teacher": (25, 29)}
 )
 def test_a_compiled_layer_keeps_to_its_kernels(model):
     assert fused(model) == KERNELS[model]
+
+
+def test_fused_losses_pass_over_a_chunk_a_third_as_often():
+    """Cross-entropy and KL divergence over BERT's vocabulary: the bytes that their kernels move."""
+    from benchmarks.roofline_compiled import counting
+    from benchmarks.roofline_kernels import Kernels
+
+    kernels, rows, vocabulary = Kernels(), 1216, 30522
+    with FakeTensorMode(allow_non_fake_inputs=True), kernels_of("cuda"), kernels:
+        bias, weights = torch.empty(vocabulary), torch.ones(rows)
+        product = torch.empty(rows, vocabulary + 6, dtype=torch.bfloat16)
+        teacher = Distribution(TopLogits(torch.empty(rows, vocabulary), None, vocabulary))
+        teacher.at(slice(0, rows), 2.0)
+        losses = [
+            cross_entropy_rows(torch.zeros(rows, dtype=torch.int64)),
+            kl_divergence_rows(teacher, 2.0, weights),
+        ]
+        together = RowLosses(losses, [1.0, 2.0])
+        begins = [len(kernels.all)]
+        together.differentiate(product[:, :vocabulary].float() + bias, slice(0, rows))
+        begins.append(len(kernels.all))
+        with fusing({"backend": counting()}):
+            together.differentiate_products(product, bias, slice(0, rows), 1.0)
+    plain = sum(kernel.bytes for kernel in kernels.all[begins[0] : begins[1]])
+    assert 3 * sum(kernel.bytes for kernel in kernels.all[begins[1] :]) < plain
 
 
 @pytest.mark.parametrize(
