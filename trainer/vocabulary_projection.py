@@ -261,8 +261,9 @@ class Distribution:
         if self._fusion is not None:
             logits = [teacher.logits(chunk, teacher.buffer(chunk)) for teacher in self.teachers]
             p = self._room_for(chunk, temperature)
+            divisor = torch.full((), temperature, dtype=p.dtype, device=p.device)
             with fusing(self._fusion):
-                return p, mean_softmax(p, logits, logits[0].new_full((), temperature))
+                return p, mean_softmax(p, logits, divisor)
         if self._scratch is None:
             self._scratch = self._buffer(self._chunks[0])
         first, *others = self.teachers
