@@ -61,6 +61,8 @@ def test_views_share_their_base_and_operations_in_place_return_it() -> None:
         base = FakeTensor(torch.zeros(4, 6))
         parts = [base.t(), base[1:], *base.unbind()]
         assert base.add_(1) is base
+        assert base[0, 0].item() == 0.0
+        assert not (base == 1).any()
         assert base.add(1).untyped_storage()._cdata != base.untyped_storage()._cdata
     assert {part.untyped_storage()._cdata for part in parts} == {base.untyped_storage()._cdata}
     assert base.untyped_storage().nbytes() == 4 * 4 * 6

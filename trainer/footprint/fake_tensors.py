@@ -65,7 +65,10 @@ class _Result(NamedTuple):
 
 
 class FakeMode(TorchDispatchMode):
-    """Runs operations on meta tensors, once for tensors of the same shapes, strides and dtypes."""
+    """Runs operations on meta tensors, once for tensors of the same shapes, strides and dtypes.
+
+    A number that is read from a tensor is 0: libraries ask whether a mask hides anything.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +109,8 @@ def layouts(values: Iterable[Any], tensors: list[Tensor]) -> tuple[Any, ...]:
 
 def _run(function: Any, arguments: Any, keywords: Mapping[str, Any]) -> Any:
     """Run an operation on meta tensors; returns its results, each tensor as a `_Result`."""
+    if function is torch.ops.aten._local_scalar_dense.default:
+        return torch.zeros((), dtype=arguments[0].dtype).item()
     metas: list[Tensor] = []
 
     def to_meta(tensor: Tensor) -> Tensor:
