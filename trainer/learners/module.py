@@ -90,10 +90,10 @@ class LearnerModule(nn.Module):
         ):
             yield
 
-    def compile_parts(self, **options: Any) -> None:
-        """Run the layers and losses through ``torch.compile``: `Model.compile_layers`."""
-        self.model.compile_layers(**options)
-        self.compile_options = options
+    def compile_parts(self, dynamic: bool = False, **options: Any) -> None:
+        """Run the layers and losses through ``torch.compile``, as in `Model.compile_layers`."""
+        self.compile_options = {"dynamic": dynamic, **options}
+        self.model.compile_layers(**self.compile_options)
 
 
 def always_captured(name: str, config: LearnerConfig) -> Capture:
