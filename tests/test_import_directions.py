@@ -77,7 +77,7 @@ ROOMS = {
         "stages term layers row_losses vocabulary labels task whole_batch label_names terms "
         "objective_config shared_spans objective"
     ),
-    "trainer/objectives/terms": "states attention predictions z_loss early_exits",
+    "trainer/objectives/terms": "states attention predictions divergences z_loss early_exits",
     "trainer/learners": (
         "state step_shape step_decision admission zero gradients averages memory_errors "
         "programs module engine learner first_weights learners"

@@ -14,17 +14,19 @@ from trainer.objectives.terms.attention import (
     QueryRelation,
     ValueRelation,
 )
-from trainer.objectives.terms.early_exits import EarlyExits
-from trainer.objectives.terms.predictions import (
+from trainer.objectives.terms.divergences import (
     AlphaBeta,
-    Blended,
     DecoupledKD,
-    FromStudent,
     JensenShannon,
     ReverseKL,
+    UniversalLogitDistillation,
+)
+from trainer.objectives.terms.early_exits import EarlyExits
+from trainer.objectives.terms.predictions import (
+    Blended,
+    FromStudent,
     SoftCrossEntropy,
     SoftKL,
-    UniversalLogitDistillation,
 )
 from trainer.objectives.terms.states import (
     PKD,
