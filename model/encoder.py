@@ -154,11 +154,11 @@ class Encoder(nn.Module):
         return self._run_layer(attention, feed_forward, x, *how)
 
     def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
-        """Run layers by `run` instead of `run_layer`, if each of them runs once and is its own."""
+        """Run layers by `run`, as in `Model.run_layers_by`."""
         plans = {*self.attention_plan}, {*self.feed_forward_plan}
         is_shared = any(len(plan) < self.config.layers for plan in plans)
         if not is_shared and not self.checkpoint_activations:
-            self._run_layer = run
+            self._run_layer = partial(run, run_layer)
 
     def compile_layers(self, **options: Any) -> None:
         """Run layers through ``torch.compile`` with these options; those of equal shape share code.

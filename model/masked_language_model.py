@@ -5,6 +5,7 @@ In inference an example may leave early, at the first layer that is certain (Fas
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -94,6 +95,9 @@ class MaskedLanguageModel(Model):
         assert isinstance(head, BranchedHead)
         x = self.embeddings(input_ids, segment_ids)
         return leave_early(self.encoder, head, x, attention_mask, speed)
+
+    def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.encoder.run_layers_by(run)
 
     def compile_layers(self, dynamic: bool = False, **options: Any) -> None:
         """Run each layer through ``torch.compile``, as in `Model.compile_layers`.

@@ -190,6 +190,12 @@ class Model(nn.Module, ABC):
         """
         raise NotImplementedError
 
+    def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        """Let `run`, called with a layer's function and its arguments, run every layer.
+
+        Where layers have weights in common, are recomputed, or are no functions, it is not used.
+        """
+
     def share_embedding(self, table: Tensor) -> None:
         """Add the word embedding to this `table` [V, E] (`Ability.SHARE_EMBEDDING`)."""
         raise NotImplementedError

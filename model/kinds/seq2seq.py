@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -174,6 +174,9 @@ class Seq2Seq(Model):
         source = self.encoder(self.embeddings(source_ids), lengths, NOTHING).last_hidden_state
         visible = visible_keys(lengths, source.shape[1], 0, source.device)
         return CachedDecoding(self, list(self.decoder.memory(source)), visible)
+
+    def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.encoder.run_layers_by(run)
 
     def projection_parts(self) -> ProjectionParts:
         return ProjectionParts(self.embeddings.word.weight, self.head.bias)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from model import Features
-from model.encoder import Encoder
 from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroLogits
 from trainer.config import JobConfig
@@ -160,9 +159,7 @@ class _Run:
     def __init__(self, module: LearnerModule) -> None:
         self.module = module
         self.mode = self.work = Work(module.model.kernel_flops)
-        for part in module.modules():
-            if isinstance(part, Encoder):
-                part.run_layers_by(RepeatedLayers(self.work))
+        module.model.run_layers_by(RepeatedLayers(self.work))
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:

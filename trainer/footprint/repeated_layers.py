@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
-from model.encoder import run_layer
 from trainer.footprint.fake_tensors import FakeTensor, layouts
 from trainer.footprint.work import Cost, Work, storage_of, tensors_among
 
@@ -41,7 +40,7 @@ class _Call:
 
 
 class RepeatedLayers:
-    """In place of `model.encoder.run_layer`, runs one layer of each form, on fake tensors.
+    """Runs one layer of each form, on fake tensors (`Model.run_layers_by`).
 
     Parameters get no gradients; only `work` shows what these would take.
     """
@@ -51,7 +50,12 @@ class RepeatedLayers:
         self._layers: dict[Any, _Layer] = {}
 
     def __call__(
-        self, attention: nn.Module, feed_forward: nn.Module, x: Tensor, *how: Any
+        self,
+        run_layer: Callable[..., tuple[Tensor, ...]],
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        x: Tensor,
+        *how: Any,
     ) -> tuple[Tensor, ...]:
         parameters = [*attention.parameters(), *feed_forward.parameters()]
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -60,7 +64,7 @@ class RepeatedLayers:
         form = layouts([x, *how, *parameters, *state], [])
         copies = tree_map_only(Tensor, FakeTensor, (x, *how))
         copies[0].requires_grad_(x.requires_grad)
-        run = partial(_run, _autocast(), attention, feed_forward, *copies)
+        run = partial(_run, _autocast(), run_layer, attention, feed_forward, *copies)
         if form not in self._layers:
             self._layers[form] = self._try(run, copies)
         layer = self._layers[form]
@@ -119,7 +123,9 @@ def _autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype, is_on, cache_enabled=False)
 
 
-def _run(autocast: torch.autocast, *inputs: Any) -> tuple[Tensor, ...]:
+def _run(
+    autocast: torch.autocast, run_layer: Callable[..., tuple[Tensor, ...]], *inputs: Any
+) -> tuple[Tensor, ...]:
     with autocast:
         return run_layer(*inputs)
 
