@@ -82,7 +82,7 @@ class Work(TorchDispatchMode):
             self.flops += count(*arguments, **keywords, out_val=result)
         given = {storage_of(leaf) for leaf in tensors_among((arguments, keywords.values()))}
         for leaf in tensors_among((result,)):
-            if storage_of(leaf) not in given:
+            if not leaf.is_meta and storage_of(leaf) not in given:
                 self._add(leaf.untyped_storage())
         return result
 
