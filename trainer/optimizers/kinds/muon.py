@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from configs.rules import PROBABILITY, Doc, OneOf, positive
+from model.precision import is_native, kernel_device, rounded
 from trainer.optimizers.config import KIND, MATRICES, AdamConfig, register_optimizer
 from trainer.optimizers.moments import adam_updates, with_gradient
 from trainer.optimizers.shards import Tensorwise, map_matrices, parameter_shapes, parameter_views
@@ -113,14 +115,21 @@ class Muon(Tensorwise):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """About the nearest matrix with orthonormal rows or columns, in bfloat16."""
+    """About the nearest matrix with orthonormal rows or columns, in bfloat16.
+
+    A CPU without bfloat16 products multiplies the rounded values in float32, 15 times as fast.
+    """
     a, b, c = COEFFICIENTS
-    x = matrix.bfloat16()
+    has_bf16 = is_native(kernel_device(matrix.device), torch.bfloat16)
+    narrow = Tensor.bfloat16 if has_bf16 else partial(rounded, dtype=torch.bfloat16)
+    x = narrow(matrix)
     is_tall = matrix.size(0) > matrix.size(1)
     if is_tall:
         x = x.T
-    x = x / x.norm().clamp(min=1e-7)
+    x = narrow(x / narrow(x.norm().clamp(min=1e-7)))
     for _ in range(ITERATIONS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if is_tall else x
+        gram = narrow(x @ x.T)
+        x = narrow(
+            torch.addmm(x, narrow(torch.addmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a)
+        )
+    return (x.T if is_tall else x).bfloat16()
