@@ -30,7 +30,7 @@ import configs
 from benchmarks.studies.claims import CLAIMS, Ratios, drawn
 from benchmarks.studies.tables import markdown
 from benchmarks.turns import median_seconds
-from model import EncoderConfig, Model, build, describe, project
+from model import EncoderConfig, Model, build, describe, vocabulary_logits
 
 MASKED_FRACTION = 0.15
 TITLES = (
@@ -105,7 +105,7 @@ def train(model: Model, input_ids: torch.Tensor) -> None:
     masked = torch.arange(0, input_ids.numel(), round(1 / MASKED_FRACTION))
     found = model.features(input_ids, masked_positions=masked).vocabulary_input
     assert found is not None, "a model without a masked-LM head"
-    logits = project(found, *model.output_projection())
+    logits = vocabulary_logits(found, *model.output_projection())
     F.cross_entropy(logits, input_ids.flatten()[masked]).backward()
     model.zero_grad()
 

@@ -14,7 +14,7 @@ from model.crf import Transitions, decode, log_likelihood
 from model.documents import AttentionMask, Documents, Padded
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
-from model.heads import project
+from model.heads import vocabulary_logits
 from model.hugging_face import (
     encoder_from_pretrained,
     first_weights,
@@ -101,7 +101,6 @@ __all__ = [
     "may_name_a_head",
     "model_card",
     "module_of",
-    "project",
     "prune_folder",
     "read_config",
     "read_encoder_config",
@@ -110,6 +109,7 @@ __all__ = [
     "select_layers",
     "select_tokens",
     "tile",
+    "vocabulary_logits",
     "with_fitting_heads",
     "with_head_alone",
     "with_task_head",

@@ -36,7 +36,7 @@ class ProjectionParts(NamedTuple):
         return torch.cat([self.word, self.extra.t()], dim=1), self.bias
 
 
-def project(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def vocabulary_logits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Logits [..., V] of a vocabulary projection's input [..., E], by its weight and bias."""
     return x if weight is None else F.linear(x, weight, bias)
 

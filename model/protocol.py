@@ -28,7 +28,7 @@ from model.heads import (
     TaskHead,
     first_token,
     mean_over_tokens,
-    project,
+    vocabulary_logits,
 )
 from model.model_config import PAIRS, Ability, ModelConfig
 from model.outputs import (
@@ -311,7 +311,7 @@ class Model(nn.Module, ABC):
         )
         output = ModelOutput(None, pooled=features.pooled, heads=features.heads)
         if features.vocabulary_input is not None:
-            logits = project(features.vocabulary_input, *self.output_projection())
+            logits = vocabulary_logits(features.vocabulary_input, *self.output_projection())
             is_flat = masked_positions is not None
             output.logits = logits if is_flat else logits.unflatten(0, input_ids.shape)
         if output_hidden_states:

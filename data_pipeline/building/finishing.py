@@ -37,12 +37,11 @@ def finish_folder(
     `tokenization.load` for `tokenizer_dir`. `others` are files that lie there already.
     `other_tokenizers` also read the corpus.
     """
-    unknown = tokenization.unknown_id(loaded[0])
     tree: dict[str, Any] = {
         "format": manifest.FORMAT,
         "identity": identity,
         "vocabulary": loaded[1].to_json(),
-        "splits": {split: _describe(Index.open(folder / split), unknown) for split in SPLITS},
+        "splits": {split: _describe(Index.open(folder / split), loaded[0]) for split in SPLITS},
         "tally": {key: value for key, value in tally.items() if key not in _LEFT_OUT},
     }
     if other_tokenizers:
@@ -74,7 +73,8 @@ def finish_folder(
     return tree
 
 
-def _describe(index: Index, unknown: int | None) -> dict:
+def _describe(index: Index, tokenizer: tokenizers.Tokenizer) -> dict:
+    unknown = tokenization.unknown_id(tokenizer)
     return {
         "shards": len(index.shards),
         "blocks": len(index.blocks),

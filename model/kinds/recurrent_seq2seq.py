@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.attention_kernel import visible_keys
-from model.heads import OutputBias, ProjectionParts, project
+from model.heads import OutputBias, ProjectionParts, vocabulary_logits
 from model.kinds.bilstm import (
     KERNEL_FLOPS,
     BothDirections,
@@ -240,7 +240,7 @@ class RecurrentDecoding:
     def log_probabilities(self, tokens: Tensor) -> Tensor:
         words = self._model.embeddings(tokens[:, None])
         states, self._past = self._model.decoder(words, self._source, self._past)
-        logits = project(states[:, 0], *self._model.output_projection())
+        logits = vocabulary_logits(states[:, 0], *self._model.output_projection())
         return logits.float().log_softmax(dim=-1)
 
     def repeat(self, count: int) -> None:

@@ -18,7 +18,7 @@ from model.config import EncoderConfig
 from model.decoder import Decoder, KeysValues
 from model.embedding import Embeddings
 from model.encoder import Encoder
-from model.heads import OutputBias, ProjectionParts, project
+from model.heads import OutputBias, ProjectionParts, vocabulary_logits
 from model.initial_values import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
@@ -210,7 +210,7 @@ class CachedDecoding:
         words = self._model.embeddings.word(tokens)
         states, seen = self._model.decoder.step(words, self._past, self._memory, self._there)
         self._past = [*seen]
-        logits = project(states, *self._model.output_projection())
+        logits = vocabulary_logits(states, *self._model.output_projection())
         return logits.float().log_softmax(dim=-1)
 
     def repeat(self, count: int) -> None:

@@ -27,8 +27,8 @@ from model import (
     ModelError,
     Padded,
     encoder_from_pretrained,
-    project,
     read_encoder_config,
+    vocabulary_logits,
 )
 from trainer.batches import rows_by_length
 from trainer.own_tokenizer import require_own_tokenizer
@@ -215,5 +215,5 @@ def _log_probabilities(
     padded = Padded(tensors[1], int(lengths.sum())) if lengths.min() < lengths.max() else None
     features = model.features(tensors[0], None, padded, tensors[2])
     assert features.vocabulary_input is not None, "a model with a masked-LM head"
-    logits = project(features.vocabulary_input, *model.output_projection())
+    logits = vocabulary_logits(features.vocabulary_input, *model.output_projection())
     return -F.cross_entropy(logits.float(), tensors[3], reduction="none")

@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
-from model import CLASSIFICATION, DETECTION, Capture, Features, Model, ModelConfig, project
+from model import (
+    CLASSIFICATION,
+    DETECTION,
+    Capture,
+    Features,
+    Model,
+    ModelConfig,
+    vocabulary_logits,
+)
 from trainer.batches import MicroBatch
 from trainer.scoring.column import ACCURACY, LOSS, NUMBER, PAIR_ACCURACY, Column
 from trainer.scoring.metric import Metric, SummedMetric
@@ -224,7 +232,7 @@ def predictions(vocabulary_input: Tensor, projection: OutputProjection) -> Tenso
 def _logits(vocabulary_input: Tensor, projection: OutputProjection) -> Iterator[Tensor]:
     """Float32 logits [chunk, V] of successive positions."""
     for inputs in vocabulary_input.split(CHUNK):
-        yield project(inputs, projection.weight, projection.bias).float()
+        yield vocabulary_logits(inputs, projection.weight, projection.bias).float()
 
 
 TASK_MEAN = Column("task_mean", "mean")
