@@ -14,6 +14,8 @@ DEMO := runs/demo
 # Nothing is compiled: DeepSpeed's kernels are optional, and this project uses none of them.
 export DS_BUILD_OPS := 0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images of containers set this: then each of the tests' processes would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-all quick-tests all-tests lint format docs bench roofline slurm chromium
 .DELETE_ON_ERROR:
