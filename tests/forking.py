@@ -39,7 +39,7 @@ def import_everything() -> None:
 
     for package in ("commands", "configs", "data_pipeline", "model", "trainer", "cluster"):
         for module in pkgutil.walk_packages([str(REPOSITORY / package)], f"{package}."):
-            if not module.name.endswith("wandb_follower"):
+            if not module.name.endswith("wandb_tracker"):
                 importlib.import_module(module.name)
     for name in OF_TESTS:
         # A machine that runs the GPU tests alone may lack what other tests need.

@@ -18,9 +18,10 @@ from trainer.checkpoint.attempts import Attempt
 from trainer.config import LogConfig
 from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.tracking import tracking
+from trainer.tracking.alerts import Alerts
 from trainer.tracking.trackers import Tail
 from trainer.tracking.tracking import current_id, first_id
-from trainer.tracking.wandb_follower import Alerts, by_step, is_prefix
+from trainer.tracking.wandb_tracker import by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -261,22 +262,14 @@ EVALUATION = {
 }
 
 
-class FakeRun:
-    def __init__(self):
-        self.alerts = []
-
-    def alert(self, title, text, level):
-        self.alerts.append((title, text))
-
-
 def alerted(run):
     return [json.loads(line)["title"] for line in (run / "alerts.jsonl").read_text().splitlines()]
 
 
 def test_alerts_of_a_stall_and_a_spike(run):
-    fake = FakeRun()
+    sent = []
     now = 0.0
-    alerts = Alerts(fake, run, clock=lambda: now)
+    alerts = Alerts(lambda *told: sent.append(told), run, clock=lambda: now)
     now = 400.0  # a slow start
     alerts.check_stall()
     alerts.add_row({"step": 1})
@@ -287,12 +280,12 @@ def test_alerts_of_a_stall_and_a_spike(run):
     alerts.check_stall()
     alerts.check_stall()
     assert alerted(run) == ["spike", "stalled"]
-    assert fake.alerts[0] == ("spike", "demo: rolled back after a spike; resumed at step 2")
+    assert sent[0] == ("spike", "demo: rolled back after a spike; resumed at step 2")
 
 
 def test_no_stall_is_alerted_while_batches_are_scored(run):
     now = 0.0
-    alerts = Alerts(FakeRun(), run, clock=lambda: now)
+    alerts = Alerts(print, run, clock=lambda: now)
     alerts.add_row({"step": 1})
     now = 5000.0
     log(run, {"step": 1})  # touched just now, as rank 0 does
@@ -308,11 +301,10 @@ def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     """In the third attempt in a row without a new step; the first two are on record."""
     log(run, {"step": 5})
     (run / "wandb").mkdir()
-    fake = FakeRun()
     for expected in ([5, 0], [5, 1], [5, 2]):
-        Alerts(fake, run).check_crash_loop(5)
+        Alerts(print, run).check_crash_loop(5)
         assert json.loads((run / "wandb/attempts.json").read_text()) == expected
-    assert not fake.alerts
+    assert not (run / "alerts.jsonl").exists()
     assert start(run).finish(completed=False, seconds=300)
     assert alerted(run) == ["crash loop"]
     assert "alert" in kinds(run)
@@ -323,7 +315,7 @@ def test_files_that_a_crash_has_torn_count_as_missing(run, left):
     """An empty ``attempts.json`` ended W&B and its alerts at every later start."""
     (run / "wandb").mkdir()
     (run / "wandb/attempts.json").write_bytes(left)
-    Alerts(FakeRun(), run).check_crash_loop(5)
+    Alerts(print, run).check_crash_loop(5)
     assert json.loads((run / "wandb/attempts.json").read_text()) == [5, 0]
 
 

@@ -1,1 +1,1 @@
-"""Weights & Biases: a process beside the job follows its metrics.jsonl."""
+"""Trackers: a process beside the job feeds each from its metrics.jsonl."""

@@ -1,6 +1,7 @@
-"""Trackers besides Weights & Biases, each fed from ``metrics.jsonl`` by a process of its own.
+"""Trackers, each fed from ``metrics.jsonl`` by a process of its own.
 
-`trainer.tracking.tracking` starts the process, which runs `main`. It ends as W&B's does.
+`trainer.tracking.tracking` starts the process, which runs `main`. It ends at the end of standard
+input: after the line "completed" or "stopped", or without either when the trainer was killed.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class Tracker(ABC):
     def log(self, row: Row) -> None:
         """Add a row: numbers by name, ``step`` among them. A step may have several rows."""
 
+    def check(self) -> None:  # noqa: B027 - optional
+        """Called about every second until the trainer ends."""
+
+    def preempt(self) -> None:  # noqa: B027 - optional
+        """Called before `close` if the attempt was stopped so that the run can be resumed."""
+
     @abstractmethod
     def close(self, completed: bool) -> None:
         """The attempt has ended; `completed`: at the last step of the run."""
@@ -130,12 +137,17 @@ def follow(tracker: Tracker, folder: Path) -> None:
         last_look = last_word.ended.wait(POLL_SECONDS)
         for row in tail.rows():
             tracker.log(row)
+        if not last_look:
+            tracker.check()
+    if last_word.text == "stopped":
+        tracker.preempt()
     tracker.close(last_word.text == "completed")
 
 
-def main(name: str, file: str, folder: str) -> None:
-    """Follow a run by the tracker that `file` registers as `name`."""
+def main(name: str, file: str, folder: str, options: Mapping[str, Any]) -> None:
+    """Follow a run by the tracker that `file` registers as `name`; `options` are its own."""
     os.nice(10)  # training comes first
     runpy.run_path(file)
     run = Path(folder)
-    follow(_TRACKERS[name](run, configs.plain((run / "config.yaml").read_text(), "config")), run)
+    config = configs.plain((run / "config.yaml").read_text(encoding="utf-8"), "config")
+    follow(_TRACKERS[name](run, config, **options), run)

@@ -1,9 +1,8 @@
 """Trackers, isolated from training: a separate process for each follows ``metrics.jsonl``.
 
-Rank 0 starts the follower of Weights & Biases (`trainer/tracking/wandb_follower.py`), and those of
-other trackers (`trainer.tracking.trackers`), and does not contact them again until the end. The
-training process has no call per step, no network and no thread for them. So an unreachable server,
-a full disk in W&B's folder or a crash of a client cannot slow or stop it.
+Rank 0 starts the processes (`trainer.tracking.trackers`), and does not contact them again until the
+end. The training process has no call per step, no network and no thread for them. So an unreachable
+server, a full disk in W&B's folder or a crash of a client cannot slow or stop it.
 
 A follower reads the file from its first row, so a resumed run has no gap. That of W&B skips the
 steps that W&B has already, so no step is logged twice. When the trainer is killed, its end of the
@@ -31,14 +30,9 @@ LATER = ("ended", "finished")  # what an attempt adds to its record when it is o
 
 _log = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).parents[2])
-_FOLLOWER = Path(__file__).with_name("wandb_follower.py")
-# Their imports are looked for in this checkout before the user's folder.
-_BY_PATH = """
-import runpy, sys
-sys.path.insert(0, sys.argv.pop(1))
-runpy.run_path(sys.argv.pop(1), run_name="__main__")
-"""
-_OF_TRACKER = """
+_WANDB = str(Path(__file__).with_name("wandb_tracker.py"))
+# Its imports are looked for in this checkout before the user's folder.
+_FOLLOWER = """
 import json, sys
 sys.path.insert(0, sys.argv.pop(1))
 from trainer.tracking.trackers import main
@@ -118,30 +112,33 @@ def start(
     if mode == "disabled" or os.environ.get("WANDB_MODE") == "disabled":
         return None
     options = {
-        "folder": str(run_folder.resolve()),
         "mode": mode,
         "about": dict(about),
-        "id": run_id,
+        "run_id": run_id,
         "models": list(models),
         "verify": verify,
     }
-    return _start(run_folder, "wandb", [_BY_PATH, str(_FOLLOWER), json.dumps(options)])
+    return start_tracker(run_folder, "wandb", _WANDB, options)
 
 
-def start_tracker(run_folder: Path, name: str) -> Tracking | None:
-    """Start a follower that feeds another tracker, registered as `name`. Never raises."""
-    told = {"name": name, "file": trackers.file_of(name), "folder": str(run_folder.resolve())}
-    return _start(run_folder, name, [_OF_TRACKER, json.dumps(told)])
+def start_tracker(
+    run_folder: Path, name: str, file: str = "", options: Mapping[str, Any] | None = None
+) -> Tracking | None:
+    """Start a follower that feeds the tracker which `file` registers as `name`. Never raises.
 
-
-def _start(run_folder: Path, name: str, words: Sequence[str]) -> Tracking | None:
-    """Start a process of this program and its arguments, whose output goes to ``logs/``."""
-    program, *arguments = words
+    Its output goes to ``logs/NAME.log``. Without a `file` the tracker is one of ``log.trackers``.
+    """
+    told = {
+        "name": name,
+        "file": file or trackers.file_of(name),
+        "folder": str(run_folder.resolve()),
+        "options": options or {},
+    }
     try:
         (run_folder / "logs").mkdir(parents=True, exist_ok=True)
         with (run_folder / "logs" / f"{name}.log").open("ab") as log:
             follower = subprocess.Popen(
-                [sys.executable, "-c", program, _ROOT, *arguments],
+                [sys.executable, "-c", _FOLLOWER, _ROOT, json.dumps(told)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
