@@ -3,6 +3,10 @@
 Text inside a stretched SVG would be distorted and unreadable on a phone. As positioned HTML it
 keeps its size, and the same markup fits every width without a script. Colours are CSS variables
 (``--c0`` ...), so that one chart serves light and dark mode.
+
+No library draws them, because a report is one file of some 60 KB, read offline and without scripts:
+plotly.js's smallest bundle has 1.2 MB. uPlot (51 KB) needs a script for every curve, and would save
+some 100 lines here: it names neither dots nor events, which is what `trainer.report.layout` is for.
 """
 
 from __future__ import annotations
