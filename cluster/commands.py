@@ -15,7 +15,6 @@ import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
 from cluster.run_files import trains
-from cluster.sbatch_options import refuse_unknown
 from cluster.scheduler import cancel, expected_start, of_run, queued_jobs
 from cluster.script import TRAINING, Work, build
 from cluster.slurm import plan_job
@@ -56,7 +55,6 @@ def submit(
         raise LaunchError("--chain: cannot be combined with --seeds; submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
     site = with_options(site, options)
-    refuse_unknown(site.sbatch)
     refuse_broken(site)
     _require_equal_shares(batches, site)
     if "evaluate" in work.stages and site.node_counts[-1] > 1:

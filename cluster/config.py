@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED, PORT
-from cluster.sbatch_options import OWN, gpus_in_gres
+from cluster.sbatch_options import gpus_in_gres, refusal
 from configs.rules import (
     GIGABYTES,
     INDEX,
@@ -138,8 +138,9 @@ class ClusterConfig(Section):
         for name in filter(LAUNCHERS.fullmatch, self.variables):
             yield f"variables.{name}", "is set by the launcher; leave it out"
         for section, options in (("sbatch", self.sbatch), ("srun", self.srun)):
-            for name in filter(OWN[section].__contains__, options):
-                yield f"{section}.{name}", f"cannot be set: {OWN[section][name]}"
+            for name in options:
+                if why := refusal(section, name):
+                    yield f"{section}.{name}", why
         yield from self._conflicts_of_gpus()
         threads = self.sbatch.get("cpus-per-task", "1")
         if not re.fullmatch(r"[1-9]\d*", threads):

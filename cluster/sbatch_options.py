@@ -1,14 +1,13 @@
-"""Which options of sbatch and srun a cluster config may set."""
+"""Which options of sbatch and srun a cluster config may set: all but those of the script.
+
+Others are passed on, since only a site's own sbatch knows them: releases and plugins add some, and
+``sbatch --help`` leaves out a fifth of what it takes. It refuses a misspelt one by itself.
+"""
 
 from __future__ import annotations
 
-import difflib
 import re
-import shutil
-import subprocess
-from collections.abc import Iterable, Mapping
-
-from cluster.errors import LaunchError
+from collections.abc import Mapping
 
 _GPUS = dict.fromkeys(
     ("gpus", "gpus-per-socket", "gpus-per-task", "ntasks-per-gpu", "tres-per-task"),
@@ -49,35 +48,14 @@ OWN_SRUN = {
 }
 OWN = {"sbatch": OWN_SBATCH, "srun": OWN_SRUN}
 
-# Options of every release since 20.11. Others may be misspelt, or come from a site's plugins.
-_NAMES = """
-    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment
-    constraint container container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu
-    cpus-per-task deadline delay-boot dependency distribution error exclude exclusive export
-    export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus gpus-per-node
-    gpus-per-socket gpus-per-task gres gres-flags hint hold ignore-pbs input job-name
-    kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
-    mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core
-    ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit
-    oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot
-    requeue reservation resv-ports segment signal sockets-per-node spread-job stepmgr switches
-    test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
-    use-min-nodes verbose wait wait-all-nodes wckey wrap
-"""
-SBATCH = frozenset(_NAMES.split())
-_ONLY_SRUN = """
-    accel-bind bcast bcast-exclude compress cpu-bind disable-status epilog exact external-launcher
-    immediate interactive kill-on-bad-exit label max-exit-timeout mpi msg-timeout multi-prog
-    no-allocate overlap pty prolog preserve-env quit-on-interrupt relative send-libs slurmd-debug
-    task-epilog task-prolog threads treewidth unbuffered whole
-"""
-_WITHOUT_VALUE = """
-    contiguous exclusive get-user-env hold ignore-pbs kill-on-invalid-dep nice no-kill no-requeue
-    oom-kill-step overcommit oversubscribe parsable propagate quiet reboot requeue spread-job
-    stepmgr test-only use-min-nodes verbose wait
-"""
-# Options for which the words true and the empty text are values.
-WITH_VALUE = SBATCH - {*_WITHOUT_VALUE.split()}
+
+def refusal(command: str, name: str) -> str:
+    """Why a cluster config may not set an option of sbatch or srun; empty where it may.
+
+    SLURM takes an abbreviated name for the option, so it is refused as well.
+    """
+    meant = [key for key in OWN[command] if key.startswith(name)]
+    return f"cannot be set: {OWN[command][min(meant, key=len)]}" if meant else ""
 
 
 def without_own(env: Mapping[str, str]) -> dict[str, str]:
@@ -108,35 +86,3 @@ def gpus_in_gres(gres: str) -> int:
             raise ValueError(f"{part!r} is not a number of GPUs; write gpu:2 or gpu:a100:2")
         total += int(named[0]) if named else 1
     return total
-
-
-def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise LaunchError for a name that is not an option of this site's sbatch.
-
-    Of an option that only srun has, the message says where to write it.
-    A site's plugins add options, which ``sbatch --help`` lists on its login nodes. Where there is
-    no sbatch, a name is refused only if it resembles a known one.
-    """
-    for name in names:
-        if name in SBATCH:
-            continue
-        here = _listed_by_sbatch()
-        if name in here:
-            continue
-        if name in _ONLY_SRUN.split():
-            place = OWN_SRUN.get(
-                name, f"write it under srun in the cluster's file: srun: {{{name}: ...}}"
-            )
-            raise LaunchError(f"sbatch.{name}: is an option of srun; {place}")
-        longer = sorted(known for known in SBATCH if known.startswith(name))
-        likely = longer or difflib.get_close_matches(name, SBATCH, 1, cutoff=0.7)
-        if likely or here:
-            hint = f"; did you mean {likely[0]}?" if likely else ""
-            raise LaunchError(f"sbatch.{name}: sbatch has no such option{hint}")
-
-
-def _listed_by_sbatch() -> set[str]:
-    if not shutil.which("sbatch"):
-        return set()
-    told = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False)
-    return set(re.findall(r"--([a-z][a-z0-9-]+)", told.stdout))

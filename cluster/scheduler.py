@@ -135,6 +135,7 @@ def slurm_command(*argv: str, seconds: float | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{argv[0]}: no answer for {seconds:.0f} s") from None
     if result.returncode:
-        words = [line.removeprefix(f"{argv[0]}: error: ") for line in result.stderr.splitlines()]
+        prefix = re.compile(rf"{argv[0]}: (error: )?")
+        words = [prefix.sub("", line, count=1) for line in result.stderr.splitlines()]
         raise LaunchError(f"{argv[0]}: {'; '.join(filter(None, words))}")
     return result.stdout

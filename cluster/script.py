@@ -17,7 +17,6 @@ import configs
 from cluster.config import ClusterConfig
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED
-from cluster.sbatch_options import WITH_VALUE
 
 # What the script sources; the first sources the others, from its own folder.
 PARTS = [
@@ -154,8 +153,7 @@ def _site_options(
     for name, text in options.items():
         if text.lower() == LEFT_OUT or name in left_out:
             continue
-        is_flag = text.lower() in FLAG and name not in WITH_VALUE
-        words.append(f"--{name}" if is_flag else f"--{name}={quoted(text)}")
+        words.append(f"--{name}" if text.lower() in FLAG else f"--{name}={quoted(text)}")
     return words
 
 

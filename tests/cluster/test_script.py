@@ -73,8 +73,8 @@ def test_the_comment_is_left_to_the_site():
 
 @pytest.mark.parametrize("name", ["true", "false", "no", "007"])
 def test_a_name_is_never_taken_for_a_flag(name):
-    text = build(job(name=name), ClusterConfig(sbatch={"comment": "true", "exclusive": "true"}))
-    for line in (f"--job-name={name}", "--comment=true", "--exclusive"):
+    text = build(job(name=name), ClusterConfig(sbatch={"exclusive": "true"}))
+    for line in (f"--job-name={name}", "--exclusive"):
         assert f"#SBATCH {line}\n" in text
 
 
@@ -212,6 +212,7 @@ def test_a_container_image_is_for_the_ranks():
         (["--warning-seconds", "x"], "--warning-seconds x: must be a number"),
         (["--cpus-per-task", "x"], "sbatch.cpus-per-task: must be a number, not 'x'"),
         (["--output", "x"], "sbatch.output: cannot be set: the log goes to the run folder"),
+        (["--outp", "x"], "sbatch.outp: cannot be set: the log goes to the run folder"),
         (["--gpus", "8"], "sbatch.gpus: cannot be set: use gpus_per_node"),
         (["--gpus-per-task=1"], "sbatch.gpus-per-task: cannot be set: use gpus_per_node"),
         (["--ntasks-per-gpu", "1"], "sbatch.ntasks-per-gpu: cannot be set: use gpus_per_node"),

@@ -317,6 +317,7 @@ def test_status_of_a_job_that_was_cancelled_while_it_waited(slurm: RealSlurm, so
             "nodes: 2-3 requested, but partition main allows at most 1",
         ),
         ("State=UP", {"nodes": "9"}, "nodes: 9 requested, but partition main has 3"),
+        ("State=UP", {"sbatch": {"quos": "high"}}, "sbatch: unrecognized option '--quos=high'"),
         ("State=DRAIN", {}, "Required partition not available"),
     ],
 )
