@@ -8,8 +8,10 @@ import logging
 import statistics
 import time
 import warnings
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +125,7 @@ def quantize_onnx(path: str | Path, out: str | Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
     model = onnx.load(str(path))
+    _untie(model.graph)
     del model.graph.value_info[:]  # shapes by the exporter, which onnx's own inference contradicts
     root = logging.getLogger()
     level = root.level
@@ -131,6 +134,19 @@ def quantize_onnx(path: str | Path, out: str | Path) -> None:
         quantize_dynamic(model, str(out), per_channel=True, reduce_range=True)
     finally:
         root.setLevel(level)
+
+
+def _untie(graph: Any) -> None:
+    """Give each Gemm its own matrix: onnxruntime transposes it, though embeddings may read it too.
+
+    https://github.com/microsoft/onnxruntime, quantization/onnx_model.py, `replace_gemm_with_matmul`
+    """
+    readers = Counter(name for node in graph.node for name in node.input)
+    matrices = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Gemm" and readers[node.input[1]] > 1 and node.input[1] in matrices:
+            graph.initializer.add().CopyFrom(matrices[node.input[1]])
+            graph.initializer[-1].name = node.input[1] = f"{node.name}.matrix"
 
 
 def seconds_per_text(path: str | Path, tokens: int) -> float | None:

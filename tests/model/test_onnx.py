@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import model
 from data_pipeline.tokenization.training import train
 from model import Model, TaskHeadConfig, with_task_head
-from model.onnx_export import export_onnx, require_onnx, seconds_per_text
+from model.onnx_export import export_onnx, quantize_onnx, require_onnx, seconds_per_text
 from tests.model.test_mechanics import FAMILIES, built
 from tests.model.test_seq2seq import seq2seq
 
@@ -103,6 +103,30 @@ def test_a_model_that_generates_text_is_refused_in_one_line(tmp_path: Path) -> N
     pytest.importorskip("onnxscript")
     with pytest.raises(model.ModelError, match=r"^\S+model\.onnx: ONNX export is for encoders"):
         export_onnx(seq2seq(), tmp_path / "model.onnx")
+
+
+def test_8_bits_keep_a_matrix_that_an_embedding_and_a_projection_share(tmp_path: Path) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    make, kinds = onnx.helper, onnx.TensorProto
+    words = np.random.default_rng(0).standard_normal((7, 4), np.float32)
+    nodes = [
+        make.make_node("Gather", ["words", "ids"], ["states"], "embedding"),
+        make.make_node("Gemm", ["states", "words"], ["logits"], "projection", transB=1),
+    ]
+    graph = make.make_graph(
+        nodes,
+        "tied",
+        [make.make_tensor_value_info("ids", kinds.INT64, ["n"])],
+        [make.make_tensor_value_info("logits", kinds.FLOAT, ["n", 7])],
+        [onnx.numpy_helper.from_array(words, "words")],
+    )
+    tied = make.make_model(graph, ir_version=10, opset_imports=[make.make_opsetid("", 20)])
+    onnx.save(tied, tmp_path / "model.onnx")
+    quantize_onnx(tmp_path / "model.onnx", tmp_path / "model_int8.onnx")
+    session = runtime.InferenceSession(tmp_path / "model_int8.onnx")
+    (logits,) = session.run(None, {"ids": np.arange(7)})
+    np.testing.assert_allclose(logits, words @ words.T, atol=0.1)
 
 
 def test_8_bits_need_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
