@@ -24,6 +24,7 @@ from trainer.learners.module import LearnerModule
 from trainer.learners.programs import Train
 from trainer.optimizers import parameter_groups
 
+MODE = FakeMode()  # remembers the operations of all measurements
 LEAST_TOKENS = 4096  # with fewer, the losses' chunks are not full and memory grows not linearly
 
 
@@ -138,7 +139,7 @@ def _measure(
     are_apart: bool = False,
 ) -> dict[str, _Measured]:
     """Measure forward and backward of `learners` on a micro-batch of `job`, the teachers first."""
-    with FakeMode(), kernels_of(device):
+    with MODE, kernels_of(device):
         batch = fake_batch(FakeTensor, job, rows, length)
         steps = fake_step(job, learners, batch, _Run, are_apart)
         measured = {name: _only_stored(given) for name, given in batch.stored.items()}

@@ -66,7 +66,7 @@ class RepeatedLayers:
         copies[0].requires_grad_(x.requires_grad)
         run = partial(_run, _autocast(), run_layer, attention, feed_forward, *copies)
         if form not in self._layers:
-            self._layers[form] = self._try(run, copies)
+            self._layers[form] = self._try(run, copies, trained if has_graph else None)
         layer = self._layers[form]
         if not has_graph:
             return self.forward(layer)
@@ -75,21 +75,26 @@ class RepeatedLayers:
         outputs: tuple[Tensor, ...] = _Repeated.apply(anchor, self, call, (x, *how))
         return outputs
 
-    def _try(self, run: Run, inputs: Sequence[Any]) -> _Layer:
-        """Run a layer forward."""
+    def _try(self, run: Run, inputs: Sequence[Any], trained: Sequence[Tensor] | None) -> _Layer:
+        """Run a layer forward, and backward from its next x unless `trained` is None."""
         saved: set[int] = set()
+        costs: dict[tuple[bool, ...], Cost] = {}
 
         def save(tensor: Tensor) -> Tensor:
             saved.add(storage_of(tensor))
             return tensor.detach()  # with its graph it would keep itself
 
-        with self.work.aside() as cost, saved_tensors_hooks(save, lambda tensor: tensor):
-            outputs = run()
-        sizes = {storage_of(output): output.untyped_storage().nbytes() for output in outputs}
-        candidates = enumerate(tensors_among([*inputs, *outputs]))
-        saves = [number for number, tensor in candidates if storage_of(tensor) in saved]
+        with self.work.aside():
+            with self.work.aside() as cost, saved_tensors_hooks(save, lambda tensor: tensor):
+                outputs = run()
+            sizes = {storage_of(output): output.untyped_storage().nbytes() for output in outputs}
+            candidates = enumerate(tensors_among([*inputs, *outputs]))
+            saves = [number for number, tensor in candidates if storage_of(tensor) in saved]
+            if trained is not None:
+                upstream = FakeTensor(outputs[0]), *(None for _ in outputs[1:])
+                costs[_form(upstream)] = self._backward([inputs[0], *trained], outputs, upstream)
         kept = cost.kept - sum(sizes.values())
-        return _Layer(cost, [FakeTensor(output) for output in outputs], saves, kept, {})
+        return _Layer(cost, [FakeTensor(output) for output in outputs], saves, kept, costs)
 
     def forward(self, layer: _Layer) -> tuple[Tensor, ...]:
         """Count a layer's forward pass; returns its outputs."""
@@ -98,23 +103,31 @@ class RepeatedLayers:
 
     def backward(self, call: _Call, upstream: Sequence[Tensor | None]) -> Tensor | None:
         """Count a layer's backward pass; returns the gradient of x."""
-        costs = call.layer.backward
-        form = tuple(gradient is not None for gradient in upstream)
+        costs, form = call.layer.backward, _form(upstream)
         if form not in costs:
-            costs[form] = self._try_backward(call, upstream)
+            with self.work.aside(), torch.enable_grad():
+                costs[form] = self._backward([call.x, *call.trained], call.run(), upstream)
         self.work.repeat(costs[form])
         return self.work.hold(FakeTensor(call.x)) if call.x.requires_grad else None
 
-    def _try_backward(self, call: _Call, upstream: Sequence[Tensor | None]) -> Cost:
-        """Run a layer forward and backward; returns the cost of the latter."""
-        with self.work.aside(), torch.enable_grad():
-            pairs = zip(call.run(), upstream, strict=True)
-            roots, gradients = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
-            with self.work.aside() as cost:
-                torch.autograd.backward(roots, gradients)
-        for tensor in (call.x, *call.trained):
-            tensor.grad = None
+    def _backward(
+        self,
+        leaves: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        upstream: Sequence[Tensor | None],
+    ) -> Cost:
+        """Run a layer backward; its `leaves` keep no gradients."""
+        pairs = zip(outputs, upstream, strict=True)
+        roots, gradients = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
+        with self.work.aside() as cost:
+            torch.autograd.backward(roots, gradients)
+        for leaf in leaves:
+            leaf.grad = None
         return cost
+
+
+def _form(upstream: Sequence[Tensor | None]) -> tuple[bool, ...]:
+    return tuple(gradient is not None for gradient in upstream)
 
 
 def _autocast() -> torch.autocast:
