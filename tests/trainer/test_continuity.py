@@ -203,11 +203,13 @@ def resume_in_stages(runs: Path) -> list[tuple[int, int]]:
     found = []
     for checkpoint, stage in ((6, 6), (4, 4), (2, 12)):
         back = f"rollback=[{{checkpoint: {checkpoint}}}]"
-        found.append((Resumption.find(job(*places, staged % stage, back)).checkpoint.step, stage))
+        resumption = Resumption.find(job(*places, staged % stage, back))
+        resumption.require_no_first_stage_again()
+        found.append((resumption.checkpoint.step, stage))
     for checkpoint, stage in ((6, 7), (4, 5)):
         back, made = f"rollback=[{{checkpoint: {checkpoint}}}]", f"after {checkpoint} steps"
         with pytest.raises(TrainingError, match=f"again {made}, with {stage} steps in place of 3"):
-            Resumption.find(job(*places, staged % stage, back))
+            Resumption.find(job(*places, staged % stage, back)).require_no_first_stage_again()
     return found
 
 

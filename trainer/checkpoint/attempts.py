@@ -30,7 +30,7 @@ from typing import Any
 from configs import ConfigError
 from configs.runs import SILENT_SECONDS, is_alive, is_here, machine, started
 from configs.strict_json import from_json, parse_json, read_json
-from trainer.checkpoint.folder import all_steps, read_trainer_file, tidy
+from trainer.checkpoint.folder import all_steps, tidy, writer_of
 from trainer.durable import atomic_write
 from trainer.errors import CheckpointError, StaleAttempt
 
@@ -242,8 +242,8 @@ def _is_stale(folder: Path, step: int, inherited: dict[int, set[int]]) -> bool:
     not_found_by = [number for number, steps in inherited.items() if step not in steps]
     if not not_found_by:
         return False
-    writer = read_trainer_file(folder, step).get("attempt")
-    return isinstance(writer, int) and writer < max(not_found_by)
+    writer = writer_of(folder, step)
+    return writer is not None and writer < max(not_found_by)
 
 
 def _already_running(run_folder: Path, owner: Owner) -> CheckpointError:
@@ -298,15 +298,9 @@ def _numbers(folder: Path) -> list[int]:
 
 def _found(content: Mapping[str, Any]) -> list[int] | None:
     """The checkpoints that an attempt found; None if its record does not say."""
-    try:
-        return from_json(content, _Found, _FOLDER).checkpoints
-    except ConfigError:
-        return None
-
-
-@dataclass(frozen=True)
-class _Found:
-    checkpoints: list[int] | None = None
+    steps = content.get("checkpoints")
+    is_said = isinstance(steps, list) and all(isinstance(step, int) for step in steps)
+    return steps if is_said else None
 
 
 def _inherited(folder: Path) -> dict[int, set[int]]:

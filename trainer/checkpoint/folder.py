@@ -75,9 +75,8 @@ class _Score:
 
 @dataclass(frozen=True)
 class _TrainerFile:
-    """The values of ``trainer.json`` that are read before its checksum is verified."""
+    """The scores in ``trainer.json``, which are read before its checksum is verified."""
 
-    attempt: int | None = None
     scores: dict[str, _Score] = field(default_factory=dict)
     metric: float | None = None  # of old checkpoints, which have no scores
     metric_name: str | None = None
@@ -88,13 +87,17 @@ def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
 
     Empty if it is missing or damaged: the verification of the checkpoint reports the damage.
     """
-    path = folder / step_name(step) / TRAINER
     try:
-        tree = read_json(path)
-        from_json(tree, _TrainerFile, path)
+        tree = read_json(folder / step_name(step) / TRAINER)
     except (OSError, ConfigError):
         return {}
-    return dict(tree)
+    return tree if isinstance(tree, dict) else {}
+
+
+def writer_of(folder: Path, step: int) -> int | None:
+    """The number of the attempt that wrote a checkpoint; None if its file does not say."""
+    writer = read_trainer_file(folder, step).get("attempt")
+    return writer if isinstance(writer, int) else None
 
 
 def scores_of(folder: Path, step: int) -> dict[str, Any]:
@@ -102,11 +105,13 @@ def scores_of(folder: Path, step: int) -> dict[str, Any]:
 
     Old checkpoints have one score: the teacher's.
     """
-    trainer = read_trainer_file(folder, step)
-    if trainer.get("metric") is None:
-        scores = from_json(trainer, _TrainerFile, TRAINER).scores
-        return {name: dataclasses.asdict(score) for name, score in scores.items()}
-    return {"teacher": {"metric": trainer.get("metric_name"), "value": trainer["metric"]}}
+    try:
+        trainer = from_json(read_trainer_file(folder, step), _TrainerFile, TRAINER)
+    except ConfigError:  # the verification of the checkpoint reports the damage
+        return {}
+    if trainer.metric is None:
+        return {name: dataclasses.asdict(score) for name, score in trainer.scores.items()}
+    return {"teacher": {"metric": trainer.metric_name, "value": trainer.metric}}
 
 
 def remove(path: Path, attempt: int) -> None:

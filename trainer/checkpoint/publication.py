@@ -25,7 +25,6 @@ from trainer.checkpoint.folder import (
     Retention,
     StoredFile,
     all_steps,
-    read_trainer_file,
     remove,
     safetensors_chunks,
     safetensors_header,
@@ -33,6 +32,7 @@ from trainer.checkpoint.folder import (
     step_name,
     write_durably,
     write_json,
+    writer_of,
 )
 from trainer.checkpoint.manifest import Manifest, digest, merge_learner, read_manifest
 from trainer.checkpoint.reader import newest_sound
@@ -303,7 +303,7 @@ def _superseded(store: Store, newest: int) -> list[int]:
     """
     since = max(store.pinned, default=newest)
     between = [step for step in all_steps(store.folder) if since < step < newest]
-    writers = {step: read_trainer_file(store.folder, step).get("attempt") for step in between}
+    writers = {step: writer_of(store.folder, step) for step in between}
     return [step for step in between if writers[step] not in (None, store.number)]
 
 

@@ -42,7 +42,6 @@ from trainer.lifecycle.stored_teacher import require_same_order
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.format import Manifest
 from trainer.tracking import tracking
-from trainer.watch.ranks import on_rank_0
 from trainer.watch.rollback import applied_state, checkpoint_to_resume
 
 _log = logging.getLogger(__name__)
@@ -159,19 +158,18 @@ class Resumption:
     def find(cls, config: JobConfig) -> Resumption:
         """Verify the run's checkpoints until one is intact, and follow ``rollback``. Collective.
 
-        Raises TrainingError or CheckpointError where the run cannot roll back as the config says,
-        or a learner would go back into a first stage.
+        Raises TrainingError or CheckpointError where the run cannot roll back as the config says.
         """
         folder = RunFolder.of(config).checkpoints
         newest = newest_intact(folder, _log.warning, dist.group.WORLD)
-        resumption = cls(
-            config, checkpoint_to_resume(newest, config.rollback, dist.group.WORLD), newest
-        )
-        on_rank_0(resumption._require_no_first_stage_again)
-        return resumption
+        resumed = checkpoint_to_resume(newest, config.rollback, dist.group.WORLD)
+        return cls(config, resumed, newest)
 
-    def _require_no_first_stage_again(self) -> None:
-        """Judge by the checkpoint that counts: learners are further on in one that is skipped."""
+    def require_no_first_stage_again(self) -> None:
+        """Raise TrainingError where a learner would go back into a first stage. On rank 0 only.
+
+        The checkpoint that counts decides: learners are further on in one that is skipped.
+        """
         if self.checkpoint is not None:
             state = self.checkpoint.trainer_state
             before = config_of(RunFolder.of(self.config), state, self.config)
