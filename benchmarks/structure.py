@@ -22,6 +22,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -197,7 +198,7 @@ def a_step(students: int) -> Callable[[int], object]:
     names = [f"students/{number}" for number in range(students)]
     taught = [learner(name, ObjectiveConfig(mlm=mlm, soft_kl=SoftKL())) for name in names]
     batch = masked_batch(8, length=32, vocabulary=600)
-    return lambda step: train_step(teacher, taught, batch, step)
+    return partial(train_step, teacher, taught, batch)
 
 
 def main() -> None:

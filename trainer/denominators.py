@@ -27,11 +27,9 @@ InView = tuple[str, str]  # a view, and the name of a denominator
 Key = TypeVar("Key", bound=Hashable)
 
 
-def labelled(target: str) -> Callable[[Batch], int]:
+def labelled(target: str, batch: Batch) -> int:
     """The number of labels of a target; 0 for a batch without it."""
-    return lambda batch: (
-        int(batch.targets[target].is_labelled.sum()) if target in batch.targets else 0
-    )
+    return int(batch.targets[target].is_labelled.sum()) if target in batch.targets else 0
 
 
 def attended(batch: Batch) -> int:
@@ -41,7 +39,7 @@ def attended(batch: Batch) -> int:
 
 def _masked(batch: Batch) -> int:
     """Positions with a masked-LM label, including those that are yet to be chosen."""
-    return labelled(MASKED)(batch) if batch.to_mask is None else int(batch.to_mask.sum())
+    return labelled(MASKED, batch) if batch.to_mask is None else int(batch.to_mask.sum())
 
 
 def _lengths(batch: Batch) -> np.ndarray:
@@ -100,7 +98,7 @@ def count(name: str, batch: Batch) -> float:
         return int(batch.runs[name].sizes.sum())
     if isinstance(name, WeightedLabels):
         return name.total(batch)
-    return _COUNTS.get(name, labelled(name))(batch)
+    return _COUNTS[name](batch) if name in _COUNTS else labelled(name, batch)
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,9 @@ class StepSums:
             "seconds": seconds if dist.get_rank() == 0 else 0.0,
         }
         sums = sum_over_ranks(values, device)
-        totals: dict[str, dict[str, Tensor]] = {view: {} for view, _ in in_use}
+        totals: dict[str, dict[str, Tensor]] = {}
         for view, name in in_use:
-            totals[view][name] = _at_least_one(sums[view, name]).float()
+            totals.setdefault(view, {})[name] = _at_least_one(sums[view, name]).float()
         tokens = {view: sums["tokens", view] for view in views}
         by_name = {
             name: sums[counted] / _at_least_one(sums[divisor])

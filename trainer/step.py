@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -79,7 +79,12 @@ def train_step(
         if student.objective.lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
     return StepResult(
-        terms={learner.name: _about(learner, terms[learner.name], batch) for learner in learners},
+        terms={
+            learner.name: {
+                name: terms[learner.name][name] for name in learner.objective.about(batch.targets)
+            }
+            for learner in learners
+        },
         losses=losses,
         tokens=totals.tokens,
         positions=totals.positions,
@@ -88,11 +93,6 @@ def train_step(
         seconds=totals.seconds,
         shares=totals.shares,
     )
-
-
-def _about(learner: Learner, terms: Mapping[str, float], batch: Batch) -> dict[str, float]:
-    """The learner's terms about this batch; terms about another task's examples are left out."""
-    return {name: terms[name] for name in learner.objective.about(batch.targets)}
 
 
 def _accumulate(

@@ -97,7 +97,9 @@ class Learner:
         self.generator = config.generator_name
         self.reads = self.generator or self.view  # the view that it reads; it counts `view`
         self.counters = LearnerState(started_at)
-        with named_for(section_of(name), config, BEGINNING, step_shape.micro_batch):
+        self._section = section_of(name)
+        self._always = always_captured(name, config)
+        with named_for(self._section, config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective
             self.engine = self._start_engine(module)
@@ -242,14 +244,10 @@ class Learner:
         result: Result = self.engine(program, batch.view(self.reads))
         return result
 
-    @property
-    def _always(self) -> Capture:
-        return always_captured(self.name, self.config)
-
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
         """Time this part of the step if asked to, and name it if memory runs out."""
-        owner = (section_of(self.name), self.config, part, self.step_shape.micro_batch)
+        owner = self._section, self.config, part, self.step_shape.micro_batch
         with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
             yield
 
@@ -425,7 +423,7 @@ class Learner:
     @torch.no_grad()
     def _evaluated(self, program: Program[Result], batch: MicroBatch) -> Result:
         self.engine.eval()
-        with named_for(section_of(self.name), self.config, EVALUATION, self.step_shape.micro_batch):
+        with named_for(self._section, self.config, EVALUATION, self.step_shape.micro_batch):
             result = self._run(program, batch)
         self.engine.train(self.config.in_training_mode)
         return result

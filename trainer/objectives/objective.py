@@ -191,18 +191,14 @@ class Objective(nn.Module):
         """
         if not self.terms:  # a frozen teacher's
             return torch.zeros(()), torch.zeros(0)
-        parts = list(self._parts(inputs))
-        loss = torch.stack([part / totals[denominator] for denominator, part, _ in parts]).sum()
-        sums = {
-            name: (denominator, value)
-            for denominator, _, values in parts
-            for name, value in values.items()
-        }
+        losses: list[Tensor] = []
+        shares: dict[str, Tensor] = {}
+        for denominator, part, sums in self._parts(inputs):
+            losses.append(part / totals[denominator])
+            shares |= {name: value / totals[denominator] for name, value in sums.items()}
+        loss = torch.stack(losses).sum()
         zero = loss.detach().new_zeros(())
-        shares = [
-            sums[name][1] / totals[sums[name][0]] if name in sums else zero for name in self.terms
-        ]
-        return loss, torch.stack(shares).detach()
+        return loss, torch.stack([shares.get(name, zero) for name in self.terms]).detach()
 
     def _parts(self, inputs: LossInputs) -> Iterator[tuple[Denominator, Tensor, dict[str, Tensor]]]:
         """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""

@@ -66,20 +66,18 @@ class GatedOptimizer(torch.optim.Optimizer):
         parameters = [p for group in self.inner.param_groups for p in group["params"]]
         means = take_means(self.state, parameters)
         self._drop_states_of_another_kind()
-        holders = [p for p in parameters if p.grad is not None]
-        if holders and self.gradient_factor != 1.0:
-            torch._foreach_mul_([p.grad for p in holders], self.gradient_factor)
-        if holders and self.clipping:
-            self._clip_each(holders)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if gradients and self.gradient_factor != 1.0:
+            torch._foreach_mul_(gradients, self.gradient_factor)
+        if gradients and self.clipping:
+            self._clip_each([p for p in parameters if p.grad is not None], gradients)
         self.inner.step(closure)
         if self.mean_kept is not None:
             put_means(self.state, parameters, means, self.mean_kept)
 
-    def _clip_each(self, holders: list[Tensor]) -> None:
+    def _clip_each(self, holders: list[Tensor], gradients: list[Tensor]) -> None:
         """Clip each parameter's gradient as `torch.nn.utils.clip_grad_norm_` does. Collective."""
-        gradients = parameter_views(
-            self._shards, holders, [p.grad for p in holders if p.grad is not None]
-        )
+        gradients = parameter_views(self._shards, holders, gradients)
         squares = squared_norms(gradients)
         if self._shards is not None:
             squares = self._shards.sum(holders, squares)
