@@ -101,7 +101,7 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
     "trainer/watch": "guard rollback ranks replicas",
-    "trainer/tracking": "trackers alerts wandb_tracker tracking kinds",
+    "trainer/tracking": "trackers alerts wandb_tracker tracking kinds log_config",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),

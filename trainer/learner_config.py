@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -18,11 +18,11 @@ from configs.rules import (
 )
 from configs.section import Refusal, Section, within
 from data_pipeline import DEFAULT_VIEW
-from model import Ability, ModelConfig, ModelShape, default_model
+from model import Ability, ModelConfig, default_model
 from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.init_config import InitConfig
 from trainer.learner_names import learner_key
-from trainer.objectives import Objective, ObjectiveConfig
+from trainer.objectives import ObjectiveConfig
 from trainer.objectives.stages import (
     IntermediateConfig,
     ProgressiveConfig,
@@ -413,31 +413,6 @@ class LearnerConfig(Section):
             yield "model.kind", self._naming_folder(f"{self.model.kind} {why}")
         if self.dropout:
             yield "dropout", f"must be 0: a model of kind {self.model.kind} is only read"
-
-    def _read_by(self) -> dict[str, frozenset[str]]:
-        """Which tasks read a part of the model that not all of them read, by the part's name."""
-        heads = self.architecture.task_heads
-        pooled = frozenset(name for name, head in heads.items() if head.pooling == "pooler")
-        parts = {f"model.task_heads.{name}.": frozenset([name]) for name in heads}
-        parts["model.pooler."] = pooled
-        return {part: names for part, names in parts.items() if 0 < len(names) < len(heads)}
-
-    def build_objective(
-        self, teacher: ModelShape, seed: int, others: Mapping[str, ModelShape] | None = None
-    ) -> Objective:
-        """The objective for this model and its `teacher`'s, or those of `others`, by name.
-
-        Raises ValueError if a term does not fit.
-        """
-        return Objective(
-            self.objective,
-            self.model,
-            teacher,
-            seed,
-            self.stages,
-            others,
-            read_by=self._read_by(),
-        )
 
 
 class _FinishedConfig(LearnerConfig):

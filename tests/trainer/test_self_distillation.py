@@ -38,7 +38,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import trained_heads
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
-from trainer.learners.module import build_module
+from trainer.learners.module import build_module, build_objective
 from trainer.learners.programs import Train
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
@@ -146,7 +146,7 @@ def test_each_of_several_tasks_has_branches() -> None:
 
 def test_each_stage_has_its_groups_its_rate_and_its_trained_heads() -> None:
     config = learner()
-    objective = config.build_objective(config.model, seed=1)
+    objective = build_objective(config, config.model, seed=1)
     for name, is_branch in (
         ("model.task_heads.single_sentence.branches.0.dense.weight", True),
         ("model.task_heads.single_sentence.last.dense.weight", False),

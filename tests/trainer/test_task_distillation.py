@@ -25,6 +25,7 @@ from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.first_weights import from_folder
+from trainer.learners.module import build_objective
 from trainer.learners.state import LearnerState
 from trainer.objectives.term import LossInputs
 from trainer.run_folder import metrics
@@ -71,7 +72,7 @@ def task_of(name: str, student: str) -> LearnerConfig:
 def ours(section: LearnerConfig, teacher, student, step: int):
     """Loss, gradients and projection of the objective at a step of ten."""
     learner = dataclasses.replace(section, model=student.config).in_steps(10)
-    objective = learner.build_objective(teacher.config, seed=1)
+    objective = build_objective(learner, teacher.config, seed=1)
     read, said = batch(), None
     with torch.no_grad():
         captured = objective.source_capture(step)
@@ -202,7 +203,7 @@ def test_pkd_learns_from_labels_predictions_and_first_tokens(models, form, layer
 def test_heads_rest_and_count_as_untrained_in_the_first_stage() -> None:
     section = dataclasses.replace(task_of("tinybert_task", "tinybert"), model=config(2, 16))
     learner = section.in_steps(10)
-    objective = learner.build_objective(config(4, 16), seed=1)
+    objective = build_objective(learner, config(4, 16), seed=1)
     for name, rests in (
         ("model.pooler.dense.weight", True),
         ("model.task_heads.single_sentence.linear.weight", True),

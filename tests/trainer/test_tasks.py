@@ -11,6 +11,7 @@ import pytest
 import configs
 from configs import ConfigError
 from trainer.config import JobConfig
+from trainer.learners.module import build_objective
 from trainer.objectives import ObjectiveConfig, term
 from trainer.objectives.objective_config import declare_terms
 
@@ -76,7 +77,7 @@ def test_a_users_file_adds_a_key_to_every_objective(tmp_path: Path) -> None:
         loaded(tmp_path, "twice", "")
     job = loaded(tmp_path, "twice", str(tmp_path / "twice.py"))
     assert list(job.teacher.objective.terms()) == ["mlm", "twice"]
-    objective = job.teacher.build_objective(job.teacher.model, 0)
+    objective = build_objective(job.teacher, job.teacher.model, 0)
     assert list(objective.terms) == ["mlm", "twice"]
     again = configs.load_text(configs.dump(job), JobConfig, "job", [], "config.yaml")
     assert again == job

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import MASKED, PAIRS
+from data_pipeline import PAIRS
 from model import Capture, Features, Model, ModelConfig
 from trainer.batches import MicroBatch
-from trainer.denominators import ATTENDED, InView, StepSums, Totals
+from trainer.denominators import InView, StepSums, Totals
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import is_student, section_of
 from trainer.learners.admission import schedule_steps, time_used
@@ -49,7 +49,7 @@ from trainer.learners.zero import whole_copies
 from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
 from trainer.objectives.objective import Denominator
-from trainer.objectives.shared_spans import SharedSpans
+from trainer.objectives.shared_spans import SharedSpans, coverage
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
@@ -155,19 +155,8 @@ class Learner:
 
     @cached_property
     def coverage(self) -> dict[str, tuple[InView, InView]]:
-        """Metrics of how much is compared across tokenizers: which count is divided by which."""
-        shared = [key for key in self.counted.values() if key[0] != self.view]
-        predictions = {
-            f"{self.name}/aligned_masked": ((view, MASKED), (self.view, MASKED))
-            for view, name in shared
-            if name == MASKED
-        }
-        states = {
-            f"{self.name}/aligned_tokens": ((view, self.view), (self.view, ATTENDED))
-            for view, name in shared
-            if name != MASKED
-        }
-        return predictions | states
+        """Metrics of how much its terms compare across tokenizers; see `coverage`."""
+        return coverage(self.name, self.view, self.counted.values())
 
     @torch.no_grad()
     def heads_ahead(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from model import READ_OUT, Ability, Capture, Model, ModelConfig, build
+from model import READ_OUT, Ability, Capture, Model, ModelConfig, ModelShape, build
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.fusion import Options, fusing
@@ -139,7 +139,7 @@ def assemble(
     others: Mapping[str, ModelConfig] | None = None,
 ) -> LearnerModule:
     """A learner's module from its objective and the model that `make` returns."""
-    objective = config.build_objective(teacher, derive(seed, name, "objective"), others)
+    objective = build_objective(config, teacher, derive(seed, name, "objective"), others)
     model = make(config.architecture.with_dropout(config.dropout))
     if config.checkpoint_activations:
         model.checkpoint_activations()
@@ -149,6 +149,29 @@ def assemble(
     if config.encoder == "frozen":
         module.freeze_encoder()
     return module
+
+
+def build_objective(
+    config: LearnerConfig,
+    teacher: ModelShape,
+    seed: int,
+    others: Mapping[str, ModelShape] | None = None,
+) -> Objective:
+    """A learner's objective, beside its `teacher`'s model and those of `others`, by name.
+
+    Raises ValueError if a term does not fit.
+    """
+    shapes, read_by = (config.model, teacher), _read_by(config)
+    return Objective(config.objective, *shapes, seed, config.stages, others, read_by=read_by)
+
+
+def _read_by(config: LearnerConfig) -> dict[str, frozenset[str]]:
+    """Which tasks read a part of the model that not all of them read, by the part's prefix."""
+    heads = config.architecture.task_heads
+    pooled = frozenset(name for name, head in heads.items() if head.pooling == "pooler")
+    parts = {f"model.task_heads.{name}.": frozenset([name]) for name in heads}
+    parts["model.pooler."] = pooled
+    return {part: names for part, names in parts.items() if 0 < len(names) < len(heads)}
 
 
 def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, complete: bool) -> None:

@@ -23,6 +23,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import section_of
+from trainer.learners.module import build_objective
 
 ORDER = "the order of the data would change from here on"
 SHAPE = "the learner's checkpoint would not fit"
@@ -206,7 +207,7 @@ def _reshaped_objectives(before: JobConfig, now: JobConfig) -> Iterator[str]:
 
 def _learnable(student: LearnerConfig, job: JobConfig) -> dict[str, Size]:
     told = student.in_steps(1)  # the parts are the same whatever the length of a stage
-    objective = told.build_objective(job.teacher.model, 0, job.other_models)
+    objective = build_objective(told, job.teacher.model, 0, job.other_models)
     return {name: parameter.shape for name, parameter in objective.named_parameters()}
 
 

@@ -8,7 +8,7 @@ may also need none in common.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from data_pipeline import MASKED, NO_LABEL
 from trainer.batches import MicroBatch, MicroRuns, MicroTarget
+from trainer.denominators import ATTENDED, InView
 from trainer.objectives.term import LossInputs
 from trainer.teacher_outputs import TeacherOutputs
 
@@ -34,6 +35,27 @@ class SharedSpans:
     ours: str
     theirs: str
     tokens: Tensor
+
+
+def coverage(
+    learner: str, view: str, counted: Collection[InView]
+) -> dict[str, tuple[InView, InView]]:
+    """Metrics of how much a learner compares across tokenizers: which count is divided by which.
+
+    view: what the learner reads; counted: the counts that divide its terms.
+    """
+    shared = [key for key in counted if key[0] != view]
+    predictions = {
+        f"{learner}/aligned_masked": ((spans, MASKED), (view, MASKED))
+        for spans, name in shared
+        if name == MASKED
+    }
+    states = {
+        f"{learner}/aligned_tokens": ((spans, view), (view, ATTENDED))
+        for spans, name in shared
+        if name != MASKED
+    }
+    return predictions | states
 
 
 def at_shared_spans(

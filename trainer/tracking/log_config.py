@@ -1,0 +1,52 @@
+"""The section `log` of a job YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from configs.rules import COUNT, NOT_EMPTY, Doc, Matches, OneOf, Unit
+from configs.section import Refusal, Section
+from trainer.tracking import kinds as _kinds  # noqa: F401 - registers those shipped
+from trainer.tracking import trackers, tracking
+
+TAG = Matches(r"(?s:.{1,64})", "of 1 to 64 characters")
+
+
+@dataclass
+class LogConfig(Section):
+    """How often metrics are logged, and where."""
+
+    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between rows of metrics.")] = 10
+    wandb: Annotated[
+        str,
+        OneOf(*tracking.MODES),
+        Doc("The mode of Weights & Biases; auto: online if there is a key, otherwise offline."),
+    ] = "auto"
+    project: Annotated[str, NOT_EMPTY, Doc("The project in Weights & Biases.")] = "tandem"
+    entity: Annotated[str, Doc("The user or team that owns the run there; empty: your own.")] = ""
+    group: Annotated[str, Doc("The group of the run there, such as a sweep; empty: none.")] = ""
+    job_type: Annotated[str, Doc("The type of the run there, such as pretrain; empty: none.")] = ""
+    tags: Annotated[list[Annotated[str, TAG]], Doc("The tags of the run there.")] = field(
+        default_factory=list
+    )
+    notes: Annotated[str, Doc("A description of the run there.")] = ""
+    trackers: Annotated[
+        list[str],
+        Doc(
+            "Trackers in addition to Weights & Biases: tensorboard, mlflow, or trackers that "
+            "`plugins` register."
+        ),
+    ] = field(default_factory=list)
+
+    def conflicts(self) -> Iterator[Refusal]:
+        for number, name in enumerate(self.trackers):
+            if why := trackers.why_not(name):
+                yield f"trackers[{number}]", why
+
+    @property
+    def wandb_run(self) -> dict[str, Any]:
+        """The arguments of ``wandb.init`` that say where a run belongs and what it is."""
+        names = ("project", "entity", "group", "job_type", "tags", "notes")
+        return {name: getattr(self, name) or None for name in names}
