@@ -193,6 +193,20 @@ class Matches(Rule):
         return {"pattern": f"^(?:{self.pattern})$"}
 
 
+class FolderName(Rule):
+    """A string that names a folder inside another one."""
+
+    @property
+    def words(self) -> str:
+        return "a plain folder name"
+
+    def allows(self, value: Any) -> bool:
+        return value.isprintable() and "/" not in value and value[:1] not in ("", ".", " ")
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"pattern": "^[^./ ][^/]*$"}
+
+
 @dataclass(frozen=True)
 class NotEmpty(Rule):
     """Strings of at least one character."""

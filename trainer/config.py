@@ -17,9 +17,9 @@ from configs.rules import (
     PATH,
     SECONDS,
     Doc,
+    FolderName,
     Matches,
     OneOf,
-    Rule,
     Unit,
     positive,
 )
@@ -42,20 +42,6 @@ from trainer.tracking.log_config import LogConfig
 from trainer.watch.rollback import RollbackConfig, conflicts_in_order
 
 LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
-
-
-class FolderName(Rule):
-    """A string that names a folder inside another one."""
-
-    @property
-    def words(self) -> str:
-        return "a plain folder name"
-
-    def allows(self, value: Any) -> bool:
-        return value.isprintable() and "/" not in value and value[:1] not in ("", ".", " ")
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"pattern": "^[^./ ][^/]*$"}
 
 
 @dataclass
