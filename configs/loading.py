@@ -42,8 +42,9 @@ def find(name: str, kind: str) -> Path:
     if len(given.parts) == 1 and not given.suffix:
         if _is_file(shipped):
             return shipped
-        names = sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
-        raise ConfigError(f"{name}: no such {kind} config{nearest(name, names)}")
+        if not given.is_dir():
+            names = sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
+            raise ConfigError(f"{name}: no such {kind} config{nearest(name, names)}")
     if given.parts[:1] == ("configs",) and not given.exists():
         given = SHIPPED.joinpath(*given.parts[1:])
     if given.is_dir():
@@ -239,8 +240,14 @@ def _merged(below: Any, above: Any, hint: Any, place: _Place) -> Any:
     section, of_map, of_list = _forms(hint)
     if not isinstance(above, dict) or _renews(above):
         return above
-    if isinstance(below, list) and above and all(map(str.isdecimal, above)):
-        return _merged_list(below, above, of_list or Any, place)
+    if above and all(map(str.isdecimal, above)):
+        if isinstance(below, list):
+            return _merged_list(below, above, of_list or Any, place)
+        if of_list and below is None:
+            raise ConfigError(
+                f"{place.source}: {place.key}: not set, so no item can be changed; give the list, "
+                f"{place.key}=[...]"
+            )
     if section and isinstance(below, str):
         below = {"base": below}
     if section and isinstance(below, dict) and _removes(above):

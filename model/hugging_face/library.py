@@ -101,8 +101,8 @@ def longest_sequence(original: nn.Module) -> int | None:
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             padding = table.padding_idx
             return table.num_embeddings - (0 if padding is None else padding + 1)
-    positions: int | None = getattr(original.config, "max_position_embeddings", None)
-    return positions or None
+    positions: int = getattr(original.config, "max_position_embeddings", None) or 0
+    return positions if positions > 0 else None  # XLNet's is -1
 
 
 def probed(vocabulary: int) -> dict[str, Any]:

@@ -28,7 +28,11 @@ pytestmark = pytest.mark.usefixtures("shipped")
             "teacher.zzz=1",
             "teacher.zzz: unknown key; there are: model, optimizer, layers, swap, en",
         ),
-        ("teacher.layers[0]=1", "teacher.layers: expected a list, not {'0': 1}"),
+        (
+            "teacher.layers[0]=1",
+            "teacher.layers: not set, so no item can be changed; give the list, "
+            "teacher.layers=[...]",
+        ),
         (
             "teacher.ensemble=[{layer: 1}]",
             "teacher.ensemble[0].layer: unknown key; did you mean la",
@@ -113,6 +117,8 @@ def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
     assert "cannot be read" in message(str(tmp_path / "binary.yaml"))
     assert message(str(tmp_path / "here")).endswith("here: is a folder; name a YAML file in it")
     assert message("configs/job").startswith("configs/job: is a folder")
+    os.mkdir("folder")
+    assert message("folder") == "folder: is a folder; name a YAML file in it"
     assert message("dmo") == "dmo: no such job config; did you mean demo?"
     assert message("configs/job/dmo.yaml") == (
         "configs/job/dmo.yaml: no such file; did you mean demo.yaml?"

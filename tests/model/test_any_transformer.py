@@ -22,6 +22,7 @@ from model import (
     from_pretrained,
     read_config,
 )
+from model.hugging_face.library import longest_sequence
 from tests.model.references import VOCABULARY
 from trainer.teacher_outputs import OutputProjection, detach
 
@@ -96,6 +97,12 @@ def test_logits_and_states_are_the_librarys(tmp_path: Path, family: str) -> None
     encoded = ours.encode(inputs["input_ids"], segments, LENGTHS, rows=positions)
     last = wanted.hidden_states[-1].flatten(0, 1)[positions]
     torch.testing.assert_close(encoded.last_hidden_state, last)
+
+
+def test_xlnet_reads_sequences_of_any_length() -> None:
+    config = transformers.XLNetConfig(VOCABULARY, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    assert config.max_position_embeddings == -1
+    assert longest_sequence(transformers.XLNetModel(config)) is None
 
 
 @pytest.mark.parametrize("kind", ["classification", "multi_label", "regression", "tagging"])
