@@ -301,7 +301,7 @@ def _unequal(student: ModelConfig, teacher: ModelConfig, keys: Iterable[str]) ->
     ours, theirs, free = student.meaning(), teacher.meaning(), student.own_keys()
     for key in keys:
         if key not in free and key in ours and ours[key] != theirs.get(key, ours[key]):
-            yield "", f"model.{key} is {ours[key]}, the teacher's {theirs[key]}; set both alike"
+            yield "", f"model.{key} is {ours[key]}, and the teacher's {theirs[key]}; set both alike"
 
 
 def _conflicts_of_other(name: str, teacher: LearnerConfig) -> Iterator[Refusal]:
