@@ -111,13 +111,8 @@ def conflicts_about_metrics(
     """Metrics that are none of the teacher's `columns`."""
     known = [*columns]
     if not known:
-        yield (
-            "teacher",
-            (
-                "has no head that could be scored; add a task, or mlm, to an objective; a frozen teacher "
-                "needs a masked-LM head or a classifier in its folder"
-            ),
-        )
+        why = "has no head that could be scored; add a task, or mlm, to an objective"
+        yield "teacher", f"{why}; a frozen teacher needs a masked-LM head or a classifier"
     if primary is not None and primary not in known:
         yield "evaluation.metric", f"must be one of {', '.join(known)}, not {primary}"
     known += [f"{name}{OVER_UNIGRAM}" for name in known if name in UNIGRAM]
