@@ -259,11 +259,11 @@ class Model(nn.Module, ABC):
         self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
     ) -> Tensor | None:
         """The flat positions of B * L that the last layer must compute; None: all."""
-        heads = [self.config.task_heads[name] for name in capture.heads]
         if capture.reads_last_layer(self.config.layers):
             return None
-        if not heads:
+        if not capture.heads:
             return masked_positions
+        heads = [self.config.task_heads[name] for name in capture.heads]
         if self.head is not None or not all(head.reads_first_token for head in heads):
             return None
         return torch.arange(0, input_ids.numel(), input_ids.shape[1], device=input_ids.device)
@@ -328,8 +328,8 @@ class Model(nn.Module, ABC):
 
     def _hidden_states_read(self, capture: Capture) -> tuple[int, ...]:
         """The hidden states that are captured, or that exits and heads read; ascending."""
-        heads = [self.config.task_heads[name] for name in capture.heads]
-        read = {number for head in heads for number in self._numbers(head)}
+        heads = self.config.task_heads
+        read = {number for name in capture.heads for number in self._numbers(heads[name])}
         below = range(1, self.config.layers) if capture.branches else ()
         return tuple(sorted({*capture.hidden_states, *capture.exits, *read, *below}))
 

@@ -71,8 +71,8 @@ class Objective(nn.Module):
 
     def task_among(self, targets: Collection[str]) -> str:
         """The task, among several, of a batch with these targets; empty if there is one task."""
-        terms = (term for term in self.by_name.values() if isinstance(term, TaskTerm))
-        tasks = dict.fromkeys(term.head for term in terms)
+        terms = self.by_name.values()
+        tasks = dict.fromkeys(term.head for term in terms if isinstance(term, TaskTerm))
         return next((head for head in tasks if head in targets), "") if len(tasks) > 1 else ""
 
     def about(self, targets: Targets) -> dict[str, Term]:

@@ -282,8 +282,8 @@ class Term(nn.Module, ABC):
 
     def segments(self, step: int) -> list[int]:
         """For each scheduled setting, the number of the linear segment that `step` lies in."""
-        settings = (value for value in vars(self).values() if isinstance(value, StepSchedule))
-        return [setting.segment(step) for setting in settings]
+        settings = vars(self).values()
+        return [setting.segment(step) for setting in settings if isinstance(setting, StepSchedule)]
 
     def student_capture(self, step: int) -> Capture:
         """The outputs that the learner's own forward returns for the term at its `step`."""
