@@ -19,7 +19,7 @@ import types
 import typing
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from configs.errors import ConfigError
 from configs.kinds import KIND, chosen, kinds_of
@@ -222,7 +222,8 @@ _SCALARS: dict[Any, Callable[[Any, str], Any]] = {
 @functools.cache
 def hints_of(schema: Any) -> dict[str, Any]:
     """The types of a dataclass's fields, by name."""
-    return typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema)
+    return {key: hint for key, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:

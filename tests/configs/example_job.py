@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,6 +44,7 @@ class Optimizer:
 
 @dataclass
 class Learner:
+    is_trained: ClassVar[bool] = True  # no key
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     layers: list[int] | None = None
