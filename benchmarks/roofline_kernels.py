@@ -82,7 +82,9 @@ class Kernels(TorchDispatchMode):
         packet = function.overloadpacket
         name = packet.__name__
         is_kernel = function.namespace in ("aten", "torch_attn") and not function.is_view
-        if is_kernel and name not in NO_KERNEL and not self._is_replaced:
+        results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        is_empty = bool(results) and not any(one.numel() for one in results)  # none is launched
+        if is_kernel and name not in NO_KERNEL and not is_empty and not self._is_replaced:
             count = flop_registry.get(packet)
             flops = count(*args, **kwargs, out_val=result) if count else 0
             self.all.append(Kernel(name, flops, _bytes(name, (args, kwargs), result)))

@@ -286,6 +286,8 @@ def visible_keys(
     window // 2 neighbours on either side. A window of 0, or one that covers the sequence, hides no
     key.
     """
+    if attention_mask is None and not window:
+        return None
     visible, position = None, torch.arange(length, device=device)
     if isinstance(attention_mask, Documents):
         numbers = attention_mask.numbers

@@ -36,13 +36,15 @@ def fusion_options() -> Options | None:
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function of tensors, which must not call another one that is marked.
+    """Mark a function of tensors; one that a marked function calls is compiled as its part.
 
     A number that changes from step to step must be a tensor: each value would be compiled anew.
     """
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
         options = _options.get()
         chosen = function if options is None else _compiled(function, **options)
         return chosen(*args, **kwargs)

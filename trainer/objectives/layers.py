@@ -23,7 +23,7 @@ from configs.rules import WEIGHT, Doc, OneOf
 from configs.section import Refusal
 from model import Capture, ModelShape
 from trainer.objectives.stages import LAYERS, Stages
-from trainer.objectives.term import LossInputs, TeacherTermConfig, Term
+from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, weighted
 
 STRATEGIES = ("uniform", "top", "bottom", "skip", "last", "final")
 # In YAML.
@@ -176,9 +176,11 @@ class LayerTerm(Term):
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         pairs = self.pairs(inputs.step)
         results = self.compare(inputs, pairs)
-        losses = [pair.weight * loss for pair, (loss, _) in zip(pairs, results, strict=True)]
-        divisor = len(self.map) if self.averaged else 1
-        return torch.stack(losses).sum() / divisor, results[0][1]
+        losses = [
+            weighted(pair.weight, loss) for pair, (loss, _) in zip(pairs, results, strict=True)
+        ]
+        total = torch.stack(losses).sum()
+        return total / len(self.map) if self.averaged else total, results[0][1]
 
     def follow(self, stages: Stages) -> None:
         self.stages = stages

@@ -242,6 +242,11 @@ class TeacherTermConfig(TermConfig):
             yield "teacher", "only terms that compare predictions take the mean; name one teacher"
 
 
+def weighted(weight: float, loss: Tensor) -> Tensor:
+    """``weight * loss``; without a kernel, forward and backward, where the weight is 1."""
+    return loss if weight == 1.0 else weight * loss
+
+
 class Term(nn.Module, ABC):
     """One weighted loss.
 
@@ -278,7 +283,7 @@ class Term(nn.Module, ABC):
         It is called for the first one, with all of them.
         """
         total, _ = self(inputs)
-        return weights[0] * total, [total]
+        return weighted(weights[0], total), [total]
 
     def segments(self, step: int) -> list[int]:
         """For each scheduled setting, the number of the linear segment that `step` lies in."""

@@ -32,7 +32,7 @@ from model.attention_kernel import visible_keys
 from model.model_config import WIDTH
 from model.precision import is_native, kernel_device
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
-from trainer.fusion import fused
+from trainer.fusion import fused, fusing, fusion_options
 from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
 from trainer.objectives.term import LossInputs, Term, register
 
@@ -62,10 +62,16 @@ def attention_mse(
     same. Count: pairs of attended positions. Where a `window` hides some pairs of a text, the mean
     over its other pairs stands in for them, so that the count stays the same.
     """
-    lengths = _lengths(mask)  # [B, L or 1]
-    weights = lengths.square() / _pairs_within(window, lengths).clamp(min=1)
-    attended = (lengths * (mask != 0)).sum()  # each position with all of its text
+    weights, attended = _mse_weights(mask, window)
     return _sum_over_blocks(_mse_of, student, teacher, mask, window, weights), attended
+
+
+@fused
+def _mse_weights(mask: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """The weight of each key's pairs, [B, L or 1], and the number of attended pairs."""
+    lengths = _lengths(mask)
+    weights = lengths.square() / _pairs_within(window, lengths).clamp(min=1)
+    return weights, (lengths * (mask != 0)).sum()  # each position with all of its text
 
 
 def _mse_of(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
@@ -125,7 +131,7 @@ def attention_blocks(
     """
     near = visible_keys(None, mask.shape[1], window, mask.device)
     for block in _blocks(queries):
-        pairs = _pairs(mask, near, block)
+        pairs = _pairs(mask[block], mask[block[0]], _within(near, block))
         scores = scaled_scores(queries[block[0], :, block[1]], keys[block[0]])
         yield *block, _log_softmax(scores, pairs).exp(), pairs
 
@@ -164,27 +170,38 @@ def _sum_over_blocks(
 
     def of_block(queries: Tensor, keys: Tensor, block: Block) -> Tensor:
         rows, span = block
-        pairs = _pairs(mask, near, block)
-        if weights is not None:
-            pairs = pairs * weights[rows, None]
         theirs = teacher[0][rows, :, span], teacher[1][rows]
-        return _loss_of_block(loss, (queries, keys), theirs, pairs)
+        by_key = None if weights is None else weights[rows]
+        masks = mask[block], mask[rows], _within(near, block)
+        return _loss_of_block(loss, (queries, keys), theirs, masks, by_key)
 
     total: Tensor = _SumOverBlocks.apply(*student, of_block)
     return total
 
 
 @fused
-def _loss_of_block(loss: BlockLoss, student: Matrix, teacher: Matrix, pairs: Tensor) -> Tensor:
+def _loss_of_block(
+    loss: BlockLoss,
+    student: Matrix,
+    teacher: Matrix,
+    masks: tuple[Tensor, Tensor, Tensor | None],
+    weights: Tensor | None,
+) -> Tensor:
+    pairs = _pairs(*masks)
+    if weights is not None:
+        pairs = pairs * weights[:, None]
     return loss(scaled_scores(*student), scaled_scores(*teacher), pairs)
 
 
-def _pairs(mask: Tensor, near: Tensor | None, block: Block) -> Tensor:
-    """The pairs of positions of a block that attend to each other, [b, l, L]."""
-    rows, span = block
-    queries, keys = mask[rows, span, None], mask[rows, None, :]
-    pairs = queries & keys if mask.dtype == torch.bool else (queries == keys) & (queries != 0)
-    return pairs if near is None else pairs & near[0, :, span]
+def _pairs(queries: Tensor, keys: Tensor, near: Tensor | None) -> Tensor:
+    """The pairs that attend to each other [b, l, L], by the masks of queries [b, l] and keys."""
+    queries, keys = queries[:, :, None], keys[:, None, :]
+    pairs = queries & keys if keys.dtype == torch.bool else (queries == keys) & (queries != 0)
+    return pairs if near is None else pairs & near
+
+
+def _within(near: Tensor | None, block: Block) -> Tensor | None:
+    return None if near is None else near[0, :, block[1]]
 
 
 def _blocks(queries: Tensor) -> Iterator[Block]:
@@ -206,21 +223,19 @@ class _SumOverBlocks(torch.autograd.Function):
         ctx: Any, queries: Tensor, keys: Tensor, loss: Callable[[Tensor, Tensor, Block], Tensor]
     ) -> Tensor:
         wanted = any(ctx.needs_input_grad)
+        ctx.dtype, ctx.options = queries.dtype, fusion_options()
+        blocks = list(_blocks(queries))
+        if len(blocks) == 1:  # a GPU's: its gradients are whole
+            total, ctx.gradients = _differentiated(loss, queries, keys, blocks[0], wanted)
+            return total
         ctx.gradients = [torch.zeros_like(x, dtype=torch.float32) for x in (queries, keys)]
-        ctx.dtype = queries.dtype
         total = queries.new_zeros((), dtype=torch.float32)
-        for block in _blocks(queries):
-            with torch.set_grad_enabled(wanted):
-                parts = (
-                    queries[block[0], :, block[1]].detach().requires_grad_(wanted),
-                    keys[block[0]].detach().requires_grad_(wanted),
-                )
-                value = loss(*parts, block)
-            total += value.detach()
+        for rows, span in blocks:
+            value, gradients = _differentiated(loss, queries, keys, (rows, span), wanted)
+            total += value
             if wanted:
-                by_queries, by_keys = torch.autograd.grad(value, parts)
-                ctx.gradients[0][block[0], :, block[1]] = by_queries
-                ctx.gradients[1][block[0]] += by_keys
+                ctx.gradients[0][rows, :, span] = gradients[0]
+                ctx.gradients[1][rows] += gradients[1]
         return total
 
     @staticmethod
@@ -228,7 +243,35 @@ class _SumOverBlocks(torch.autograd.Function):
         (scale,) = upstream
         gradients, ctx.gradients = ctx.gradients, None
         assert gradients is not None, "the gradients of a chunked loss can be taken once"
-        return (*((gradient * scale).to(ctx.dtype) for gradient in gradients), None)
+        by_queries, by_keys = gradients
+        with fusing(ctx.options):
+            return (*_scaled(by_queries, by_keys, scale, ctx.dtype), None)
+
+
+def _differentiated(
+    loss: Callable[[Tensor, Tensor, Block], Tensor],
+    queries: Tensor,
+    keys: Tensor,
+    block: Block,
+    wanted: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss of a block and, where wanted, its gradients by the block's queries and keys."""
+    rows, span = block
+    with torch.set_grad_enabled(wanted):
+        parts = (
+            queries[rows, :, span].detach().requires_grad_(wanted),
+            keys[rows].detach().requires_grad_(wanted),
+        )
+        value = loss(*parts, block)
+    return value.detach(), torch.autograd.grad(value, parts) if wanted else ()
+
+
+@fused
+def _scaled(
+    by_queries: Tensor, by_keys: Tensor, scale: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Gradients times a float32 scale, rounded once."""
+    return (by_queries.float() * scale).to(dtype), (by_keys.float() * scale).to(dtype)
 
 
 MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]

@@ -10,7 +10,7 @@ attended positions, or [P, H] with masked positions. Masks are bool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -47,6 +47,14 @@ def hidden_mse(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, 
     by B * L, padding included; without padding both are the same.
     """
     return _masked_sum((student.float() - teacher.float()).square().mean(dim=-1), mask)
+
+
+@fused
+def hidden_mses(
+    students: Tensor, teachers: Sequence[Tensor], mask: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """`hidden_mse` of P students [P, ..., H], each with its teacher, fused as one."""
+    return [hidden_mse(*pair, mask) for pair in zip(students, teachers, strict=True)]
 
 
 @fused
@@ -195,10 +203,9 @@ class HiddenMSETerm(LayerTerm):
         ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states
         # One call of the projection for all layers: [pairs, B, L, H_s] -> [pairs, B, L, H_t].
         projected = self.projection(torch.stack([ours[pair.ours] for pair in pairs]))
-        return [
-            hidden_mse(states, theirs[pair.theirs], inputs.batch.attention_mask)
-            for states, pair in zip(projected, pairs, strict=True)
-        ]
+        return hidden_mses(
+            projected, [theirs[p.theirs] for p in pairs], inputs.batch.attention_mask
+        )
 
 
 class EmbeddingTerm(Term):
