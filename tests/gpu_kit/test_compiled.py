@@ -93,8 +93,8 @@ def compiled_steps():
         for one in (teacher, *students) if step == 0 else ():
             one.evaluate(next(iter(to_micro_batches(batch, MICRO_BATCH, torch.device("cpu")))))
     # Each layer; of the predictions the teacher's distribution, and everybody's losses; each
-    # student's states of two layers.
-    of_teacher, of_student = teacher.config.model.layers + 2, 2 + 1 + 2
+    # student's states.
+    of_teacher, of_student = teacher.config.model.layers + 2, 2 + 1 + 1
     runs = [ACCUMULATION * (of_teacher + number * of_student) for number in (2, 3)]
     return ran, runs, compilations
 
