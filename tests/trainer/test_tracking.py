@@ -384,3 +384,14 @@ def test_the_first_id_stays_when_the_attempt_has_ended(tmp_path):
     attempt.end()
     attempt.finish()
     assert first_id(tmp_path) == before
+
+
+def test_trackers_that_do_not_answer_are_waited_for_at_the_same_time(caplog):
+    silent = [
+        tracking.Tracking(subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE), name)
+        for name in ("one", "two", "three")
+    ]
+    began = time.monotonic()
+    tracking.finish_all(silent, completed=False, seconds=0.5)
+    assert time.monotonic() - began < 1.0
+    assert caplog.text.count("did not answer in time") == 3

@@ -190,8 +190,7 @@ class Recorder:
                 write_report(self._folder.path)
             except OSError as error:  # a full disk: the checkpoint matters more
                 _log.warning("the report was not written: %s", error)
-        for follower in self._followers:
-            follower.finish(completed=completed)
+        tracking.finish_all(self._followers, completed=completed)
 
     def __enter__(self) -> Recorder:
         return self

@@ -17,6 +17,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from trainer.seeds import derive
 from trainer.tracking import trackers
 
 MODES = ("auto", "offline", "disabled")
+LIMIT_S = 30.0  # for what trackers have still to send when a run ends
 LATER = ("ended", "finished")  # what an attempt adds to its record when it is over
 
 _log = logging.getLogger(__name__)
@@ -48,24 +50,40 @@ class Tracking:
     def __init__(self, follower: subprocess.Popen[bytes], name: str) -> None:
         self._follower, self._name = follower, name
 
-    def finish(self, *, completed: bool, seconds: float = 30.0) -> bool:
+    def finish(self, *, completed: bool, seconds: float = LIMIT_S) -> bool:
         """Wait until the follower has sent the rest and ended; False if that takes too long.
 
         `completed`: whether the run reached its last step (else it will be resumed). After
         `seconds` the follower is ended; metrics.jsonl has everything that it did not send.
         """
+        self._announce_end(completed)
+        return self._wait(time.monotonic() + seconds)
+
+    def _announce_end(self, completed: bool) -> None:
+        assert self._follower.stdin is not None
+        with contextlib.suppress(OSError), self._follower.stdin as pipe:  # it may have ended before
+            pipe.write(b"completed\n" if completed else b"stopped\n")
+
+    def _wait(self, deadline: float) -> bool:
         title = TITLES.get(self._name, self._name)
         try:
-            self._follower.communicate(b"completed\n" if completed else b"stopped\n", seconds)
+            self._follower.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._follower.terminate()
             _log.warning("%s did not answer in time; %s", title, _REMEDY)
             return False
-        except OSError:  # it ended before
-            self._follower.wait()
         if self._follower.returncode:
             _log.warning("%s ended early, see logs/%s.log; %s", title, self._name, _REMEDY)
         return self._follower.returncode == 0
+
+
+def finish_all(followers: Sequence[Tracking], *, completed: bool, seconds: float = LIMIT_S) -> None:
+    """Finish all at the same time (`Tracking.finish`), so that a stop waits `seconds` at most."""
+    for follower in followers:
+        follower._announce_end(completed)
+    deadline = time.monotonic() + seconds
+    for follower in followers:
+        follower._wait(deadline)
 
 
 def first_id(run_folder: Path) -> str:
