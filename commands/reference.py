@@ -24,7 +24,7 @@ kind (`model: bert_base`), or a path. A file or a section with `base: NAME` star
 On the command line, `key=value` changes any key: `students.small.model.layers=2`, or, in a list,
 `data.phases[0].from_step=100`. `students.small=null` removes an entry. `teacher.model=bert_mini`
 replaces a section; `teacher.model.base=bert_mini` keeps what a file sets beside its `base`. Keys in
-braces are added to those that are set, `'teacher.objective={sop: {}, nsp: null}'`; null removes one.
+braces join those that are set, `'teacher.objective={sop: {}, nsp: null}'`, and null removes one.
 
 A value may refer to another key, `${data.sequence_length}`, or to a variable of the environment,
 `${oc.env:SCRATCH}`. Files are read with
