@@ -36,7 +36,10 @@ class Kernel:
 
     def seconds(self, device: DeviceConfig, precision: str) -> float:
         """The least time that it takes."""
-        computing = self.flops / (OF_PEAK * device.flops(precision))
+        flops = device.flops(precision)
+        if self.name == "_scaled_mm":
+            flops = 1e12 * device.tflops["fp8"]
+        computing = self.flops / (OF_PEAK * flops)
         moving = self.bytes / (OF_BANDWIDTH * 1e9 * device.memory_bandwidth)
         return max(computing, moving, SMALLEST)
 

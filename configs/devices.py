@@ -19,7 +19,7 @@ class DeviceConfig(Section):
 
     memory_gb: Annotated[float, positive(1e9), Unit("GB"), Doc("Memory of one accelerator.")]
     tflops: Annotated[
-        dict[Annotated[str, OneOf("fp32", "bf16", "fp16")], float],
+        dict[Annotated[str, OneOf("fp32", "bf16", "fp16", "fp8")], float],
         positive(1e9),
         Unit("TFLOP/s"),
         Doc(
@@ -57,8 +57,12 @@ class DeviceConfig(Section):
         return "CPU" if self.is_cpu else "GPU"
 
     def flops(self, precision: str) -> float:
-        """Peak FLOP/s of matrix products at a precision; that of fp32 if it is missing."""
-        return 1e12 * self.tflops.get(precision.removesuffix("_weights"), self.tflops["fp32"])
+        """Peak FLOP/s for the MFU at a precision; that of fp32 if it is missing.
+
+        With fp8 it is that of bf16, in which a learner computes everything but its layers.
+        """
+        kind = "bf16" if precision in ("bf16_weights", "fp8") else precision
+        return 1e12 * self.tflops.get(kind, self.tflops["fp32"])
 
 
 def device_named(name: str) -> DeviceConfig | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model.attention_kernel import AttentionPattern, attend
 from model.config import EncoderConfig
 from model.parts import DenseNorm, RMSNorm, make_norm
-from model.precision import Dense, project
+from model.precision import Dense
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
         weights: list[Tensor] = [part.weight for part in parts]
         bias = torch.cat(biases) if biases else None
-        joined = project(query_input, torch.cat(weights), bias)
+        joined = self.query.product(query_input, torch.cat(weights), bias)
         return joined.split([part.out_features for part in parts], dim=-1)
 
     def _split(self, x: Tensor) -> Tensor:

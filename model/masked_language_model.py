@@ -17,6 +17,7 @@ from model.config import EncoderConfig
 from model.documents import AttentionMask, Padded, without_count
 from model.embedding import Embeddings
 from model.encoder import Encoder
+from model.float8 import use_float8
 from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.initial_values import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
@@ -131,6 +132,9 @@ class MaskedLanguageModel(Model):
 
     def checkpoint_activations(self) -> None:
         self.encoder.checkpoint_activations = True
+
+    def use_float8(self) -> None:
+        use_float8(self.encoder)
 
     def share_embedding(self, table: Tensor) -> None:
         self.embeddings.shared = table

@@ -52,6 +52,7 @@ class Ability(str, Enum):
     LAYER_BY_LAYER = "train its layers one at a time"
     CHECKPOINT = "recompute its layers in the backward pass"
     COMPILE = "compile its layers"
+    FLOAT8 = "multiply in 8 bits in its layers"
     LEAVE_EARLY = "let examples leave after any of its layers"
     SHARE_EMBEDDING = "add its word embedding to another model's"
     GENERATE = "generate text"

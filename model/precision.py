@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
@@ -57,22 +57,24 @@ def _cpu_has(dtype: torch.dtype) -> bool:
     return bool(mkldnn._is_mkldnn_fp16_supported())
 
 
-class Dense(nn.Linear):
-    """``x @ weight' + bias`` in the dtype of autocast, computed natively or in float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., inputs] to [..., outputs]."""
-        return project(x, self.weight, self.bias)
-
-
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x @ weight' + bias`` as `Dense` computes it: [..., inputs] to [..., outputs]."""
+    """``x @ weight' + bias`` computed natively or in float32: [..., inputs] to [..., outputs]."""
     dtype = product_dtype(x)
     if is_native(kernel_device(x.device), dtype):
         return F.linear(x, weight, bias)
     bias = None if bias is None else rounded(bias, dtype)
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(rounded(x, dtype), rounded(weight, dtype), bias).to(dtype)
+
+
+class Dense(nn.Linear):
+    """``x @ weight' + bias`` in the dtype of autocast, or as its `product` computes it."""
+
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(project)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        return self.product(x, self.weight, self.bias)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -183,6 +183,10 @@ class Model(nn.Module, ABC):
         """Store only each layer's input, and recompute the rest (`Ability.CHECKPOINT`)."""
         raise NotImplementedError
 
+    def use_float8(self) -> None:
+        """Compute the products of the layers in 8 bits (`Ability.FLOAT8`)."""
+        raise NotImplementedError
+
     def compile_layers(self, dynamic: bool = False, **options: Any) -> None:
         """Run the layers through ``torch.compile`` with these options (`Ability.COMPILE`).
 

@@ -24,6 +24,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 WAYS = {
     "bf16": (["precision=bf16"], 0.02),
     "bf16_weights": (["precision=bf16_weights"], 0.02),
+    "fp8": (["precision=fp8"], 0.04),
     "fp16": (["precision=fp16"], 0.02),
     "offload": (["offload=optimizer"], 1e-4),
 }

@@ -49,7 +49,7 @@ ROOMS = {
         "checking reporting"
     ),
     "model": (
-        "errors precision documents unpadding task_head_config head_modules crf outputs "
+        "errors precision float8 documents unpadding task_head_config head_modules crf outputs "
         "model_config config parts heads attention_kernel branches generation protocol "
         "initialisation accounting attention encoder embedding decoder initial_values "
         "masked_language_model attention_heads layer_selection "

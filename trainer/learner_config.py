@@ -40,7 +40,8 @@ from trainer.stored_config import StoredConfig
 from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)
-PRECISIONS = ("fp32", "bf16", "bf16_weights", "fp16")
+PRECISIONS = ("fp32", "bf16", "bf16_weights", "fp16", "fp8")
+BF16_WEIGHTS = ("bf16_weights", "fp8")
 COMMUNICATIONS = ("fp32", "bf16")
 SEPARATE, DISENTANGLED = "none", "disentangled"  # of `embedding_sharing`
 OFFLOADS = {"none": 0, "optimizer": 1, "parameters": 3}  # and the lowest ZeRO stage for each
@@ -160,7 +161,8 @@ class LearnerConfig(Section):
             "The precision of matrix products. bf16 and fp16: by autocast, on float32 weights. "
             "bf16_weights: weights and the states between layers are bfloat16 too, and the "
             "optimizer has float32 masters of the weights, as in DeepSpeed's and Megatron's bf16 "
-            "and torchtitan's param_dtype. Gradients are summed, losses computed and optimizer "
+            "and torchtitan's param_dtype. fp8: as bf16_weights, and the linear layers of the "
+            "encoder multiply in 8 bits. Gradients are summed, losses computed and optimizer "
             "states kept in float32."
         ),
     ] = "fp32"
@@ -219,6 +221,8 @@ class LearnerConfig(Section):
         if self.stored is not None:
             refusals = self.stored.conflicts_with_teacher(self.model, self.frozen)
             yield from within("stored", refusals)
+        if self.precision == "fp8" and (why := self.model.cannot(Ability.FLOAT8)):
+            yield "precision", self._naming_folder(why)
         for key, ability in _ABILITIES.items():
             if getattr(self, key) and (why := self.model.cannot(ability)):
                 yield key, self._naming_folder(why)
@@ -239,7 +243,7 @@ class LearnerConfig(Section):
     @property
     def rounds_weights(self) -> bool:
         """Whether its weights are bfloat16, and their masters float32."""
-        return self.precision == "bf16_weights"
+        return self.precision in BF16_WEIGHTS
 
     @property
     def form(self) -> str:

@@ -42,7 +42,7 @@ STUDENTS = ("distilbert", "tinybert", "distilbert", "tinybert")
 # Relative: of losses, of the first gradients, and of the norms of all, at weights that have drifted
 # apart where the stages round at other places, in 16 bit.
 TOLERANCES = {"fp32": (1e-6, 1e-5, 1e-5), "bf16": (1e-3, 2e-2, 1e-1), "fp16": (1e-4, 2e-3, 1e-2)}
-TOLERANCES["bf16_weights"] = TOLERANCES["bf16"]
+TOLERANCES["bf16_weights"] = TOLERANCES["fp8"] = TOLERANCES["bf16"]
 LOSS_SCALE = LossScaleConfig(initial=2.0**19, growth_interval=3)  # overflows, and grows
 SCALED = 8  # steps, within which it does both
 CAUSE = "perhaps a term's loss is not a sum over examples, or its count is not its denominator"
@@ -110,6 +110,8 @@ ALL = {
     ]
     for precision in TOLERANCES
 }
+# At teachers of these stages there is a student at each. What is 8 bit is the same for optimizers.
+ALL["fp8"] = [Company(stage, precision="fp8", steps=2) for stage in (1, 3)]
 
 
 class Reference:
@@ -154,7 +156,7 @@ class PlainModel:
     def __init__(self, module, config, steps):
         self.module, self.config, self.steps = module, config, steps
         self.masters = module
-        if config.precision == "bf16_weights":
+        if config.rounds_weights:
             self.masters = copy.deepcopy(module)
             module.round_weights()
         self.optimizer = build_optimizer(self.masters, config.optimizer, module.objective).inner
@@ -368,7 +370,7 @@ def test_rounding_decides_nothing_that_is_compared(optimizer, steps):
 
 def test_the_reference_is_not_float32_in_disguise_and_its_scale_moves():
     exact = plain("adamw", "fp32", 3)[1]
-    for precision in ("bf16", "bf16_weights", "fp16"):
+    for precision in ("bf16", "bf16_weights", "fp8", "fp16"):
         assert plain("adamw", precision, 3)[1] != exact
     scales = [step[TEACHER] for step in plain("adamw", "fp16", SCALED)[3]]
     assert scales[0] < LOSS_SCALE.initial

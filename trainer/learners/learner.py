@@ -40,6 +40,7 @@ from trainer.learners.module import (
     always_captured,
     build_module,
     is_compiled,
+    require_products,
 )
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState
@@ -99,6 +100,7 @@ class Learner:
         self.counters = LearnerState(started_at)
         self._section = section_of(name)
         self._always = always_captured(name, config)
+        require_products(name, config)
         with named_for(self._section, config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from model import READ_OUT, Ability, Capture, Model, ModelConfig, ModelShape, build
+from model import READ_OUT, Ability, Capture, Model, ModelConfig, ModelShape, build, float8
 from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.fusion import Options, fusing
@@ -33,6 +33,7 @@ AUTOCAST = {
     "bf16": torch.bfloat16,
     "bf16_weights": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.bfloat16,
 }
 
 
@@ -141,6 +142,8 @@ def assemble(
     """A learner's module from its objective and the model that `make` returns."""
     objective = build_objective(config, teacher, derive(seed, name, "objective"), others)
     model = make(config.architecture.with_dropout(config.dropout))
+    if config.precision == "fp8":
+        model.use_float8()
     if config.checkpoint_activations:
         model.checkpoint_activations()
     module = LearnerModule(model, objective, config.precision).requires_grad_(not config.frozen)
@@ -188,6 +191,18 @@ def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, complete
     missing = [name for name in missing_keys if not name.startswith(READ_OUT)]
     if missing and complete:
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")
+
+
+def require_products(name: str, config: LearnerConfig) -> None:
+    """Raise TrainingError, naming the key, where the GPU cannot multiply in its `precision`."""
+    if config.precision != "fp8" or not torch.cuda.is_available():
+        return
+    if (capability := torch.cuda.get_device_capability()) < float8.LEAST_CAPABILITY:
+        least, has = (".".join(map(str, it)) for it in (float8.LEAST_CAPABILITY, capability))
+        raise TrainingError(
+            f"{section_of(name)}.precision: fp8 needs a GPU of compute capability {least} or "
+            f"higher, and {torch.cuda.get_device_name()} has {has}; use bf16_weights"
+        )
 
 
 def is_compiled(config: LearnerConfig, device: torch.device) -> bool:

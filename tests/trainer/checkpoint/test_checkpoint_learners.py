@@ -29,7 +29,7 @@ from trainer.step import train_step
 
 ROWS = 12 if IS_THOROUGH else 4
 SAVED_AT, END = 4, 7
-TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3, "bf16_weights": 1e-3}
+TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3, "bf16_weights": 1e-3, "fp8": 1e-3}
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
 
 
@@ -49,6 +49,7 @@ WAYS = {
     "fp16": Way("lamb", "fp16"),
     "bf16_weights": Way("adamw", "bf16_weights", average=True),
     "bf16_weights muon": Way("muon", "bf16_weights", offload=True),
+    "fp8": Way("adamw", "fp8"),
     "offload": Way("adamw", offload=True),
     "original": Way("adamw", original=True),
 }
