@@ -24,7 +24,7 @@ class MaskingConfig(Section):
         FRACTION,
         Doc(
             "The rate changes linearly until it has this value at `final_rate_step`, and then "
-            "stays constant."
+            "stays constant. Held-out text is masked at this rate."
         ),
     ] = None
     final_rate_step: Annotated[

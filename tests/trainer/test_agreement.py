@@ -75,16 +75,18 @@ def test_vocabularies_of_two_sizes_are_not_compared(validation):
 
 
 def test_held_out_sequences_have_one_masking_rate(corpus):
-    """That of the first step, though the job's changes."""
+    """That at which the job's training ends."""
     teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
 
     def labels(**masking: float):
-        data = DataConfig(path=str(corpus), masking=MaskingConfig(rate=0.3, **masking))
+        data = DataConfig(path=str(corpus), masking=MaskingConfig(**masking))
         job = JobConfig("job", data, teacher, 1, evaluation=EvaluationConfig(sequences=16))
         (held_out,) = ValidationSet(job, open_corpora(data)).corpora.values()
         return np.concatenate([batch.labels() for batch in held_out.batches()])
 
-    np.testing.assert_array_equal(labels(), labels(final_rate=0.15, final_rate_step=9))
+    falling = labels(rate=0.3, final_rate=0.15, final_rate_step=9)
+    np.testing.assert_array_equal(falling, labels(rate=0.15))
+    assert not np.array_equal(falling, labels(rate=0.3))
 
 
 @pytest.mark.parametrize("wanted", [1, 64, 70, 10**6])
