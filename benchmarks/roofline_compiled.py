@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import fx
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._guards import detect_fake_mode
@@ -35,6 +36,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.roofline_kernels import Kernel, Kernels
 
 Run = Callable[..., Any]
+FLOAT8_PRODUCT = torch.ops.aten._scaled_mm
 
 
 def counting() -> Run:
@@ -78,7 +80,16 @@ def fused_kernels(graph: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[Kern
             # Others only allocate, or are names for the results of a kernel that has several.
             if not isinstance(node, NopKernelSchedulerNode) and type(node.node) is not MultiOutput:
                 moved = node.get_read_write_buffers_sizes()
-                yield Kernel(type(node).__name__, _flops(node), moved)
+                yield Kernel(_name(node), _flops(node), moved)
+
+
+def _name(node: BaseSchedulerNode) -> str:
+    """Its kind; of a product in 8 bits, which has a rate of its own, the operator's name."""
+    if isinstance(node, ExternKernelSchedulerNode):
+        targets = {getattr(origin.target, "overloadpacket", None) for origin in node.node.origins}
+        if FLOAT8_PRODUCT in targets:
+            return "_scaled_mm"
+    return type(node).__name__
 
 
 def _flops(node: BaseSchedulerNode) -> int:
