@@ -400,5 +400,7 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
         return names.index(column)
     if column in names:
         raise DataError(f"{where}: columns.{field}: there are several columns {column!r}")
-    nearest = nearest_of_all(column, names)
-    raise DataError(f"{where}: columns.{field}: no column {column!r}{nearest}")
+    hint = nearest_of_all(column, names)
+    if len(names) == 1 and (other := next(filter(names[0].count, ";\t|,"), "")):
+        hint = f"; {other!r} does not separate columns here: commas do in .csv, and tabs in .tsv"
+    raise DataError(f"{where}: columns.{field}: no column {column!r}{hint}")

@@ -138,6 +138,18 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
             "columns.text: no column 'review'; did you mean reviews? There are: id, reviews, stars",
         ),
         ("a.csv", "a,b\n", COLUMNS, "columns.text: no column 'review'; there are: a, b"),
+        (
+            "a.csv",
+            "review;stars\n",
+            COLUMNS,
+            "'review'; ';' does not separate columns here: commas",
+        ),
+        (
+            "a.tsv",
+            "review,stars\n",
+            COLUMNS,
+            "',' does not separate columns here: commas do in .csv",
+        ),
         ("a.csv", "stars,stars\n1,2\n", {"label": "stars"}, "there are several columns 'stars'"),
         ("a.tsv", "review\tstars\nfine\n", COLUMNS, "a.tsv:2: has 1 column, where the header"),
         ("a.csv", "review,stars\nno, no,0\n", COLUMNS, "a.csv:2: has 3 columns, where the header"),
