@@ -210,6 +210,11 @@ class Corpus:
             folder = self.folder / other_tokenizer(number)
             if other.fingerprint == fingerprint and differing_text(folder, tokenizer) is None:
                 return number
+        if fingerprint == self.vocabulary.fingerprint:
+            raise DataError(
+                f"{tokenizer}: is the tokenizer of {self.name} itself; remove the student's "
+                "`tokenizer`"
+            )
         raise DataError(
             f"{self.name}: does not hold its text in the tokens of {tokenizer}; build it again "
             f"with `--also {tokenizer}`"

@@ -281,3 +281,6 @@ def test_a_corpus_without_the_tokenizer_is_refused(folder, corpus) -> None:
     job = load(folder, f"data.path={corpus}")
     with pytest.raises(DataError, match="build it again with `--also "):
         require_fit(job, open_corpora(job.data))
+    job = load(folder, f"{OTHER}.tokenizer={job.data.path}/tokenizer", f"data.path={corpus}")
+    with pytest.raises(DataError, match=r"itself; remove the student's `tokenizer`$"):
+        require_fit(job, open_corpora(job.data))
