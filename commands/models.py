@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from typing import Any
 
 import click
@@ -131,7 +130,6 @@ def plan_job(
     **machine: Any,
 ) -> None:
     """Estimate memory, time, cost and failures of the job CONFIG."""
-    gc.disable()  # it would take a tenth of the time, mostly of imports
     import configs
     from cluster.planning.plan import make_plan
     from cluster.planning.text import describe

@@ -259,10 +259,9 @@ def _assumptions(plan: Plan) -> str:
 def _assumed_of_machine(machine: Machine) -> Iterator[str]:
     device = machine.device
     rates = ", ".join(f"{name} {rate:g}" for name, rate in device.tflops.items())
-    yield (
-        f"{device.unit}: {device.memory_gb:g} GB, {rates} TFLOP/s dense; MFU {machine.mfu:.0%} in "
-        f"forward and backward, but at least {machine.launch * 1e6:g} us per kernel"
-    )
+    yield f"{device.unit}: {device.memory_gb:g} GB, {rates} TFLOP/s dense"
+    launch = f"at least {machine.launch * 1e6:g} us per kernel"
+    yield f"forward and backward passes: MFU {machine.mfu:.0%}, but {launch}"
     if machine.ranks > 1:
         yield (
             f"network: {device.link_bandwidth:g} GB/s within a node, "

@@ -59,7 +59,7 @@ def test_scales_that_would_round_are_refused(settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "fp8"}, "precision: must be one of"),
+        ({"precision": "int8"}, "precision: must be one of"),
         ({"offload": "disk"}, "offload: must be one of"),
         ({"offload": "optimizer"}, "offload: optimizer needs zero_stage 1 or higher"),
         ({"offload": "parameters", "zero_stage": 2}, "offload: parameters needs zero_stage 3"),
