@@ -15,8 +15,7 @@ import argparse
 
 import numpy as np
 
-from data_pipeline.order.epoch import EpochOrder, SequenceCounts
-from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.order import BatchSizes, EpochOrder, SequenceCounts, Slots
 
 
 def places(counts: SequenceCounts, rows: int, steps: int) -> np.ndarray:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from data_pipeline.task_files.dropped import present
+from data_pipeline.task_files.contents import present
 from data_pipeline.task_files.tables import read_table
 from model import EncoderConfig
 from model.accounting import flops_per_token, flops_to_leave

@@ -33,7 +33,7 @@ from cluster.run_files import (
 )
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
-from configs.durations import seconds_left
+from configs.progress import seconds_left
 from configs.runs import USUAL_ROWS, has_begun, has_ended
 from configs.strict_json import strict_json
 

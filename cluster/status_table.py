@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.status import RunStatus
-from configs.durations import duration
+from configs.progress import duration
 
 COLOURS = {
     "running": "green",

@@ -177,7 +177,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: st
     """Show padding and a few samples of a job, task or data CONFIG."""
     from rich.console import Console
 
-    from data_pipeline.examples.showing import show_examples
+    from data_pipeline.examples.dumping import show_examples
     from data_pipeline.reading.dumping import show
 
     data, seed, sizes, views, labels = data_section(config, overrides, learner)
@@ -391,7 +391,7 @@ def data_perturb(
 
 
 def _augmented(job: JobConfig, how: Method, out: str) -> None:
-    from configs.durations import counted
+    from configs.progress import counted
     from trainer.augmentation.augmenting import augment
     from trainer.device import own_device
 

@@ -72,7 +72,7 @@ def print_schema(plugins: tuple[str, ...]) -> None:
 def _entries(kind: str) -> Mapping[str, str]:
     """The names of a kind, each with its line."""
     from configs import SHIPPED
-    from configs.declared import purpose
+    from configs.reference import purpose
 
     if kind in FILES:
         files = sorted((SHIPPED / FILES[kind]).glob("*.yaml"))

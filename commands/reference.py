@@ -89,8 +89,8 @@ def made_files() -> dict[Path, str]:
 
 def schema_of(kind: str, root: Any) -> dict[str, Any]:
     """The JSON schema of a kind of file, whose dataclass is `root`."""
-    from configs.json_schema import json_schema
     from configs.loading import SHIPPED
+    from configs.reference import json_schema
 
     every_kind = [*kinds(), TASK]
     names = {

@@ -62,8 +62,8 @@ def tokenizer_train(
     TEXT is files, folders or globs, which are read as `data build` reads them. It is not standard
     input, because the text is read several times.
     """
-    from configs.durations import counted
-    from configs.plugins import import_plugins
+    from configs.kinds import import_plugins
+    from configs.progress import counted
     from data_pipeline.building.reporting import problem_lines, skipped_lines
     from data_pipeline.text.documents import PROBLEMS_SHOWN
     from data_pipeline.text.formats import ReadOptions

@@ -1,6 +1,6 @@
-"""The progress of long work, on standard error: one place for all commands.
+"""The progress of long work, on standard error, and how durations and counts are written.
 
-    tokenizer: learning 30,522 entries from 31,204,331 characters · 2m 10s
+tokenizer: learning 30,522 entries from 31,204,331 characters · 2m 10s
 
 On a terminal it is one line that changes, and goes when the work is done. Elsewhere, as in a log,
 there is a line every ten seconds. Short work shows nothing, nor does a call from Python.
@@ -16,7 +16,34 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from configs.durations import duration
+
+def seconds_left(step: int, steps: int, pace: float, seconds: float, hours: float | None) -> float:
+    """The time left, in seconds, of a run with a limit of `steps` and perhaps `hours` of training.
+
+    `pace` is in seconds per step; `seconds` is the training time so far. 0 when the run is done.
+    """
+    left = (steps - step) * pace
+    if hours is not None:
+        left = min(left, hours * 3600.0 - seconds)
+    return max(0.0, left)
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units: 2d 3h, 5h 10m, 4m 20s, 42s; 0s if clocks disagree."""
+    minutes, second = divmod(max(0, round(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour}h"
+    if hours:
+        return f"{hours}h {minute}m"
+    return f"{minute}m {second}s" if minutes else f"{second}s"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number and what is counted: "1 text", "2,000 texts"; `plural` is for irregular nouns."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
 
 FIRST_SECONDS, REDRAW_SECONDS = 2.0, 0.5  # on a terminal
 LINE_SECONDS = 10.0  # elsewhere

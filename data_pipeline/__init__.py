@@ -17,7 +17,14 @@ from data_pipeline.config import (
     TaskDataConfig,
 )
 from data_pipeline.errors import BadShard, DataError, EmptyText
-from data_pipeline.examples.example import EncodedExample, EveryToken, SomeTokens, View, with_masks
+from data_pipeline.examples.example import (
+    EncodedExample,
+    EveryToken,
+    SomeTokens,
+    TextEncoder,
+    View,
+    with_masks,
+)
 from data_pipeline.examples.reading import ExampleSplit
 from data_pipeline.examples.stream import (
     ExampleStream,
@@ -26,9 +33,8 @@ from data_pipeline.examples.stream import (
     all_batches,
     open_stream,
 )
-from data_pipeline.examples.text_encoder import TextEncoder
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.order.slots import BatchSizes
+from data_pipeline.order import BatchSizes
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, StoredLogits, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.padding import padding_fraction, rows_for_tokens

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from configs.declared import notes_within
 from configs.kinds import chosen
+from configs.reference import notes_within
 from configs.rules import OneOf, Range, Rule
 from configs.section import annotated_hints
 from configs.typed import hints_of, options_of

@@ -16,37 +16,33 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
-        "errors yaml_text kinds synonyms typed strict_json rules section declared json_schema "
-        "reference interpolation plugins loading devices studies suites plan_facts runs durations "
+        "errors yaml_text kinds typed strict_json rules section "
+        "reference interpolation loading devices studies suites plan_facts runs "
         "progress"
     ),
     "data_pipeline": (
         "errors hashing remote text task_files shards tokenization packing masking phases config "
         "order reading building examples augmentation"
     ),
-    "data_pipeline/text": ("scripts text_files formats records documents sentences system_prose"),
+    "data_pipeline/text": ("text_files formats records documents sentences system_prose"),
     "data_pipeline/task_files": (
-        "contents dropped tables squad conll multiple_choice parallel retrieval "
-        "collection "
-        "prose_tasks"
+        "contents tables squad conll multiple_choice parallel retrieval collection prose_tasks"
     ),
-    "data_pipeline/shards": ("blocks manifest cached_counts index sources ranges writing locking"),
+    "data_pipeline/shards": ("blocks manifest index sources ranges writing locking"),
     "data_pipeline/tokenization": (
-        "folder_settings normalization_loss sentencepiece_models vocabularies "
-        "tokenizer rules comparison pruning training word_rules word_encoding alignment"
+        "sentencepiece_models vocabularies "
+        "tokenizer comparison pruning training word_encoding alignment"
     ),
     "data_pipeline/packing": "sequences pieces pairs kinds",
     "data_pipeline/packing/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "data_pipeline/packing/kinds").glob("[!_]*.py"))
     ),
-    "data_pipeline/order": "epoch slots",
     "data_pipeline/masking": "config words masker torch_masker",
     "data_pipeline/reading": "corpus padding batches other_tokens lanes stream staging dumping",
-    "data_pipeline/examples": ("example text_encoder order storing reading stream dumping showing"),
-    "data_pipeline/augmentation": "sentence replacement word_vectors perturbation tagger",
+    "data_pipeline/examples": ("example order storing reading stream dumping"),
+    "data_pipeline/augmentation": "replacement word_vectors perturbation",
     "data_pipeline/building": (
-        "near_duplicates encoding parallel_encoding journal claims finishing build merging "
-        "checking reporting"
+        "near_duplicates encoding journal finishing build merging checking reporting"
     ),
     "model": (
         "errors precision float8 documents unpadding task_head_config head_modules crf outputs "

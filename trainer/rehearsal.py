@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from configs.declared import declared
+from configs.reference import declared
 from configs.section import Section
 from data_pipeline import DataConfig
 from model import ModelConfig

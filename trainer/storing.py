@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import configs
-from configs.durations import counted
+from configs.progress import counted
 from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
 from data_pipeline.masking.torch_masker import TorchMasker
 from data_pipeline.shards.locking import exclusive

@@ -13,8 +13,8 @@ from cluster.config import ClusterConfig
 from cluster.planning.machine import NODE_MTBF_HOURS, Machine, StepTime
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import JOINT, SEPARATE, SHARED, Plan
-from configs.durations import counted, duration
 from configs.plan_facts import CacheFacts, JobFacts
+from configs.progress import counted, duration
 
 WIDTH = 100
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))

@@ -15,7 +15,7 @@ What a corpus folder looks like::
 The main process reads, tokenizes and writes; the other workers only tokenize. Chunks come back in
 order, so the bytes do not depend on the number of workers. Every `JOURNAL_SECONDS` the build saves
 its state in ``.build/``. If the build is killed, the same command resumes from there. A build
-replaces and removes only files that its journal lists as its own (`data_pipeline.building.claims`).
+replaces and removes only files that its journal lists (`data_pipeline.building.journal`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.building.claims import JOURNAL, Claims
-from data_pipeline.building.encoding import EncodedChunk, held_out
+from data_pipeline.building.encoding import EncodedChunk, encode_all, held_out
 from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import Journal, alone_in
+from data_pipeline.building.journal import JOURNAL, Claims, Journal, alone_in
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplicates, records_in
-from data_pipeline.building.parallel_encoding import encode_all
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.remote import is_remote
@@ -57,7 +55,7 @@ from data_pipeline.text.documents import (
 from data_pipeline.text.formats import FileSpan, ReadOptions, find_inputs
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import tokenizer as tokenization
-from data_pipeline.tokenization.normalization_loss import NormalizationLoss
+from data_pipeline.tokenization.comparison import NormalizationLoss
 
 JOURNAL_SECONDS = 20.0
 PARTS = "parts"

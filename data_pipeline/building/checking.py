@@ -19,8 +19,7 @@ from data_pipeline.errors import BadShard, DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, index_digest
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.shards.cached_counts import PATTERN, is_intact
-from data_pipeline.shards.index import Index, shard_name
+from data_pipeline.shards.index import PATTERN, Index, is_intact, shard_name
 from data_pipeline.shards.manifest import CHUNK
 from data_pipeline.shards.sources import is_url
 

@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.building.build import PARTS, TEXT, Tally, part_folder
-from data_pipeline.building.claims import (
+from data_pipeline.building.encoding import DIGEST_BYTES, held_out
+from data_pipeline.building.finishing import finish_folder
+from data_pipeline.building.journal import (
     JOURNAL,
     Claims,
+    alone_in,
     refuse_foreign_files_in_corpus,
     remove_corpus,
     remove_if_empty,
 )
-from data_pipeline.building.encoding import DIGEST_BYTES, held_out
-from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import alone_in
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplicates, records_in
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, other_tokenizer

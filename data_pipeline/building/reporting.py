@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from configs.durations import counted
-from configs.progress import Work
+from configs.progress import Work, counted
 from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
 from data_pipeline.building.near_duplicates import LIST
 from data_pipeline.reading.corpus import remedy
-from data_pipeline.text.scripts import MOST_SPACELESS, shares_of
-from data_pipeline.text.sentences import MAX_CHARACTERS
-from data_pipeline.tokenization.normalization_loss import WARN_ABOVE
+from data_pipeline.text.sentences import MAX_CHARACTERS, MOST_SPACELESS, shares_of
+from data_pipeline.tokenization.comparison import WARN_ABOVE
 
 BAR_WIDTH = 40
 UNSTOPPED = ("Thai", "Lao")  # scripts that separate sentences by a space at most

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.hashing import ExampleDraw, permutation, scalar_key
-from data_pipeline.order.slots import BatchSizes
+from data_pipeline.order import BatchSizes
 from data_pipeline.shards.index import Index
 
 POOL_BLOCKS = 64  # about 32 million tokens: most tasks are one pool

@@ -19,7 +19,7 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.shards import manifest
-from data_pipeline.shards.cached_counts import map_array
+from data_pipeline.shards.index import map_array
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.building.finishing import finish_folder
 from data_pipeline.errors import DataError
-from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout
-from data_pipeline.examples.text_encoder import TextEncoder
+from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout, TextEncoder
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import Block

@@ -18,17 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.order.epoch import SequenceCounts
+from data_pipeline.order import SequenceCounts
 from data_pipeline.packing import sequences as packing
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import Block, decode_block, joined
-from data_pipeline.shards.cached_counts import cached_array, keep_array, kept_array, map_array
-from data_pipeline.shards.index import INDEX_FILES, Index, shard_name
+from data_pipeline.shards.index import (
+    INDEX_FILES,
+    Index,
+    cached_array,
+    keep_array,
+    kept_array,
+    map_array,
+    shard_name,
+)
 from data_pipeline.shards.manifest import MANIFEST, FileRecord
 from data_pipeline.shards.ranges import Ranged, Staged, serves_ranges
 from data_pipeline.shards.sources import Folder, Remote, is_url, join
-from data_pipeline.tokenization.rules import differing_text
+from data_pipeline.tokenization.alignment import differing_text
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
 
 SPLITS = ("train", "val")

@@ -15,7 +15,7 @@ from rich.text import Text
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.order.slots import BatchSizes
+from data_pipeline.order import BatchSizes
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch
 from data_pipeline.reading.corpus import Corpus, CorpusSplit

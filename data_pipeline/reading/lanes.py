@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from data_pipeline.errors import BadShard
 from data_pipeline.hashing import TextDraw, scalar_key
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.order.epoch import BlockCursors, BlockSpan, EpochOrder
-from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.order import BatchSizes, BlockCursors, BlockSpan, EpochOrder, Slots
 from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit

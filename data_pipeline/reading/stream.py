@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.masking.masker import Masker
-from data_pipeline.order.slots import BatchSizes, rows_of_sources
+from data_pipeline.order import BatchSizes, rows_of_sources
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.reading.lanes import Lanes, Sequences
 from data_pipeline.reading.other_tokens import OtherView, with_view
 from data_pipeline.shards.sources import is_url
-from data_pipeline.tokenization.rules import differing_text
+from data_pipeline.tokenization.alignment import differing_text
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,14 @@ from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
-from data_pipeline.task_files.contents import UTF_8, parse_json, place, read_lines, source_name
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import (
+    UTF_8,
+    Dropped,
+    parse_json,
+    place,
+    read_lines,
+    source_name,
+)
 from data_pipeline.task_files.retrieval import (
     Judgement,
     RetrievalText,

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import chain, dropwhile, islice, pairwise
 from typing import Any
 
-from configs.durations import counted
+from configs.progress import counted
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import (
     UTF_8,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from configs.durations import counted
+from configs.progress import counted
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines
 from data_pipeline.task_files.tables import TABLES, Columns, is_table, read_table

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from configs.durations import counted
+from configs.progress import counted
 from configs.typed import nearest_of_all
 from data_pipeline.errors import BadNumber, DataError
 from data_pipeline.task_files.contents import (

@@ -28,8 +28,14 @@ from tokenizers import decoders, models
 
 from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.tokenization import vocabularies
-from data_pipeline.tokenization.folder_settings import CONFIG_FILE, ROLES, Settings, read_settings
-from data_pipeline.tokenization.vocabularies import Roles, with_settings
+from data_pipeline.tokenization.vocabularies import (
+    CONFIG_FILE,
+    ROLES,
+    Roles,
+    Settings,
+    read_settings,
+    with_settings,
+)
 
 TOKENIZER_FILES = (
     "tokenizer.json",

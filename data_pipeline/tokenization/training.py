@@ -29,10 +29,10 @@ from data_pipeline.text.documents import (
     require_usable,
 )
 from data_pipeline.text.formats import ReadOptions, find_inputs
-from data_pipeline.text.scripts import MOST_SPACELESS, SPACELESS, script_of, shares_of
+from data_pipeline.text.sentences import MOST_SPACELESS, SPACELESS, script_of, shares_of
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
-from data_pipeline.tokenization.normalization_loss import (
+from data_pipeline.tokenization.comparison import (
     WARN_ABOVE,
     LossCounter,
     NormalizationLoss,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from configs.durations import counted
+from configs.progress import counted
 from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.accounting import head_flops

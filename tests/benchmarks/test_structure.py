@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.structure import CallTrace, count_file, files_of, traced, vague_words
-from configs.durations import duration
+from configs.progress import duration
 
 SOURCE = '''"""What a file says."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.durations import duration, seconds_left
+from configs.progress import duration, seconds_left
 
 
 @pytest.mark.parametrize(

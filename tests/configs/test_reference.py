@@ -14,8 +14,7 @@ from referencing import Registry, Resource
 
 import configs
 from commands.reference import REPOSITORY, TASK, kinds, made_files
-from configs.json_schema import json_schema
-from configs.reference import reference
+from configs.reference import json_schema, reference
 from configs.rules import COUNT, Ascending, Doc, Length, OneOf, Range, Unit
 from configs.section import Section
 from tests.bad_values import beyond_its_rules, keys

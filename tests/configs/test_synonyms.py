@@ -6,7 +6,7 @@ import pytest
 
 import configs
 from configs import ConfigError
-from configs.synonyms import _KEYS
+from configs.typed import _KEYS
 from trainer.config import JobConfig
 
 

@@ -10,8 +10,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer
 
 from data_pipeline import DataError
-from data_pipeline.augmentation.replacement import Replacement, is_english, is_word, replaceable
-from data_pipeline.augmentation.sentence import Sentence, Word
+from data_pipeline.augmentation.replacement import (
+    Replacement,
+    Sentence,
+    Word,
+    is_english,
+    is_word,
+    replaceable,
+)
 from data_pipeline.augmentation.word_vectors import WordVectors
 
 PIECES = ["[UNK]", "the", "cat", "sat", "don", "'", "t", "un", "##happy", "cafe", ",", "on", "mat"]

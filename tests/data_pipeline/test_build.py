@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building import build as building
-from data_pipeline.building import encoding, parallel_encoding
+from data_pipeline.building import encoding
 from data_pipeline.building.encoding import EncodedChunk, digest
 from data_pipeline.text.documents import RawChunk
 from tests.data_pipeline.conftest import make_documents
@@ -74,7 +74,7 @@ def test_workers_change_no_byte(
             own.append(super().__call__(chunk))
             return own[-1]
 
-    monkeypatch.setattr(parallel_encoding, "Encoder", Encoder)
+    monkeypatch.setattr(encoding, "Encoder", Encoder)
     for workers in (1, 2):
         seen: list[building.Progress] = []
 

@@ -10,8 +10,8 @@ import pytest
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.building import build as building
 from data_pipeline.building.checking import check
-from data_pipeline.building.claims import Claims
 from data_pipeline.building.encoding import EncodedChunk
+from data_pipeline.building.journal import Claims
 from data_pipeline.building.merging import merge
 from data_pipeline.shards import manifest
 from tests.damage import damages

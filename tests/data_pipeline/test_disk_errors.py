@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import DataError
 from data_pipeline.reading.dumping import write_dump
-from data_pipeline.shards.cached_counts import cached_array
+from data_pipeline.shards.index import cached_array
 from data_pipeline.shards.writing import disk_errors
 
 

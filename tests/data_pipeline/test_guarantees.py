@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from data_pipeline import BatchStream, Corpus, DataConfig
-from data_pipeline.order.epoch import EpochOrder, SequenceCounts
-from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.order import BatchSizes, EpochOrder, SequenceCounts, Slots
 from data_pipeline.reading.corpus import index_digest
 from data_pipeline.shards import manifest
-from data_pipeline.shards.cached_counts import cached_array
-from data_pipeline.shards.index import BLOCK, INDEX_FILES, SHARD, write_index
+from data_pipeline.shards.index import BLOCK, INDEX_FILES, SHARD, cached_array, write_index
 from tests.data_pipeline.conftest import make_documents
 
 BLOCKS = 4

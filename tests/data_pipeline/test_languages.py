@@ -16,7 +16,7 @@ from data_pipeline.building.merging import merge
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
-from data_pipeline.tokenization.word_rules import rule_of
+from data_pipeline.tokenization.word_encoding import rule_of
 from tandem import main
 
 HINDI = "हिन्दी में लिखा हुआ"

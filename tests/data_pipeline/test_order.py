@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.hashing import array_keys, permutation, random_uint32, scalar_key
-from data_pipeline.order.epoch import EpochOrder, SequenceCounts
-from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.order import BatchSizes, EpochOrder, SequenceCounts, Slots
 
 shards = st.lists(
     st.lists(st.integers(0, 7), min_size=1, max_size=5), min_size=1, max_size=6
@@ -125,8 +124,8 @@ def test_shards_blocks_and_sequences_are_each_shuffled_anew_for_every_epoch_and_
 SEEK = """
 import re, sys, time
 import numpy as np
-from data_pipeline.order.epoch import EpochOrder, SequenceCounts
-from data_pipeline.order.slots import BatchSizes, Slots
+from data_pipeline.order import EpochOrder, SequenceCounts
+from data_pipeline.order import BatchSizes, Slots
 shards, blocks = int(sys.argv[1]), int(sys.argv[2])
 per_block = np.full(shards * blocks, 1000, np.uint32)
 counts = SequenceCounts(

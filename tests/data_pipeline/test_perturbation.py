@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from data_pipeline import DataError
-from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, tagged, untagged
-from data_pipeline.augmentation.tagger import Tagger
+from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, Tagger, tagged, untagged
 from data_pipeline.task_files.conll import read_conll
 from data_pipeline.task_files.tables import read_table
 from tests.conftest import tandem

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline import BatchSizes, BatchStream, Corpus, DataConfig, DataError, PhaseConfig
-from data_pipeline.order.slots import Slots
+from data_pipeline.order import Slots
 from tests.data_pipeline.test_stream import assert_equal, config, joined
 
 plans = st.dictionaries(st.integers(1, 30), st.integers(1, 12), max_size=4)

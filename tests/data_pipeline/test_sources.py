@@ -24,7 +24,7 @@ from data_pipeline import (
     SourceConfig,
     open_corpora,
 )
-from data_pipeline.order.slots import rows_of_sources
+from data_pipeline.order import rows_of_sources
 from data_pipeline.shards import manifest, sources
 from data_pipeline.shards.manifest import unfinished_name
 from tests.damage import damages

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from data_pipeline import BatchStream, Corpus, DataConfig, DataError, SourceConfig
 from data_pipeline.shards import manifest
-from data_pipeline.tokenization.rules import differing_text
+from data_pipeline.tokenization.alignment import differing_text
 from data_pipeline.tokenization.tokenizer import install, load, word_starts
 from data_pipeline.tokenization.training import train
 from tests.data_pipeline.conftest import make_documents

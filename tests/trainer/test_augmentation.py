@@ -17,8 +17,7 @@ from torch import nn
 
 import configs
 from data_pipeline import DataError
-from data_pipeline.augmentation.replacement import Replacement
-from data_pipeline.augmentation.sentence import Sentence
+from data_pipeline.augmentation.replacement import Replacement, Sentence
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.tokenization.tokenizer import load
 from model import EncoderConfig, ModelError, build, save_pretrained

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from data_pipeline import BuildOptions, Corpus, build, open_corpora
 from data_pipeline.packing import sequences as packing
 from data_pipeline.packing.sequences import PackingRules
-from data_pipeline.shards import cached_counts, manifest
+from data_pipeline.shards import index, manifest
 from tests.damage import Damage, harmed
 from tests.distributed import RankFailed, run_distributed
 from tests.faults.jobs import arguments, finish, start_ranks
@@ -57,7 +57,7 @@ def counted(config: JobConfig, *, can_write: bool) -> tuple[list[list[int]], int
     own, heartbeats, count = [], [], packing.count
     packing.count = lambda *arguments: own.append(1) or count(*arguments)
     if not can_write:
-        cached_counts._save = lambda *arguments: False
+        index._save = lambda *arguments: False
     corpora = open_corpora(config.data)
     count_sequences(config.data, corpora, BOTH, lambda: heartbeats.append(1))
     packing.count = None  # from here on nothing is counted

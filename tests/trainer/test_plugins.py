@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 
 from configs.rules import COUNT, Doc
 from data_pipeline import EncodedExample
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped
 from model import CLASSIFICATION, TaskHeadConfig
 from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskTerm

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.durations import counted
+from configs.progress import counted
 from trainer.report.chart import Series
 from trainer.report.elements import short
 from trainer.report.layout import (

@@ -20,7 +20,7 @@ from configs.progress import tracked
 from data_pipeline import DataError
 from data_pipeline.shards import manifest
 from data_pipeline.shards.locking import exclusive
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import Columns
 from trainer.config import JobConfig
 from trainer.durable import atomic_file, atomic_write

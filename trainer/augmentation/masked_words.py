@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import Vocabulary
-from data_pipeline.augmentation.sentence import Sentence
+from data_pipeline.augmentation.replacement import Sentence
 from model import Model
 from trainer.batches import rows_by_length
 

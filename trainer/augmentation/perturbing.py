@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, tagged, untagged
-from data_pipeline.augmentation.tagger import Tagger
+from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, Tagger, tagged, untagged
 from data_pipeline.task_files.conll import LAST
 from data_pipeline.task_files.contents import UTF_8
-from data_pipeline.text.scripts import spaceless_share
+from data_pipeline.text.sentences import spaceless_share
 from data_pipeline.tokenization.tokenizer import load
 from trainer.augmentation.augmenting import Row
 from trainer.job_data.digests import digest_of

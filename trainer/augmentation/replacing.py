@@ -16,11 +16,11 @@ import torch
 from data_pipeline import DataError
 from data_pipeline.augmentation.replacement import (
     Replacement,
+    Sentence,
     is_english,
     is_word,
     replaceable,
 )
-from data_pipeline.augmentation.sentence import Sentence
 from data_pipeline.augmentation.word_vectors import WordVectors
 from data_pipeline.task_files.contents import read_lines
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer

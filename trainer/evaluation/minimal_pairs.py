@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.text.text_files import files_in, suffix_of
 from data_pipeline.tokenization.tokenizer import Vocabulary, load

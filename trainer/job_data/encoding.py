@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.durations import counted
-from configs.progress import tracked
+from configs.progress import counted, tracked
 from configs.typed import nearest_of_all
 from data_pipeline import (
     Corpus,

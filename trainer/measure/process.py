@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from configs.durations import counted
+from configs.progress import counted
 from configs.rules import Doc, Matches
 from configs.section import Refusal, Section
 

@@ -30,8 +30,7 @@ from data_pipeline import (
     View,
 )
 from data_pipeline.examples.storing import read_references
-from data_pipeline.task_files.contents import UTF_8
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import UTF_8, Dropped
 from data_pipeline.task_files.tables import Columns, Row, read_table
 from model import (
     HEAD_NAMES,

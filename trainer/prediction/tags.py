@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import DataError
-from data_pipeline.examples.text_encoder import Windows
+from data_pipeline.examples.example import Windows
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.tables import holds_records
 from model import decode

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from configs.durations import duration, seconds_left
+from configs.progress import duration, seconds_left
 from trainer.run_folder.metrics import split_held_out
 from trainer.scoring.column import ACCURACY, LOSS, Column
 

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from configs.durations import counted, duration, seconds_left
+from configs.progress import counted, duration, seconds_left
 from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
 from trainer.report.breakdowns import breakdowns_section

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.durations import duration
+from configs.progress import duration
 from trainer.learner_names import MEAN, TEACHER, is_teacher
 from trainer.measure.timing import BACKWARD, FORWARD, STEP
 from trainer.report.elements import html_table, percent, plain_name, short

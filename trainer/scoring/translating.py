@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import MASKED, NO_LABEL, Vocabulary
-from data_pipeline.text.scripts import spaceless_share
+from data_pipeline.text.sentences import spaceless_share
 from data_pipeline.tokenization.tokenizer import load
 from model import Model, beam_search, greedy_search
 from model.generation import LENGTH

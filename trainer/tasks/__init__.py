@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 
-from configs.plugins import import_plugins
+from configs.kinds import import_plugins
 from trainer.objectives.objective_config import declare_terms
 
 

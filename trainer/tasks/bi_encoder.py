@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.rules import INDEX, Doc, OneOf, positive
 from data_pipeline import DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import as_number
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from configs.durations import counted
+from configs.progress import counted
 from configs.rules import Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice

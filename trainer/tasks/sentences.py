@@ -15,7 +15,7 @@ from torch import Tensor
 from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, ExampleSplit, TextEncoder
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import Row, as_number, list_in
 from model import (
     CLASSIFICATION,

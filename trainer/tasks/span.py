@@ -13,8 +13,8 @@ from torch import Tensor
 
 from configs.rules import COUNT, Doc, OneOf, Unit
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.examples.text_encoder import Windows
-from data_pipeline.task_files.dropped import Dropped, present
+from data_pipeline.examples.example import Windows
+from data_pipeline.task_files.contents import Dropped, present
 from data_pipeline.task_files.squad import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch

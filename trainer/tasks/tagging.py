@@ -15,7 +15,7 @@ from configs.rules import Doc, OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, read_tagged_records
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch

@@ -22,7 +22,7 @@ from data_pipeline import (
     TextEncoder,
     View,
 )
-from data_pipeline.task_files.dropped import Dropped, present
+from data_pipeline.task_files.contents import Dropped, present
 from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, TextPair, read_pairs
 from model import Ability, ModelConfig, ModelShape
 from model.generation import DIVISORS, LENGTH

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from configs.rules import INDEX, Doc, OneOf, positive
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, EmptyText, EncodedExample, TextEncoder
-from data_pipeline.task_files.contents import place, read_lines
-from data_pipeline.task_files.dropped import Dropped
+from data_pipeline.task_files.contents import Dropped, place, read_lines
 from data_pipeline.task_files.tables import Row, is_table
 from data_pipeline.text.sentences import sentence_ends
 from model import VECTOR, Capture, ModelConfig, ModelShape, TaskHeadConfig

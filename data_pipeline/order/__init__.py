@@ -1,1 +1,0 @@
-"""The order of training: which sequence each row of each step reads."""
