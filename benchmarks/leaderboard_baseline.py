@@ -1,0 +1,157 @@
+"""Masked-LM pre-training with `transformers` and torch alone: the leaderboard's first entry.
+
+    python benchmarks/leaderboard_baseline.py --tokenizer runs/enwiki/tokenizer --text enwiki.txt \
+        --rows runs/rows.npy --out runs/bert --cpu-seconds 900
+
+The method is that of the example `run_mlm`: lines joined and cut into full rows, 15% of the tokens
+masked anew in each pass, `BertForMaskedLM` with its own loss, AdamW (fused), gradients clipped at
+norm 1, a linear decay after a warm-up. Nothing here comes from Tandem.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    DataCollatorForLanguageModeling,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+LENGTH = 128  # tokens of a row
+WARMUP = 0.06  # of the budget
+SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+def bert(special: dict[str, int]) -> PreTrainedModel:
+    """A BERT of the size of the demo's teacher, without dropout."""
+    config = BertConfig(
+        **SHAPE, **special, intermediate_size=512, max_position_embeddings=LENGTH,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertForMaskedLM(config)
+
+
+def modernbert(special: dict[str, int]) -> PreTrainedModel:
+    """The architecture of the demo's teacher, configs/model/demo_teacher.yaml."""
+    config = ModernBertConfig(
+        **SHAPE, **special, intermediate_size=256, max_position_embeddings=LENGTH,
+        local_attention=16, global_attn_every_n_layers=4, initializer_range=0.05,
+        bos_token_id=special["cls_token_id"], eos_token_id=special["sep_token_id"],
+    )  # fmt: skip
+    return ModernBertForMaskedLM(config)
+
+
+ARCHITECTURES: dict[str, Callable[[dict[str, int]], PreTrainedModel]] = {
+    "bert": bert,
+    "modernbert": modernbert,
+}
+
+
+@click.command()
+@click.option("--tokenizer", "tokenizer_path", required=True, help="A folder with a tokenizer.")
+@click.option("--text", type=Path, required=True, help="The training text.")
+@click.option("--rows", type=Path, required=True, help="Its tokens; made if it does not exist.")
+@click.option("--out", required=True, help="The folder of the trained model.")
+@click.option("--cpu-seconds", type=float, required=True, help="Processor time of the process.")
+@click.option("--architecture", type=click.Choice(sorted(ARCHITECTURES)), default="bert")
+@click.option("--rate", default=1e-3, show_default=True, help="The peak learning rate.")
+@click.option("--mask", default=0.15, show_default=True, help="The fraction of masked tokens.")
+@click.option("--batch", default=16, show_default=True, help="Rows of a step.")
+@click.option("--seed", default=1, show_default=True)
+def main(
+    tokenizer_path: str,
+    text: Path,
+    rows: Path,
+    out: str,
+    cpu_seconds: float,
+    architecture: str,
+    rate: float,
+    mask: float,
+    batch: int,
+    seed: int,
+) -> None:
+    """Train a model on a text until the process has used its processor time."""
+    set_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
+    if not rows.exists():
+        np.save(rows, packed(tokenizer, text.read_text(encoding="utf-8")))
+    special = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "cls_token_id": tokenizer.cls_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+    }
+    model = ARCHITECTURES[architecture](special)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask)
+    train(model, batches(np.load(rows), collator, batch), rate, cpu_seconds)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def packed(tokenizer: PreTrainedTokenizerBase, text: str) -> np.ndarray:
+    """The tokens of all lines, each with its special tokens, in full rows: int32 [rows, LENGTH]."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    tokens = np.fromiter(chain.from_iterable(tokenizer(lines)["input_ids"]), np.int32)
+    return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
+
+
+def batches(
+    rows: np.ndarray, collator: DataCollatorForLanguageModeling, size: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Masked batches of the rows, in a new order in each epoch, without end."""
+    while True:
+        order = random.sample(range(len(rows)), len(rows))
+        for start in range(0, len(order) - size + 1, size):
+            yield collator([{"input_ids": rows[row]} for row in order[start : start + size]])
+
+
+def train(
+    model: PreTrainedModel, data: Iterator[dict[str, torch.Tensor]], rate: float, budget: float
+) -> None:
+    """Train in place until the process has used `budget` seconds; the rate follows their fraction.
+
+    So the decay ends when the budget does, however fast the machine is.
+    """
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, fused=True)
+    model.train()
+    begun = used()
+    for step, batch in enumerate(data):
+        if (now := used()) >= budget:
+            break
+        progress = (now - begun) / (budget - begun)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 25 == 0:
+            click.echo(f"step {step}, {now:.0f} s: loss {loss.item():.3f}")
+
+
+def used() -> float:
+    """The processor time of this process, in seconds."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()
