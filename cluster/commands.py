@@ -19,8 +19,7 @@ from cluster.scheduler import cancel, expected_start, of_run, queued_jobs
 from cluster.script import TRAINING, Work, build
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
-from cluster.status import is_array, read_array, read_one, read_runs, to_json
-from cluster.status_table import table
+from cluster.status import is_array, read_array, read_one, read_runs, table, to_json
 from configs.runs import is_run
 
 

@@ -32,8 +32,7 @@ from types import FrameType
 from typing import NoReturn
 
 from cluster.errors import LaunchError
-from cluster.ranks import OUTCOME, Ranks, export, reserved_port
-from cluster.signals import STOP_SIGNALS, hang_up_is_stop
+from cluster.ranks import OUTCOME, STOP_SIGNALS, Ranks, export, hang_up_is_stop, reserved_port
 from configs.runs import STOPPED
 
 GRACE_SECONDS = 5.0  # for the other ranks to end by themselves once one has failed
@@ -167,7 +166,7 @@ class _Launcher:
 
         They are blocked at first: the launcher sets the mask that this yields once it has forked
         the ranks. A rank leaves the block with the handlers from before, and with the stop signals
-        blocked until it has its own (see cluster.signals).
+        blocked until it has its own (see cluster.ranks).
         """
         caught = [*STOP_SIGNALS, signal.SIGCHLD] + [signal.SIGHUP] * hang_up_is_stop()
         reader, writer = os.pipe()

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.config import without_own
 from cluster.errors import LaunchError
-from cluster.sbatch_options import without_own
 
 ACCOUNTING_SECONDS = 20.0  # timeout: its database may be slow or down, and only adds details
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")

@@ -1,4 +1,4 @@
-"""Commands that SIGTERM or SIGHUP ends, after they have removed what they had begun to write.
+"""The end of commands: what SIGTERM or SIGHUP interrupts, and a terminal that closes.
 
 By default these signals, which SLURM and a closed terminal send, end Python at once. Here they
 unwind a command as Ctrl-C does, and then end the process as they would have.
@@ -6,16 +6,54 @@ unwind a command as Ctrl-C does, and then end the process as they would have.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+
+
+def ignore_write_errors() -> None:
+    """Make standard output and error drop text that cannot be written.
+
+    A closed terminal, a reader that has gone or a full disk must not end a job. Streams without a
+    file (those of a test) are left alone.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            number = stream.fileno()
+        except (AttributeError, OSError, ValueError):  # no stream, no file, or closed
+            continue
+        setattr(sys, name, _dropping(stream, number))
+
+
+def _dropping(stream: Any, number: int) -> io.TextIOWrapper:
+    """A stream of this encoding, on a file that drops what it cannot write."""
+    file = io.BufferedWriter(_DroppingFile(number, "w", closefd=False))
+    return io.TextIOWrapper(
+        file,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _DroppingFile(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 REPEAT_SECONDS = 1.0  # a closed terminal may send SIGHUP twice; a later signal is a second request

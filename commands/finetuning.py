@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
 from commands.options import PATH, numbers
-from commands.output import ignore_write_errors
 from commands.training import announce_if_finished, final_results, one_thread, run_ranks
 from configs import ConfigError, assignment
 from configs.runs import STOPPED

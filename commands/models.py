@@ -41,7 +41,7 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
 
 def time_limit(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     """The seconds of a time limit as sbatch takes it; None for no limit."""
-    from cluster.limits import seconds
+    from cluster.slurm import seconds
 
     try:
         return None if text is None else seconds(text)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
 from commands.options import PATH
-from commands.output import ignore_write_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -221,8 +221,7 @@ def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:
 
 
 def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None) -> int:
-    from cluster.ranks import derive, export, incarnation, reported
-    from cluster.signals import StopRequest
+    from cluster.ranks import StopRequest, derive, export, incarnation, reported
 
     with StopRequest() as stop:
         export(derive())
@@ -288,8 +287,7 @@ def _gpus() -> int:
 
 
 def _store_as_rank(load: Callable[[], JobConfig]) -> int:
-    from cluster.ranks import derive, export, reported
-    from cluster.signals import StopRequest
+    from cluster.ranks import StopRequest, derive, export, reported
 
     with StopRequest() as stop:
         export(derive())

@@ -10,11 +10,10 @@ import model.head_modules
 import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
 from model.config import EncoderConfig
-from model.crf import Transitions, decode, log_likelihood
 from model.documents import AttentionMask, Documents, Padded
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
-from model.heads import vocabulary_logits
+from model.heads import Transitions, decode, log_likelihood, vocabulary_logits
 from model.hugging_face import (
     encoder_from_pretrained,
     first_weights,

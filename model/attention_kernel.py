@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.documents import AttentionMask, Documents
+from model.documents import AttentionMask, Documents, RealTokens
 from model.precision import is_native, kernel_device
-from model.unpadding import RealTokens
 
 PLAIN, FUSED, VARLEN, RUNS = "plain", "fused", "varlen", "runs"
 

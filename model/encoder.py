@@ -13,11 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import Attention, at_rows, rotary_angles
 from model.attention_kernel import VARLEN, AttentionPattern, attention_pattern
 from model.config import EncoderConfig
-from model.documents import AttentionMask, Documents, Padded, without_count
+from model.documents import AttentionMask, Documents, Padded, RealTokens, without_count
 from model.outputs import QKV, Capture, Encoded
 from model.parts import FeedForwardStack, make_norm
 from model.precision import product_dtype
-from model.unpadding import RealTokens
 
 Seen = tuple[AttentionPattern, Tensor | None]  # the pattern and the rotary angles of a layer
 Context = tuple[Seen, Seen]  # of the global layers, and of the local ones

@@ -1,17 +1,87 @@
-"""A model's modules: without values, or with initial weights by configuration and seed."""
+"""A model's modules without values, and their initial weights by configuration and seed."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from model.branches import BranchDense
+from model.config import EncoderConfig
+from model.heads import ConditionalRandomField
 from model.model_config import ModelConfig
 from model.protocol import Model, module_of
+
+_TASK_OUTPUT = re.compile(r"task_heads\.\w+\.linear\.weight")
+
+
+def fill(
+    config: EncoderConfig,
+    module: nn.Module,
+    key: str,
+    name: str,
+    parameter: Tensor,
+    generator: torch.Generator,
+) -> None:
+    """Set one parameter. Biases are 0 and norm weights 1; other weights follow `initializer`.
+
+    BERT, ALBERT and MobileBERT: normal, truncated at two standard deviations. RoBERTa and
+    DistilBERT: normal. ModernBERT: truncated normal of several deviations. The weights of a CRF are
+    0. FastBERT's branches are uniform in +-1 / sqrt(inputs), biases too: with BERT's values the
+    gradients at the states would be 70 times smaller.
+    """
+    if isinstance(module, BranchDense):
+        bound = 1.0 / math.sqrt(module.in_features)
+        parameter.uniform_(-bound, bound, generator=generator)
+    elif key == "bias" or isinstance(module, ConditionalRandomField):
+        parameter.zero_()
+    elif parameter.ndim == 1:  # of a norm
+        parameter.fill_(1.0)
+    elif config.initializer == "normal":
+        parameter.normal_(0.0, config.initializer_range, generator=generator)
+    else:
+        truncated_normal(parameter, _deviation(config, name), generator)
+    if config.initializer == "normal" and isinstance(module, nn.Embedding):
+        _zero_padding(module, parameter)
+
+
+def _deviation(config: EncoderConfig, name: str) -> float:
+    """The standard deviation before truncation.
+
+    ModernBERT divides it by sqrt(2 * layers) in the output of each residual branch and before the
+    output of a head. A task's output layer has hidden_size**-0.5.
+    """
+    if config.initializer != "scaled_truncated_normal":
+        return config.initializer_range
+    if _TASK_OUTPUT.fullmatch(name):
+        return float(config.hidden_size**-0.5)
+    is_small = name.endswith(("output.weight", "head.dense.weight", "transform.dense.weight"))
+    return config.initializer_range / (math.sqrt(2.0 * config.layers) if is_small else 1.0)
+
+
+def truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
+    """Draw values beyond two standard deviations again, as TensorFlow's initialiser does.
+
+    This is six times as fast as inverting the distribution, which takes 30 s for BERT-large.
+    """
+    parameter.normal_(0.0, std, generator=generator)
+    flat = parameter.view(-1)
+    beyond = (flat.abs() > 2 * std).nonzero()[:, 0]
+    while len(beyond):
+        again = torch.empty(len(beyond)).normal_(0.0, std, generator=generator)
+        flat[beyond] = again
+        beyond = beyond[again.abs() > 2 * std]
+
+
+def _zero_padding(module: nn.Embedding, parameter: Tensor) -> None:
+    if module.padding_idx is not None:
+        parameter[module.padding_idx].zero_()
 
 
 class _NoInitialisation(TorchFunctionMode):

@@ -19,7 +19,7 @@ from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.float8 import use_float8
 from model.heads import MaskedLanguageModelHead, ProjectionParts
-from model.initial_values import fill
+from model.initialisation import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
 from model.precision import Dense
 from model.protocol import Model, register

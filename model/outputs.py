@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from model.crf import Transitions
+from model.heads import Transitions
 
 
 class QKV(NamedTuple):

@@ -45,14 +45,14 @@ ROOMS = {
         "near_duplicates encoding journal finishing build merging checking reporting"
     ),
     "model": (
-        "errors precision float8 documents unpadding task_head_config head_modules crf outputs "
-        "model_config config parts heads attention_kernel branches generation protocol "
-        "initialisation accounting attention encoder embedding decoder initial_values "
+        "errors precision float8 documents task_head_config head_modules "
+        "model_config config parts heads outputs attention_kernel branches generation protocol "
+        "initialisation accounting attention encoder embedding "
         "masked_language_model attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (
-        "task_heads library sentence_modules family bert albert distilbert mobilebert modernbert "
+        "task_heads library family bert albert distilbert mobilebert modernbert "
         "eurobert neobert nomic_bert electra weights conversion folder"
     ),
     "trainer": (
@@ -128,12 +128,12 @@ ROOMS = {
     "trainer/stored_logits": "format sampling reading",
     "trainer/lifecycle": "continuity stored_teacher start in_progress forking finalize",
     "cluster": (
-        "errors signals sbatch_options ranks scheduler run_files config limits script slurm "
-        "local preflight run_state status status_table planning commands"
+        "errors ranks run_files config scheduler script slurm "
+        "local preflight run_state status planning commands"
     ),
     "cluster/planning": "machine failures memory plan text",
     "commands": (
-        "errors options job_texts starting output ending job_configs api data tokenizers "
+        "errors options job_texts starting ending job_configs api data tokenizers "
         "runs models prediction embedding training finetuning suite_runs suites results submission "
         "analysis reference listing"
     ),

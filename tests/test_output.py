@@ -9,7 +9,7 @@ from tests.conftest import command_environment
 PROGRAM = """
 import sys, click
 from rich.console import Console
-from commands.output import ignore_write_errors
+from commands.ending import ignore_write_errors
 ignore_write_errors()
 for _ in range(3):
     print("words" * 10_000, flush=True)

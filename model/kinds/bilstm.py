@@ -14,10 +14,9 @@ from configs.progress import counted
 from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.accounting import head_flops
-from model.crf import ConditionalRandomField
 from model.embedding import Table
 from model.errors import ModelError
-from model.heads import MaskedLanguageModelHead, ProjectionParts
+from model.heads import ConditionalRandomField, MaskedLanguageModelHead, ProjectionParts
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense

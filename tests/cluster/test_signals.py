@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cluster.signals import StopRequest
+from cluster.ranks import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
@@ -47,7 +47,7 @@ def test_signal_before_the_handlers_is_kept():
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 os.kill(os.getpid(), signal.SIGTERM)
-from cluster.signals import StopRequest
+from cluster.ranks import StopRequest
 print(StopRequest().signal.name)
 """
     result = subprocess.run(

@@ -11,7 +11,7 @@ import configs
 import tandem
 from cluster import LaunchError, commands
 from cluster.config import ClusterConfig
-from cluster.limits import seconds
+from cluster.slurm import seconds
 from tests.cluster.conftest import install
 from tests.conftest import TINY_JOB
 from trainer.checkpoint import Attempt

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchcrf import CRF
 
-from model.crf import Transitions, decode, log_likelihood
+from model.heads import Transitions, decode, log_likelihood
 
 TAGS, LENGTH = 3, 5
 # Text 0 is whole, text 1 ends early, text 2 has gaps, text 3 has one word, text 4 none.

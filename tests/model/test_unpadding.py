@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model import Capture, Features, MaskedLanguageModel, Padded
+from model.documents import RealTokens
 from model.precision import kernels_of
-from model.unpadding import RealTokens
 from tests.distributed import run_distributed
 from tests.model.test_architectures import assert_close, assert_gradients_equal, inputs, pair
 from tests.trainer import tiny

@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from cluster.ranks import derive, incarnation, reported
-from cluster.signals import StopRequest
+from cluster.ranks import StopRequest, derive, incarnation, reported
 
 NOTED = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS", "SITE")
 
