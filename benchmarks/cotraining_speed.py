@@ -26,12 +26,12 @@ from benchmarks.one_rank import join_alone
 from benchmarks.turns import clock_for, median_seconds
 from data_pipeline import Batch
 from model import EncoderConfig, Features
+from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import to_device
 from trainer.denominators import StepSums
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

@@ -134,7 +134,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     """The job of `tandem finetune` in this process, and the predictions of what it exports."""
     import torch
 
-    import trainer.loop
+    import trainer.run
     from benchmarks.one_rank import join_alone
     from commands.job_configs import load_job, prepare
     from data_pipeline import TextEncoder
@@ -144,13 +144,13 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     from trainer.run import run_job
     from trainer.run_folder.folder import RunFolder
 
-    marks, step = Marks(), trainer.loop.train_step
+    marks, step = Marks(), trainer.run.train_step
 
     def marked(*inputs: Any, **keywords: Any) -> Any:
         marks.set()
         return step(*inputs, **keywords)
 
-    trainer.loop.train_step = marked
+    trainer.run.train_step = marked
     torch.set_num_threads(arguments.threads)
     join_alone()
     job = prepare(load_job("single_sentence", tuple(tandem_words(arguments))))

@@ -15,10 +15,10 @@ from benchmarks.gpu_facts import Row
 from benchmarks.masked_batches import MASKED_FRACTION, masked_batch
 from benchmarks.turns import median_seconds, wall_clock
 from model import describe
+from trainer.batch_config import StepShape
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.record.gauges import known_device
 from trainer.rehearsal import rehearsal
 from trainer.step import train_step

@@ -11,10 +11,10 @@ from benchmarks.masked_batches import VOCABULARY, masked_batch
 from benchmarks.transformers_step import transformers_step
 from data_pipeline import Batch
 from model import EncoderConfig
+from trainer.batch_config import StepShape
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

@@ -36,10 +36,10 @@ from benchmarks.transformers_step import transformers_step
 from benchmarks.turns import UNCOUNTED, clock_for, medians, seconds_of, take_turns
 from data_pipeline import Batch
 from model import EncoderConfig
+from trainer.batch_config import StepShape
 from trainer.learner_config import PRECISIONS, LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling

@@ -32,11 +32,11 @@ from benchmarks.masked_batches import VOCABULARY, masked_batch
 from benchmarks.one_rank import join_alone
 from benchmarks.turns import median_seconds
 from data_pipeline import Batch
-from trainer.init_config import InitConfig
+from trainer.batch_config import StepShape
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

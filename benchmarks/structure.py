@@ -177,10 +177,10 @@ def a_step(students: int) -> Callable[[int], object]:
     """A function that trains a small teacher and `students`, given the step's number."""
     from benchmarks.masked_batches import masked_batch
     from model import EncoderConfig
+    from trainer.batch_config import StepShape
     from trainer.learner_config import LearnerConfig
     from trainer.learner_names import TEACHER
     from trainer.learners.learner import Learner
-    from trainer.learners.step_shape import StepShape
     from trainer.objectives import ObjectiveConfig
     from trainer.objectives.terms import SoftKL
     from trainer.step import train_step

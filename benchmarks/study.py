@@ -44,8 +44,8 @@ from commands.job_configs import prepare as prepared
 from configs import assignment
 from configs.runs import STOPPED
 from configs.studies import StudyConfig
-from trainer.admission_config import BudgetConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import BudgetConfig
 
 AT_ONCE = "start={step: 0, fraction: null, teacher: null}"
 # Of a teacher that finishes first, time steps that train it and steps that do not.

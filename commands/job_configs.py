@@ -126,7 +126,7 @@ def data_section(
             raise click.UsageError(f"--learner: {config} has no learners; remove it")
         data = configs.load(config, DataConfig, "data", overrides)
         return DataSection(data, 0, BatchSizes.constant(64), {}, {})
-    from trainer.job_data.batch_plan import global_batches
+    from trainer.job_data.counting import global_batches
 
     job = prepare(load_job(config, overrides))
     heads = [learner_config.architecture.task_heads for learner_config in job.learners.values()]

@@ -46,7 +46,7 @@ def checkpoint(run: str, wait: float) -> None:
 
 
 def _ask(run: str, kind: str, wait: float) -> None:
-    from trainer.control.requests import ask_and_wait
+    from trainer.control import ask_and_wait
     from trainer.run_folder.folder import RunFolder
 
     click.echo(ask_and_wait(RunFolder.begun(run), kind, wait))

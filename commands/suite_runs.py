@@ -189,7 +189,7 @@ def _require_unchanged(
     Records their digests in `out`; `known` are those that it has.
     """
     from trainer.durable import atomic_write
-    from trainer.job_data.digests import digest_of
+    from trainer.job_data.encoding import digest_of
 
     record = out / MODELS
     digests = {str(model.folder): digest_of(model.folder) for model in models.values()}

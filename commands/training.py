@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trainer.config import JobConfig
-    from trainer.measure.process import Startup
+    from trainer.measure import Startup
 
 
 @click.command()
@@ -161,7 +161,7 @@ def run_ranks(
     A run that was refused before it began leaves no folder.
     words: the name of the config and the overrides, for ranks that are no forks of this process.
     """
-    from trainer.measure.process import Startup
+    from trainer.measure import Startup
     from trainer.run_folder.folder import RunFolder
 
     folder = RunFolder.of(job)
@@ -252,7 +252,7 @@ def final_results(job: JobConfig) -> dict[str, Any] | None:
     A run whose test file has changed has not reached its end: the new file must be scored.
     """
     from configs.runs import has_ended
-    from trainer.lifecycle.finalize import has_scored
+    from trainer.run import has_scored
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import read_evaluation
 
@@ -273,7 +273,7 @@ def announce_if_finished(job: JobConfig) -> bool:
         way_out = "for another run, set another name"
         click.echo(f"changed since, without effect: {'; '.join(changed[:3])}; {way_out}", err=True)
     if folder.missing_exports(results) or not folder.has_final_report():
-        from trainer.lifecycle.finalize import finalize
+        from trainer.run import finalize
 
         results = finalize(folder)
     _announce(folder, results)

@@ -21,7 +21,7 @@ from tests.trainer import tiny
 from trainer.checkpoint import Ranking, Retention, published
 from trainer.checkpoint.attempts import Owner
 from trainer.checkpoint.folder import scores_of, step_name
-from trainer.control.requests import STOP, RequestBox, answer_to, ask
+from trainer.control import STOP, RequestBox, answer_to, ask
 from trainer.errors import TrainingError
 from trainer.report.table import student_table
 from trainer.run_folder.run_files import primary_of, read_evaluation

@@ -56,14 +56,14 @@ ROOMS = {
         "eurobert neobert nomic_bert electra weights conversion folder"
     ),
     "trainer": (
-        "errors durable device process_group seeds learner_names own_tokenizer measure tracking "
+        "errors durable device learner_names measure tracking "
         "checkpoint optimizers watch batches denominators fusion vocabulary_projection "
         "teacher_outputs replaced_tokens "
-        "scoring stored_config objectives tasks schedules admission_config init_config "
+        "scoring stored_config objectives tasks schedules learner_life "
         "learner_config batch_config job_tree task_facts teacher_heads tokenizer_rules "
         "roles config "
-        "run_folder control stored_logits job_data report learners teacher_passes look_ahead step "
-        "footprint evaluation record lifecycle job loop run rehearsal storing prediction "
+        "run_folder control stored_logits job_data report learners step "
+        "footprint evaluation record lifecycle job run rehearsal storing prediction "
         "augmentation suites analysis"
     ),
     "trainer/checkpoint": (
@@ -75,8 +75,7 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention predictions divergences z_loss early_exits",
     "trainer/learners": (
-        "state step_shape step_decision admission zero gradients averages memory_errors "
-        "programs module engine learner first_weights learners"
+        "state step_decision zero averages programs module engine learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
@@ -92,7 +91,7 @@ ROOMS = {
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),
-    "trainer/schedules": "learning_rate kinds stacking",
+    "trainer/schedules": "learning_rate kinds",
     "trainer/schedules/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
@@ -101,12 +100,8 @@ ROOMS = {
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),
-    "trainer/measure": "timing process",
     "trainer/run_folder": "folder metrics run_files",
-    "trainer/control": "requests run_context",
-    "trainer/job_data": (
-        "digests task_heads encoding examples other_tokenizers batch_plan fit staging counting feed"
-    ),
+    "trainer/job_data": ("task_heads encoding examples other_tokenizers fit counting feed"),
     "trainer/report": "elements layout chart curves results breakdowns savings table page",
     "trainer/scoring": (
         "column metric scores task_scores task_metrics span_metric ranking_metric translating"
@@ -114,19 +109,19 @@ ROOMS = {
     "trainer/footprint": "work fake_tensors repeated_layers fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "
-        "evaluations finished agreement mistakes breakdown labelled_files "
+        "evaluations finished mistakes breakdown labelled_files "
         "final_scores export"
     ),
     "trainer/prediction": (
         "passes fine_tuned predictor texts embedding tags spans vectors translations "
         "predicting rankings"
     ),
-    "trainer/augmentation": "masked_words augmenting replacing perturbing",
+    "trainer/augmentation": "augmenting replacing perturbing",
     "trainer/suites": "results comparison",
-    "trainer/analysis": "patterns maps linguistic examples analysis table page",
+    "trainer/analysis": "maps linguistic examples analysis table page",
     "trainer/record": "gauges display recorder syncing",
     "trainer/stored_logits": "format sampling reading",
-    "trainer/lifecycle": "continuity stored_teacher start in_progress forking finalize",
+    "trainer/lifecycle": "continuity start in_progress forking",
     "cluster": (
         "errors ranks run_files config scheduler script slurm "
         "local preflight run_state status planning commands"

@@ -32,7 +32,7 @@ from trainer.checkpoint import Ranking
 from trainer.job_tree import with_models, with_tasks
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
-from trainer.measure.process import ProfileConfig
+from trainer.measure import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.column import Column
 from trainer.scoring.scores import TASK_MEAN, Metrics, columns_of, mean_column

@@ -16,22 +16,24 @@ import torch.distributed as dist
 from configs.progress import counted
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from data_pipeline.reading.corpus import SPLITS
-from trainer.batch_config import micro_rows
+from trainer.batch_config import StepShape, micro_rows
 from trainer.checkpoint import CheckpointWriter, Retention
 from trainer.config import JobConfig
-from trainer.control.run_context import RunContext
+from trainer.control import RunContext
 from trainer.evaluation.evaluations import Evaluations
 from trainer.evaluation.held_out import ValidationSet
-from trainer.job_data.batch_plan import global_batches
-from trainer.job_data.counting import count_sequences
+from trainer.job_data.counting import count_sequences, global_batches
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
-from trainer.learners.admission import HOUR
 from trainer.learners.learners import Learners
-from trainer.learners.step_shape import StepShape
+from trainer.learners.state import HOUR
 from trainer.lifecycle.in_progress import Saving, SkipLimit
-from trainer.lifecycle.start import Resumption, changes_since_checkpoint
-from trainer.lifecycle.stored_teacher import require_same_order, require_same_teacher
+from trainer.lifecycle.start import (
+    Resumption,
+    changes_since_checkpoint,
+    require_same_order,
+    require_same_teacher,
+)
 from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder

@@ -19,8 +19,7 @@ from configs.rules import (
 from configs.section import Refusal, Section, within
 from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, default_model
-from trainer.admission_config import BudgetConfig, StartConfig
-from trainer.init_config import InitConfig
+from trainer.learner_life import BudgetConfig, InitConfig, StackingConfig, StartConfig
 from trainer.learner_names import learner_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.stages import (
@@ -34,7 +33,6 @@ from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import AverageConfig
 from trainer.optimizers.loss_scale import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
-from trainer.schedules.stacking import StackingConfig
 from trainer.scoring.scores import Metrics, metrics_of
 from trainer.stored_config import StoredConfig
 from trainer.watch.guard import GuardConfig

@@ -14,9 +14,9 @@ from model import ModelConfig
 from trainer.batch_config import BatchConfig, GrowthConfig
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
-from trainer.job_data.batch_plan import rows_by_step, usual_rows
+from trainer.job_data.counting import rows_by_step, usual_rows
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 
 LONGEST = 512  # tokens
 SHORTEST = 16

@@ -10,13 +10,12 @@ from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
 from data_pipeline.packing.kinds import PACKINGS
 from model import Ability, ModelConfig
-from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.learner_config import SEPARATE, LearnerConfig
+from trainer.learner_life import BudgetConfig, StartConfig, layers_of_the_moment
 from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.terms.attention import MatrixTermConfig
 from trainer.objectives.terms.predictions import unshared_vocabulary
-from trainer.schedules.stacking import layers_of_the_moment
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
 from trainer.tokenizer_rules import conflicts_of_tokenizers, sources_of
 

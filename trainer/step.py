@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -10,17 +10,188 @@ from itertools import chain
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from data_pipeline import Batch
+from data_pipeline import MASKED, Batch
 from data_pipeline.masking.torch_masker import TorchMasker
-from trainer.batches import to_micro_batches
-from trainer.control.requests import NO_REQUESTS, Requests
+from trainer.batch_config import MicroStep
+from trainer.batches import MicroBatch, to_micro_batches
+from trainer.control import NO_REQUESTS, Requests
 from trainer.denominators import StepSums
-from trainer.learner_names import TEACHER
+from trainer.learner_names import MEAN, TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import MicroStep
-from trainer.look_ahead import look_ahead
-from trainer.teacher_passes import TeacherPasses
+from trainer.objectives.objective import Demand
+from trainer.objectives.term import ExampleLosses, Term
+from trainer.replaced_tokens import with_view
+from trainer.teacher_outputs import (
+    OutputProjection,
+    TeacherOutputs,
+    detach,
+    mean_of,
+    of_stored,
+)
+
+_Heads = Sequence[Mapping[str, Tensor]]  # of each micro-batch, the outputs of heads by name
+
+
+def look_ahead(
+    teachers: Sequence[Learner],
+    students: Sequence[Learner],
+    cut: Callable[[], Iterable[MicroBatch]],
+    step: int,
+    targets: Collection[str],
+) -> None:
+    """Give each learner with a `WholeBatchTerm` its losses for a batch with these targets.
+
+    `cut` makes the micro-batches of this rank. Collective.
+    """
+    terms = {
+        learner: on
+        for learner in (*teachers, *students)
+        if (on := learner.objective.over_whole_batch(learner.own_step(step), targets))
+    }
+    if not terms:
+        return
+    batches = [*cut()]
+
+    def heads_of(learner: Learner, heads: Collection[str] = ()) -> _Heads:
+        steps = (MicroStep(step, number, is_last=False) for number in range(len(batches)))
+        return [learner.heads_ahead(*some, heads) for some in zip(batches, steps, strict=True)]
+
+    read = {(term.source, term.head) for on in terms.values() for term in on}
+    theirs = {
+        teacher.name: heads_of(teacher, heads)
+        for teacher in teachers
+        if (heads := sorted(head for source, head in read if source == teacher.name))
+    }
+    for learner, on in terms.items():
+        outputs, seen = heads_of(learner), [batch.view(learner.view) for batch in batches]
+        losses: list[dict[Term, ExampleLosses]] = [{} for _ in batches]
+        for term in on:
+            ours = [heads[term.head] for heads in outputs]
+            source = [] if term.source is None else theirs[term.source]
+            by_batch = term.over_batch(ours, seen, [heads[term.head] for heads in source])
+            for known, of_batch in zip(losses, by_batch, strict=True):
+                known[term] = of_batch
+        learner.whole_batch = [*losses]
+
+
+@dataclass(frozen=True)
+class TeacherPass:
+    """One teacher's side of a step: the outputs that students read, and the peers that it reads."""
+
+    teacher: Learner
+    demand: Demand
+    projection: OutputProjection | None  # the teacher's; None where nobody reads its logits
+    peers: Mapping[str, tuple[Learner, OutputProjection]]  # students it learns from, by name
+
+    @classmethod
+    def of(
+        cls, teacher: Learner, students: Sequence[Learner], step: int, targets: Collection[str]
+    ) -> TeacherPass:
+        """The pass of a teacher at `step`, for a batch with these `targets`.
+
+        Collective: ZeRO 3 gathers the output projections.
+        """
+        consumers = [(student.objective, student.own_step(step)) for student in students]
+        heads = teacher.model.config.task_heads
+        discriminators = sum(student.generator == teacher.name for student in students)
+        demand = Demand.of(teacher.name, heads, consumers, targets, discriminators)
+        runs = teacher.config.stored is None
+        projection = teacher.output_projection() if runs and demand.reads_logits else None
+        read = teacher.objective.sources
+        peers = {
+            peer.name: (peer, peer.output_projection()) for peer in students if peer.name in read
+        }
+        return cls(teacher, demand, projection, peers)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the teacher has to run: it has terms, or someone reads it."""
+        return self.teacher.has_terms or self.demand.is_read
+
+    def teach(
+        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
+    ) -> TeacherOutputs:
+        """Run the teacher forward and backward once; returns the outputs that students read.
+
+        A teacher whose predictions are stored does not run.
+        """
+        if stored := micro_batch.stored.get(self.teacher.name):
+            vocabulary = self.teacher.config.model.vocab_size
+            return of_stored(stored, vocabulary, self.demand.own_logits)
+        sources = {
+            name: peer.predictions(micro_batch, projection)
+            for name, (peer, projection) in self.peers.items()
+        }
+        totals = self.teacher.totals(sums)
+        capture = self.demand.capture
+        features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, capture)
+        with self.teacher.autocast():
+            return detach(features, self.projection, self.demand.own_logits)
+
+
+@dataclass(frozen=True)
+class TeacherPasses:
+    """The teachers of a step, the job's own first; those that are not needed are left out."""
+
+    passes: Sequence[TeacherPass]
+    is_mean_read: bool
+    mean_logits: int  # students whose terms need the mean's logits
+    # Students whose samples others read, by name, and their output projections.
+    generators: Mapping[str, tuple[Learner, OutputProjection]]
+    sampled: frozenset[str | None]  # the names of all learners whose samples others read
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        teachers: Sequence[Learner],
+        students: Sequence[Learner],
+        step: int,
+        targets: Collection[str],
+    ) -> TeacherPasses:
+        """The passes of a step, for a batch with these `targets`. Collective."""
+        passes = [TeacherPass.of(teacher, students, step, targets) for teacher in teachers]
+        is_mean_read = any(
+            student.objective.reads(student.own_step(step), MEAN, targets) for student in students
+        )
+        needed = [teacher_pass for teacher_pass in passes if teacher_pass.is_needed]
+        by_name = {learner.name: learner for learner in (*teachers, *students)}
+        for learner in by_name.values():
+            learner.share_embedding(by_name)
+        sampled = frozenset(learner.generator for learner in by_name.values())
+        generators = {
+            student.name: (student, student.output_projection())
+            for student in students
+            if student.name in sampled
+        }
+        mean_logits, seed = passes[0].demand.mean_logits, teachers[0].step_shape.seed
+        return cls(needed, is_mean_read, mean_logits, generators, sampled, seed)
+
+    def sources(
+        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
+    ) -> tuple[MicroBatch, dict[str, TeacherOutputs]]:
+        """Run the generators and the teachers on a micro-batch.
+
+        Returns the micro-batch with a view for each generator, under its name, and the outputs of
+        teachers, by name, and their mean.
+        """
+        for name, (generator, projection) in self.generators.items():
+            features = generator.accumulate(micro_batch, generator.totals(sums), micro_step)
+            with generator.autocast():
+                told = detach(features, projection)
+            micro_batch = with_view(micro_batch, name, told.distributions[MASKED], self.seed)
+        outputs: dict[str, TeacherOutputs] = {}
+        for teacher_pass in self.passes:
+            name = teacher_pass.teacher.name
+            outputs[name] = teacher_pass.teach(micro_batch, sums, micro_step)
+            if name in self.sampled:
+                samples = outputs[name].distributions[MASKED]
+                micro_batch = with_view(micro_batch, name, samples, self.seed)
+        if self.is_mean_read:
+            outputs[MEAN] = mean_of(list(outputs.values()), self.mean_logits)
+        return micro_batch, outputs
 
 
 @dataclass(frozen=True)

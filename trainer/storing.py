@@ -24,13 +24,13 @@ from configs.progress import counted
 from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
 from data_pipeline.masking.torch_masker import TorchMasker
 from data_pipeline.shards.locking import exclusive
+from trainer.batch_config import MicroStep
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.config import JobConfig
-from trainer.device import fix_order_of_sums, own_device
+from trainer.device import background_group, fix_order_of_sums, limit_waiting, own_device
 from trainer.errors import TrainingError
 from trainer.job import setup_line, step_shape
-from trainer.job_data.batch_plan import global_batches
-from trainer.job_data.counting import count_sequences
+from trainer.job_data.counting import count_sequences, global_batches
 from trainer.job_data.examples import predicts_by_example
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
@@ -38,15 +38,13 @@ from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState
-from trainer.learners.step_shape import MicroStep
-from trainer.lifecycle.stored_teacher import (
+from trainer.lifecycle.start import (
     batches_to_store,
     fingerprint,
     require_written_by,
     require_written_for,
 )
-from trainer.loop import Outcome
-from trainer.process_group import background_group, limit_waiting
+from trainer.run import Outcome
 from trainer.stored_config import StoredConfig, id_bytes
 from trainer.stored_logits.format import (
     ID_DTYPES,

@@ -1,4 +1,4 @@
-"""``task.json`` beside an exported model: how its tasks' examples are read and encoded."""
+"""The files beside an exported model: how its task was read (``task.json``), its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,29 @@ from configs.rules import COUNT, TEXT_ENCODING
 from configs.section import Section
 from configs.strict_json import from_json, read_json
 from configs.typed import nearest_of_all
-from data_pipeline import DataError
-from model import ModelError
+from data_pipeline import DataError, TextEncoder
+from data_pipeline.tokenization.tokenizer import Vocabulary
+from model import ModelConfig, ModelError
 from trainer.objectives.task import TaskConfig
+
+
+def open_encoder(folder: Path, config: ModelConfig, sequence_length: int) -> TextEncoder:
+    """The encoder of texts for the model in `folder`, into at most `sequence_length` tokens.
+
+    Fewer where the model cannot read as many. Raises DataError without its tokenizer.
+    """
+    encoder = TextEncoder(folder, min(sequence_length, config.longest_sequence or sequence_length))
+    require_own_tokenizer(folder, encoder.vocabulary, config)
+    return encoder
+
+
+def require_own_tokenizer(folder: Path, vocabulary: Vocabulary, config: ModelConfig) -> None:
+    """Raise DataError where the tokenizer in `folder` has tokens that its model lacks."""
+    if vocabulary.vocab_size > config.vocab_size:
+        raise DataError(
+            f"{folder}: its tokenizer has more tokens than its model; it belongs to another model"
+        )
+
 
 FILE = "task.json"
 HEADS = "heads"  # where a model has several: the facts of each

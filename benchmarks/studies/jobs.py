@@ -20,8 +20,7 @@ from configs import assignment
 from configs.studies import StudyConfig
 from data_pipeline import Corpus, DataError
 from trainer.config import JobConfig
-from trainer.job_data.digests import digest_of
-from trainer.job_data.encoding import files_of
+from trainer.job_data.encoding import digest_of, files_of
 from trainer.job_data.examples import tasks_of
 
 SHARED = "shared"  # the file of what jobs have in common, before the name of their task

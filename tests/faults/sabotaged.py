@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from trainer import loop
+from trainer import run
+from trainer import run as conclusion
 from trainer.errors import TrainingError
-from trainer.lifecycle import finalize as conclusion
 
 STEP = 3
 
@@ -64,11 +64,11 @@ def sabotage(what: str) -> None:
     kind = kinds.get(os.environ["RANK"])
     if kind is None:
         return
-    step = loop.train_step
+    step = run.train_step
 
     def sabotaged(teacher: Any, students: Any, batch: Any, number: int, *rest: Any) -> Any:
         if number == STEP:
             SABOTAGE[kind]([teacher, *students][-1])
         return step(teacher, students, batch, number, *rest)
 
-    loop.train_step = sabotaged
+    run.train_step = sabotaged

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.measure import timing
+from trainer import measure
 
 ROOT = Path(__file__).parents[2]
 # Operators whose result the host must know: for a scalar, or for the shape of what they return.
@@ -36,7 +36,7 @@ SYNCHRONISING = {
 }
 TO_HOST = ("tolist", "cpu", "numpy")  # methods of a tensor that copy it to the host, and wait
 COLLECTIVES = (
-    *timing.COLLECTIVES,
+    *measure.COLLECTIVES,
     "barrier",
     "all_gather_object",
     "gather_object",

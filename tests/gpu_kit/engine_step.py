@@ -13,9 +13,9 @@ from unittest import mock
 from tests.gpu_kit.counting import Collective, CountedOperators, collectives
 from tests.gpu_kit.device import pretend_gpu
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
@@ -83,7 +83,7 @@ def deep_learner(stage: int, layers: int) -> Learner:
         precision="bf16",
     )
     bucket = 2 * (6 * layers * WIDTH**2 // BUCKETS)  # DeepSpeed wants an even number
-    with mock.patch("trainer.learners.step_shape.LARGEST_BUCKET", bucket):
+    with mock.patch("trainer.batch_config.LARGEST_BUCKET", bucket):
         return Learner(TEACHER, config, encoder, StepShape(tiny.STEPS, tiny.SEED, 2, 1))
 
 

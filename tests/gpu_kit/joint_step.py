@@ -13,10 +13,10 @@ import torch
 from tests.gpu_kit.counting import Collective, collectives, host_syncs
 from tests.gpu_kit.device import pretend_gpu
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.optimizers import optimizer_config
 from trainer.step import train_step
 

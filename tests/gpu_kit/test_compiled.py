@@ -16,13 +16,13 @@ from model import EncoderConfig, MaskedLanguageModel, Padded
 from model.precision import kernels_of
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_micro_batches
 from trainer.fusion import fusing
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners import module
 from trainer.learners.learner import Learner
 from trainer.learners.module import LearnerModule, is_compiled
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.row_losses import RowLosses, cross_entropy_rows, kl_divergence_rows
 from trainer.objectives.terms import HiddenMSE, SoftKL

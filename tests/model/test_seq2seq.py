@@ -76,7 +76,7 @@ def bart(ours: Seq2Seq) -> BartForConditionalGeneration:
             state |= _named(f"{prefix}.fc1", only.input) | _named(f"{prefix}.fc2", only.output)
             state |= _named(f"{prefix}.final_layer_norm", only.norm)
     missing = theirs.load_state_dict(state, strict=False)
-    tied = {"model.encoder.embed_tokens.weight", "model.kinds.seq2seq.embed_tokens.weight"}
+    tied = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
     assert not missing.unexpected_keys
     assert set(missing.missing_keys) <= {*tied, "lm_head.weight"}
     return theirs

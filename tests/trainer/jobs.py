@@ -14,15 +14,14 @@ import configs
 from tests.conftest import TINY_JOB
 from trainer.checkpoint import Owner
 from trainer.config import JobConfig
-from trainer.control.run_context import RunContext
+from trainer.control import RunContext
 from trainer.evaluation import final_scores as evaluation
 from trainer.job import Job
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
-from trainer.lifecycle.finalize import finalize
 from trainer.lifecycle.start import start_run
-from trainer.loop import Outcome, train
-from trainer.measure.process import Startup
+from trainer.measure import Startup
+from trainer.run import Outcome, finalize, train
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.ranks import HangWatch, on_rank_0, run_on_rank_zero

@@ -17,7 +17,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_token_tasks import conll, dream, squad
 from trainer.config import EvaluationConfig, JobConfig
-from trainer.evaluation.agreement import agreement
+from trainer.evaluation.final_scores import agreement
 from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig

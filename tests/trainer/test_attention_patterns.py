@@ -13,12 +13,12 @@ from transformers import AutoModel
 from data_pipeline import Batch
 from model import build, from_pretrained, save_pretrained
 from tests.trainer import tiny
-from trainer.analysis.maps import head_patterns
-from trainer.analysis.patterns import (
+from trainer.analysis.maps import (
     KEY_SETS,
     PATTERNS,
     classify,
     excess,
+    head_patterns,
     key_sets,
     masses,
     uniform_masses,

@@ -26,8 +26,7 @@ from tests.damage import damages
 from tests.failing import one_line
 from trainer.augmentation import augmenting
 from trainer.augmentation.augmenting import TableFile, augment
-from trainer.augmentation.masked_words import MaskedWords
-from trainer.augmentation.replacing import Replacing
+from trainer.augmentation.replacing import MaskedWords, Replacing
 from trainer.config import JobConfig
 
 CPU = torch.device("cpu")

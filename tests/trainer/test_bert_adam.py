@@ -15,6 +15,7 @@ from model import EncoderConfig
 from tests.distributed import run_distributed
 from tests.thorough import zero_stages
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_device
 from trainer.checkpoint import full_state_dict
 from trainer.learner_config import LearnerConfig
@@ -22,7 +23,6 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import always_captured, build_module
 from trainer.learners.programs import Train
-from trainer.learners.step_shape import StepShape
 from trainer.optimizers import optimizer_config
 from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step

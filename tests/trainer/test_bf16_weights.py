@@ -14,6 +14,7 @@ from configs.kinds import kinds_of
 from model import Capture
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_micro_batches
 from trainer.checkpoint import full_state_dict
 from trainer.learner_names import TEACHER, student_key
@@ -21,7 +22,6 @@ from trainer.learners.first_weights import from_layers
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
 from trainer.learners.programs import Predict
-from trainer.learners.step_shape import StepShape
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import ExponentialAverage
 from trainer.step import train_step

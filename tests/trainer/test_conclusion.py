@@ -13,11 +13,11 @@ from click.testing import CliRunner
 import tandem
 from data_pipeline import open_corpora
 from tests.conftest import TINY_JOB
+from trainer import run as conclusion
 from trainer.evaluation import final_scores
 from trainer.evaluation import finished as saved
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
-from trainer.lifecycle import finalize as conclusion
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 

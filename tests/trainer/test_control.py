@@ -16,13 +16,12 @@ import pytest
 
 from tests.trainer.jobs import tiny_job
 from tests.waiting import until
+from trainer import control
 from trainer.checkpoint import Attempt, Owner, StaleAttempt
-from trainer.control import requests, run_context
-from trainer.control.requests import CHECKPOINT, STOP, RequestBox, answer_to, ask
-from trainer.control.run_context import Heartbeat, RunContext
+from trainer.control import CHECKPOINT, STOP, Heartbeat, RequestBox, RunContext, answer_to, ask
 from trainer.errors import TrainingError
 from trainer.lifecycle import start
-from trainer.measure.process import Startup
+from trainer.measure import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.ranks import FirstFailure, HangWatch
 
@@ -32,7 +31,7 @@ def away(*arguments: object) -> None:
 
 
 def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)
     box = RequestBox(tmp_path, reads=True)
     first = ask(tmp_path, CHECKPOINT)
     assert box.look() == {CHECKPOINT}
@@ -46,13 +45,13 @@ def test_a_request_is_followed_once_however_long_its_save_takes(tmp_path, monkey
 
 def test_a_run_that_ends_elsewhere_while_it_is_asked_to_stop_says_so(tmp_path, monkeypatch):
     """Its record does, and nobody waits for a heartbeat."""
-    monkeypatch.setattr(requests, "UNSEEN_SECONDS", 0.5)
+    monkeypatch.setattr(control, "UNSEEN_SECONDS", 0.5)
     attempts = tmp_path / "attempts"
     attempts.mkdir()
     record = {"host": "n7", "process": 1, "machine": "other", "started": 1, "time": time.time()}
     (attempts / "000001.json").write_text(json.dumps(record))
     owner = Owner.of(attempts / "000001.json")
-    monkeypatch.setattr(requests, "live_owner", lambda run: owner)
+    monkeypatch.setattr(control, "live_owner", lambda run: owner)
 
     def end_soon() -> None:
         time.sleep(0.3)
@@ -61,7 +60,7 @@ def test_a_run_that_ends_elsewhere_while_it_is_asked_to_stop_says_so(tmp_path, m
     thread = threading.Thread(target=end_soon)
     thread.start()
     with pytest.raises(TrainingError, match="the job ended before it could stop"):
-        requests.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
+        control.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
     thread.join()
 
 
@@ -69,15 +68,15 @@ def test_an_answer_that_another_node_sees_later_than_the_end_is_one(tmp_path, mo
     """As over NFS: the record of the attempt is read anew, and the answer's name is cached."""
     owner = SimpleNamespace(is_on_this_machine=False, has_process=False)
     unseen = iter([None, None, {"error": None, "step": 5}])
-    monkeypatch.setattr(requests, "live_owner", lambda _: owner)
-    monkeypatch.setattr(requests, "owner_has_ended", lambda _: True)
-    monkeypatch.setattr(requests, "answer_to", lambda *_: next(unseen))
-    answer = requests.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
+    monkeypatch.setattr(control, "live_owner", lambda _: owner)
+    monkeypatch.setattr(control, "owner_has_ended", lambda _: True)
+    monkeypatch.setattr(control, "answer_to", lambda *_: next(unseen))
+    answer = control.ask_and_wait(RunFolder(tmp_path), STOP, 60.0)
     assert answer == f"{tmp_path}: saved at step 5 and ended"
 
 
 def test_a_partly_written_request_is_ignored(tmp_path, monkeypatch):
-    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)
     (tmp_path / "checkpoint.json").write_text('{"id": "7a')
     box = RequestBox(tmp_path, reads=True)
     assert box.look() == set()
@@ -88,7 +87,7 @@ def test_a_partly_written_request_is_ignored(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_away_for_a_moment_asks_for_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(requests, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)
     box = RequestBox(tmp_path, reads=True)
     ask(tmp_path, CHECKPOINT)
     with monkeypatch.context() as patch:
@@ -109,18 +108,18 @@ def test_an_answer_is_heard_of_a_job_that_ends_right_behind_it(tmp_path, monkeyp
             box.answer_after_save(5)(None)
         owner.has_process = False
 
-    monkeypatch.setattr(requests, "live_owner", lambda _: owner if owner.has_process else None)
-    monkeypatch.setattr(requests.time, "sleep", end_between_two_looks)
+    monkeypatch.setattr(control, "live_owner", lambda _: owner if owner.has_process else None)
+    monkeypatch.setattr(control.time, "sleep", end_between_two_looks)
     if answers:
-        assert requests.ask_and_wait(run, STOP, 60.0) == f"{run.path}: saved at step 5 and ended"
+        assert control.ask_and_wait(run, STOP, 60.0) == f"{run.path}: saved at step 5 and ended"
     else:
         with pytest.raises(TrainingError, match="the job ended before it could stop"):
-            requests.ask_and_wait(run, STOP, 60.0)
+            control.ask_and_wait(run, STOP, 60.0)
 
 
 def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):
     """Afterwards it notices that a newer attempt has begun."""
-    monkeypatch.setattr(run_context, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(control, "HEARTBEAT_SECONDS", 0.01)
     attempt, watch = Attempt.begin(tmp_path), HangWatch(tmp_path / "log", 60.0)
     known = FirstFailure(attempt, 0), watch, tmp_path / "metrics.jsonl"
     with Heartbeat(attempt, 0, *known) as heart:
@@ -134,7 +133,7 @@ def test_the_heart_goes_on_after_the_disk_was_away(tmp_path, monkeypatch):
 
 def test_progress_between_two_rows_touches_the_metrics(tmp_path, monkeypatch):
     """Such as a batch that is scored; not the mere life of rank 0."""
-    monkeypatch.setattr(run_context, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(control, "HEARTBEAT_SECONDS", 0.01)
     config = tiny_job(tmp_path, tmp_path)
     folder = RunFolder.of(config)
     folder.path.mkdir()

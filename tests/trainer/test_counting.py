@@ -23,14 +23,14 @@ from tests.faults.jobs import arguments, finish, start_ranks
 from tests.trainer.jobs import tiny_job
 from trainer.checkpoint import Owner
 from trainer.config import JobConfig
-from trainer.control.run_context import RunContext
+from trainer.control import RunContext
 from trainer.evaluation.held_out import ValidationSet
 from trainer.job import Job
 from trainer.job_data import counting
 from trainer.job_data.counting import count_sequences
 from trainer.job_data.feed import Feed
 from trainer.lifecycle.start import start_run
-from trainer.measure.process import Startup
+from trainer.measure import Startup
 from trainer.watch.ranks import HangWatch, on_rank_0
 
 RANKS = 2

@@ -239,10 +239,10 @@ def rank_3_with_one_gpu():
 
     from tests.gpu_kit.device import PretendedGpu, pretend_gpu
     from tests.trainer import tiny
+    from trainer.batch_config import StepShape
     from trainer.learner_names import TEACHER
     from trainer.learners import engine
     from trainer.learners.learner import Learner
-    from trainer.learners.step_shape import StepShape
 
     pretend_gpu()
     os.environ["LOCAL_RANK"] = "3"

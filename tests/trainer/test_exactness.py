@@ -20,13 +20,13 @@ import torch.distributed as dist
 from configs.kinds import kinds_of
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_micro_batches
 from trainer.checkpoint.layout import FROZEN, layout
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import AUTOCAST, build_module
 from trainer.learners.programs import Train
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import terms as terms_of_ours
 from trainer.objectives.term import registered_terms
 from trainer.optimizers import OptimizerConfig, build_optimizer, optimizer_config

@@ -32,8 +32,8 @@ from tests.trainer.test_token_tasks import conll, dream, squad
 from tests.trainer.told_by_transformers import CLASSES, TEXT, Told, told_by_export
 from trainer.config import JobConfig
 from trainer.evaluation.export import _settings
-from trainer.init_config import InitConfig
 from trainer.job_data.examples import with_examples
+from trainer.learner_life import InitConfig
 from trainer.learners.first_weights import from_folder
 from trainer.objectives.term import registered_terms
 

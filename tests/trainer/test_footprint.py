@@ -15,15 +15,14 @@ from data_pipeline import Batch, DataConfig, Target
 from model import EncoderConfig, describe
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
-from trainer.batch_config import BatchConfig
+from trainer.batch_config import BatchConfig, StepShape
 from trainer.config import JobConfig
 from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.work import Work
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import Cosine, FromStudent, HiddenMSE, SoftKL
 from trainer.step import train_step

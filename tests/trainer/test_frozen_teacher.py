@@ -14,15 +14,15 @@ from model import Capture, from_pretrained, import_folder
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import to_device
 from trainer.checkpoint import published
 from trainer.checkpoint.folder import scores_of
 from trainer.config import JobConfig
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import MicroStep, StepShape
 from trainer.record.gauges import Gauges
 from trainer.run_folder.folder import RunFolder
 

@@ -18,17 +18,16 @@ from data_pipeline import DEFAULT_VIEW, DataConfig
 from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer import measure
 from trainer.config import JobConfig
-from trainer.control.requests import NO_REQUESTS
+from trainer.control import NO_REQUESTS
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learners import learner
-from trainer.learners.memory_errors import named_for
+from trainer.learners.engine import named_for
 from trainer.learners.state import JobState
-from trainer.measure import timing
-from trainer.measure.process import ProfileConfig
-from trainer.measure.timing import PARTS, watch_collectives
+from trainer.measure import PARTS, ProfileConfig, watch_collectives
 from trainer.record.gauges import Gauges, SlowRanks, known_device, seconds_at_peak, slow_among
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
@@ -47,7 +46,7 @@ def measured(folder: str):
     meters = Gauges(config, RunFolder(Path(folder)), attempt=3, device=torch.device("cpu"))
     rows, said, late = [], [], [0.0]
     clock = time.perf_counter
-    timing.time = SimpleNamespace(perf_counter=lambda: clock() + sum(late))
+    measure.time = SimpleNamespace(perf_counter=lambda: clock() + sum(late))
     for step in range(4):
         meters.before(step, is_logged=True)
         train_step(teacher, learners[1:], tiny.my_rows(tiny.random_batch(step)), step)

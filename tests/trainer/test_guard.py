@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
-from trainer.admission_config import BudgetConfig, StartConfig
 from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
 from trainer.errors import TrainingError
+from trainer.learner_life import BudgetConfig, StartConfig
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
 from trainer.run_folder.folder import RunFolder

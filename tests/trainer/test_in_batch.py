@@ -12,11 +12,11 @@ from model import Features
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.test_exactness import record_first_gradients
+from trainer.batch_config import StepShape
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import LossInputs, ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.retrieval import NAME, Retrieval, documents_of, relevant_of

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_device
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.run_folder.metrics import encode
 from trainer.step import train_step
 

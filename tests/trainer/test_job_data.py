@@ -14,7 +14,7 @@ from data_pipeline import BatchStream, BuildOptions, build
 from data_pipeline.shards.ranges import Staged
 from tests.distributed import run_distributed
 from tests.trainer import jobs
-from trainer.job_data.batch_plan import global_batches, usual_rows
+from trainer.job_data.counting import global_batches, usual_rows
 from trainer.objectives.task import Part
 
 GROWING = (

@@ -29,13 +29,13 @@ from tests.trainer.test_sentence_tasks import lines, write
 from tests.trainer.test_token_tasks import conll
 from trainer.checkpoint import Owner
 from trainer.config import JobConfig
-from trainer.control.run_context import RunContext
+from trainer.control import RunContext
 from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.job import Job
 from trainer.job_data.examples import with_examples
 from trainer.lifecycle.start import start_run
-from trainer.measure.process import Startup
+from trainer.measure import Startup
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step

@@ -12,16 +12,14 @@ import torch
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
-from trainer.admission_config import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.checkpoint.folder import scores_of, step_name
 from trainer.checkpoint.manifest import read_manifest
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
-from trainer.learners.admission import is_over, schedule_steps
+from trainer.learner_life import BudgetConfig, InitConfig, StartConfig, ThresholdConfig
 from trainer.learners.first_weights import model_state
 from trainer.learners.learners import Learners
-from trainer.learners.state import JobState, LearnerState
+from trainer.learners.state import JobState, LearnerState, is_over, schedule_steps
 from trainer.lifecycle.forking import fork
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder

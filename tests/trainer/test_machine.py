@@ -1,21 +1,21 @@
 import re
 
-from trainer.measure import process
+from trainer import measure
 
 
 def test_the_machine_in_a_few_words():
-    assert re.fullmatch(r".+, \d+ cores?, \d+ GiB", process.describe_machine())
+    assert re.fullmatch(r".+, \d+ cores?, \d+ GiB", measure.describe_machine())
 
 
 def test_the_name_of_a_processor_is_short(monkeypatch, tmp_path):
     facts = tmp_path / "cpuinfo"
     facts.write_text("model name\t: Intel(R) Xeon(R) Gold CPU @ 2.50GHz\n")
-    monkeypatch.setattr(process, "CPU_FACTS", facts)
+    monkeypatch.setattr(measure, "CPU_FACTS", facts)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert process.describe_machine().startswith("Intel Xeon Gold, ")
+    assert measure.describe_machine().startswith("Intel Xeon Gold, ")
 
 
 def test_a_processor_without_a_name(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "CPU_FACTS", tmp_path / "none")
+    monkeypatch.setattr(measure, "CPU_FACTS", tmp_path / "none")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert process.describe_machine().split(",")[0]
+    assert measure.describe_machine().split(",")[0]

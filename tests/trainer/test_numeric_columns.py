@@ -26,8 +26,8 @@ from tests.trainer import jobs
 from trainer.augmentation.augmenting import Row, augment
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
 from trainer.job_data.examples import with_examples
+from trainer.learner_life import InitConfig
 from trainer.learners.first_weights import from_folder
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.run_folder import metrics

@@ -13,7 +13,7 @@ from torch import nn
 
 from configs.kinds import kinds_of
 from trainer.checkpoint.layout import Piece
-from trainer.learners.gradients import fill_gradients, gradient_factor
+from trainer.learners.step_decision import fill_gradients, gradient_factor
 from trainer.optimizers import (
     GatedOptimizer,
     OptimizerConfig,

@@ -9,10 +9,10 @@ from torch import Tensor
 from model import build
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

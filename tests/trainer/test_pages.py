@@ -13,10 +13,9 @@ from tests.trainer import test_report as reports
 from tests.trainer.test_suites import results_of_models
 from trainer.analysis.analysis import Analysis, Effect, Effects
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
-from trainer.analysis.maps import ExampleMaps, HeadPatterns
+from trainer.analysis.maps import KEY_SETS, PATTERNS, ExampleMaps, HeadPatterns
 from trainer.analysis.page import render as render_analysis
 from trainer.analysis.page import section
-from trainer.analysis.patterns import KEY_SETS, PATTERNS
 from trainer.evaluation.mistakes import LARGEST
 from trainer.report.layout import around_points
 from trainer.report.page import render

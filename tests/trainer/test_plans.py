@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-from trainer.admission_config import BudgetConfig, StartConfig, ThresholdConfig
-from trainer.learners.admission import is_due, is_over, time_used
-from trainer.learners.state import JobState, LearnerState
+from trainer.learner_life import BudgetConfig, StartConfig, ThresholdConfig
+from trainer.learner_names import derive
+from trainer.learners.state import JobState, LearnerState, is_due, is_over, time_used
 from trainer.schedules.learning_rate import factor, schedule_config
-from trainer.seeds import derive
 
 
 @pytest.mark.parametrize(

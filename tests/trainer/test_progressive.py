@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH, zero_stages
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.checkpoint.layout import torch_optimizer
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_embeddings, model_state
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.stages import PREDICTIONS, STATES, ProgressiveConfig, Stage, Stages
 from trainer.objectives.terms import (

@@ -14,7 +14,7 @@ from tests.trainer.jobs import curve, run, tiny_job
 from trainer.checkpoint import Checkpoint, CheckpointError, published
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
+from trainer.learner_life import InitConfig
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.rollback import RollbackConfig, batch_number, proposal
 

@@ -17,12 +17,12 @@ from model import save_pretrained
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
 from tests.trainer import jobs, tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_device
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE
 from trainer.replaced_tokens import REPLACED, replaced

@@ -10,11 +10,10 @@ import pytest
 from data_pipeline import DataConfig
 from model import EncoderConfig
 from tests.conftest import TINY_JOB, tandem
-from trainer.admission_config import StartConfig
 from trainer.config import JobConfig
 from trainer.evaluation.setbacks import BEHIND, FALLING_BACK, WORSE, setbacks
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig, StartConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.schedules.learning_rate import schedule_config

@@ -18,17 +18,17 @@ from tests.failing import one_line
 from tests.trainer import tiny
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from tests.trainer.test_exactness import record_first_gradients
+from trainer.batch_config import StepShape
 from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
-from trainer.init_config import InitConfig
 from trainer.job_data.fit import require_inputs
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
 from trainer.run_folder.folder import RunFolder

@@ -17,9 +17,9 @@ from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import StackingConfig, layers_of_the_moment
 from trainer.learners.learners import Learners
 from trainer.run_folder.folder import RunFolder
-from trainer.schedules.stacking import StackingConfig, layers_of_the_moment
 
 GROWTH = "teacher.stacking.steps=[2,5]"
 

@@ -13,8 +13,8 @@ from data_pipeline import BatchStream, DataError, open_corpora
 from tests.conftest import TINY_JOB
 from tests.waiting import until
 from trainer.config import JobConfig
-from trainer.job_data.batch_plan import global_batches
-from trainer.job_data.staging import folder_on_node, shares_of, stager_of_node
+from trainer.job_data.counting import global_batches
+from trainer.job_data.feed import folder_on_node, shares_of, stager_of_node
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 from data_pipeline import Batch
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.step import train_step
 
 RANKS, ACCUMULATION = 2, 2

@@ -25,10 +25,10 @@ from trainer import storing
 from trainer.checkpoint import Checkpoint
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
-from trainer.lifecycle.stored_teacher import require_same_order
-from trainer.loop import Outcome
+from trainer.lifecycle.start import require_same_order
 from trainer.objectives.row_losses import kl_divergence_rows
 from trainer.objectives.vocabulary import project_and_sum
+from trainer.run import Outcome
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.format import Manifest, Shard, StepLogits
 from trainer.stored_logits.reading import StoredReader

@@ -15,9 +15,9 @@ from tests.trainer.test_stored_logits import batch_like, job, stop_after
 from trainer import storing
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
-from trainer.loop import Outcome
 from trainer.objectives.row_losses import kl_divergence_rows
 from trainer.objectives.vocabulary import project_and_sum
+from trainer.run import Outcome
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_config import StoredConfig
 from trainer.stored_logits.format import Manifest

@@ -20,9 +20,9 @@ from tests.trainer.test_sentence_tasks import job_of_moods  # noqa: F401 - a fix
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import trained_heads
-from trainer.init_config import InitConfig
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.first_weights import from_folder
 from trainer.learners.module import build_objective

@@ -12,9 +12,9 @@ from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.thorough import zero_stages
 from tests.trainer.jobs import curve, finish, run, tiny_job
-from trainer.admission_config import BudgetConfig
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
+from trainer.learner_life import BudgetConfig
 from trainer.run_folder.folder import RunFolder
 
 STUDENTS = ("students/distilbert", "students/tinybert")

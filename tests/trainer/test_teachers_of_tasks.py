@@ -22,12 +22,12 @@ from tests.trainer.test_joint_tasks import (  # noqa: F401 - fixtures
 )
 from trainer.batches import to_device
 from trainer.checkpoint import Owner
-from trainer.control.run_context import RunContext
+from trainer.control import RunContext
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
 from trainer.job import Job
 from trainer.lifecycle.start import start_run
-from trainer.measure.process import Startup
+from trainer.measure import Startup
 from trainer.step import train_step
 from trainer.watch.ranks import on_rank_0
 

@@ -15,11 +15,11 @@ from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
 from tests.trainer import tiny
 from tests.trainer.jobs import tiny_job
+from trainer.batch_config import StepShape
 from trainer.batches import to_device
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
-from trainer.learners.step_shape import StepShape
 from trainer.objectives.terms import FromStudent
 from trainer.step import train_step
 

@@ -25,12 +25,12 @@ from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.test_exactness import record_first_gradients
+from trainer.batch_config import StepShape
 from trainer.config import JobConfig
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.run_folder import metrics
 from trainer.step import train_step

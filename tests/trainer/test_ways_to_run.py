@@ -13,13 +13,13 @@ import configs
 from model import encoder
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import LearnerModule, build_module
 from trainer.learners.programs import Train
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from data_pipeline import MASKED, PAIRS, Batch, Target
 from model import EncoderConfig
+from trainer.batch_config import StepShape
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS, ROWS, count
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import (
     PKD,

@@ -26,8 +26,14 @@ from model.attention_heads import Head, disabled, heads_of, prune
 from model.hugging_face.folder import special_ids_in
 from trainer.analysis.examples import Examples, delimiters
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
-from trainer.analysis.maps import ExampleMaps, HeadPatterns, example_maps, head_patterns
-from trainer.analysis.patterns import KEY_SETS, PATTERNS
+from trainer.analysis.maps import (
+    KEY_SETS,
+    PATTERNS,
+    ExampleMaps,
+    HeadPatterns,
+    example_maps,
+    head_patterns,
+)
 from trainer.scoring.column import Column
 from trainer.task_facts import FILE, TaskFacts, write_facts
 

@@ -24,7 +24,7 @@ from model import Capture, Model
 from trainer.analysis.maps import whole_maps
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.learners.programs import features_of
-from trainer.own_tokenizer import require_own_tokenizer
+from trainer.task_facts import require_own_tokenizer
 
 ROWS = 16  # sentences in a forward pass
 LONGEST = 512  # tokens of a sentence, where the model reads that many

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from trainer.analysis.analysis import Analysis, Effect, Effects
 from trainer.analysis.linguistic import KINDS
-from trainer.analysis.maps import ExampleMaps, HeadPatterns
-from trainer.analysis.patterns import PATTERNS
+from trainer.analysis.maps import PATTERNS, ExampleMaps, HeadPatterns
 from trainer.analysis.table import (
     LINGUISTIC,
     RULE,

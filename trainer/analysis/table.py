@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from model.attention_heads import UNIFORM, Head
 from trainer.analysis.analysis import Analysis, Effect, Effects, Pruned, Scores
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
-from trainer.analysis.patterns import PATTERNS
+from trainer.analysis.maps import PATTERNS
 from trainer.report.elements import percent
 from trainer.report.table import as_text, plain_table
 from trainer.scoring.column import SHARE, Column

@@ -24,7 +24,7 @@ from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import Columns
 from trainer.config import JobConfig
 from trainer.durable import atomic_file, atomic_write
-from trainer.job_data.digests import digest_of, watch
+from trainer.job_data.encoding import digest_of, watch
 from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL
 

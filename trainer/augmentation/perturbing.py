@@ -17,7 +17,7 @@ from data_pipeline.task_files.contents import UTF_8
 from data_pipeline.text.sentences import spaceless_share
 from data_pipeline.tokenization.tokenizer import load
 from trainer.augmentation.augmenting import Row
-from trainer.job_data.digests import digest_of
+from trainer.job_data.encoding import digest_of
 
 _log = logging.getLogger(__name__)
 

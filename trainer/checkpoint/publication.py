@@ -46,9 +46,9 @@ from trainer.checkpoint.snapshot import (
     suspicions,
     with_older_evaluations,
 )
+from trainer.device import background_group
 from trainer.durable import sync_folder
 from trainer.errors import CheckpointError, StaleAttempt
-from trainer.process_group import background_group
 
 T = TypeVar("T")
 _UNSEEN_SECONDS, _RETRY_SECONDS = 90.0, 0.5

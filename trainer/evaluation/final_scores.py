@@ -11,28 +11,96 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from configs.progress import Work, work
-from data_pipeline import MASKED, Corpus
+from data_pipeline import DEFAULT_VIEW, MASKED, Corpus
 from model import Model, describe
-from trainer.batches import MicroBatch, to_device
+from trainer.batches import MicroBatch, to_device, to_micro_batches
 from trainer.config import JobConfig
 from trainer.device import own_device
-from trainer.evaluation.agreement import agreement
 from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import SEED, Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
 from trainer.learners.programs import NOTHING, features_of, own_projection
-from trainer.measure.process import describe_machine
+from trainer.measure import describe_machine
+from trainer.objectives.vocabulary import chunked_kl_divergence
 from trainer.replaced_tokens import replaced
 from trainer.scoring.column import OF_AVERAGE, ON_TEST, Column
 from trainer.scoring.metric import Metric
-from trainer.scoring.scores import Metrics, columns_of, mean_column
+from trainer.scoring.scores import Metrics, columns_of, mean_column, predictions
 from trainer.scoring.task_metrics import BranchMetric
-from trainer.teacher_outputs import detach
+from trainer.teacher_outputs import OutputProjection, detach
 from trainer.watch.ranks import SendHeartbeat
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Means over masked positions."""
+
+    top_1: float  # fraction of positions at which both rank the same token first
+    kl: float  # KL(teacher || student) over the vocabulary, nats
+
+
+@torch.inference_mode()
+def agreement(
+    student: Model,
+    teacher: Model,
+    validation: ValidationSet,
+    micro_batch: int,
+    device: torch.device,
+    views: tuple[str, str] = (DEFAULT_VIEW, DEFAULT_VIEW),
+) -> Agreement | None:
+    """Compare two models, each on its own of the `views`, on all of `validation`, in this process.
+
+    Returns None where their padded vocabularies differ in size, or no token of `validation` is
+    to be predicted: labelled examples have none, whatever the heads of the models.
+    """
+    if student.config.vocab_size != teacher.config.vocab_size:
+        return None
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for corpus in validation.corpora.values():
+        for batch in corpus.batches():
+            for micro in to_micro_batches(batch, micro_batch, device):
+                student_batch, teacher_batch = map(micro.view, views)
+                if MASKED in student_batch.targets:
+                    sums += _compare(student, teacher, student_batch, teacher_batch)
+    same, divergence, positions = sums.tolist()
+    return Agreement(same / positions, divergence / positions) if positions else None
+
+
+def _compare(
+    student: Model, teacher: Model, student_batch: MicroBatch, teacher_batch: MicroBatch
+) -> Tensor:
+    """[3] float64: positions with the same first choice, summed KL divergence, all positions.
+
+    Each model reads the same examples in its own form.
+    """
+    labelled = student_batch.targets[MASKED].labels >= 0  # [P]
+    ours, theirs = (
+        _vocabulary_input(student, student_batch),
+        _vocabulary_input(teacher, teacher_batch),
+    )
+    projection, other = student.output_projection(), teacher.output_projection()
+    weight, bias = projection
+    assert weight is not None, "the projection of a model that is trained"
+    divergence, positions = chunked_kl_divergence(
+        ours, (weight, bias), theirs, other, weights=labelled.float()
+    )
+    choices = predictions(ours, OutputProjection(*projection))
+    same = (choices == predictions(theirs, OutputProjection(*other))) & labelled
+    return torch.stack([same.sum().double(), divergence.double(), positions.double()])
+
+
+def _vocabulary_input(model: Model, batch: MicroBatch) -> Tensor:
+    vocabulary_input = model.features(
+        batch.input_ids, batch.segment_ids, batch.visible, batch.masked_positions
+    ).vocabulary_input
+    assert vocabulary_input is not None
+    return vocabulary_input
+
 
 SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
 

@@ -31,7 +31,7 @@ from model import (
     vocabulary_logits,
 )
 from trainer.batches import rows_by_length
-from trainer.own_tokenizer import require_own_tokenizer
+from trainer.task_facts import require_own_tokenizer
 
 SUFFIX = ".jsonl"  # of the files of a folder
 SENTENCES = {"good": "sentence_good", "bad": "sentence_bad"}

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.admission_config import StartConfig
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import StartConfig
 from trainer.learner_names import TEACHER, student_key
 
 EXPECTED = 0.5

@@ -12,6 +12,7 @@ from data_pipeline import Corpus, ExampleSplit
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
+from trainer.batch_config import bucket_size
 from trainer.config import JobConfig
 from trainer.footprint.footprint import (
     Footprint,
@@ -20,11 +21,10 @@ from trainer.footprint.footprint import (
     passes,
     passes_apart,
 )
-from trainer.job_data.batch_plan import usual_rows
+from trainer.job_data.counting import usual_rows
 from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
 from trainer.learner_names import TEACHER, is_teacher
-from trainer.learners.step_shape import bucket_size
 
 _Passes = TypeVar("_Passes", bound=Passes)
 

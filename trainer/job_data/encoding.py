@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,50 @@ from data_pipeline import (
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest
+from data_pipeline.text.text_files import refuse_pipe
 from data_pipeline.tokenization.tokenizer import digest as tokenizer_digest
 from trainer.config import JobConfig
-from trainer.job_data.digests import digest_of, watch
 from trainer.job_data.task_heads import require_labels_of_kind
 from trainer.objectives.task import Part, TaskConfig, TaskFile
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file, or of the names and contents in a folder; DataError if unreadable."""
+    refuse_pipe(path)
+    try:
+        if not path.is_dir():
+            return manifest.sha256(path)
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        digests = [(str(file.relative_to(path)), manifest.sha256(file)) for file in files]
+        return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def watch(paths: Iterable[Path]) -> Callable[[], None]:
+    """A function that raises DataError for the first of these files that has changed since now.
+
+    A file that was put back has changed, too: the time of an inode's last change cannot be set.
+    """
+    before = {path: _state_of(path) for path in paths}
+
+    def require_unchanged() -> None:
+        for path, state in before.items():
+            if _state_of(path) != state:
+                raise DataError(f"{path}: was changed while it was read; repeat the command")
+
+    return require_unchanged
+
+
+def _state_of(path: Path) -> list[tuple[str, int, int, int]]:
+    """The inodes, sizes and times of change of a file, or of all files in a folder."""
+    try:
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        states = [(str(file), file.stat()) for file in (files if path.is_dir() else [path])]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return [(name, state.st_ino, state.st_size, state.st_ctime_ns) for name, state in states]
+
 
 _log = logging.getLogger(__name__)
 

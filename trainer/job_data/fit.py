@@ -11,8 +11,8 @@ from data_pipeline.reading.corpus import BUILD_AGAIN
 from model import Ability, ModelConfig, ModelError, cannot_tile, read_config
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import InitConfig
 from trainer.learner_names import section_of
 from trainer.run_folder.folder import RunFolder
 

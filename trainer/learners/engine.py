@@ -11,27 +11,65 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
-
-# Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-
-import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
+from trainer.batch_config import bucket_size
 from trainer.checkpoint.layout import set_masters
-from trainer.device import own_device
+from trainer.device import allow_open_files, own_device
+from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learners.module import LearnerModule
-from trainer.learners.step_shape import bucket_size
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
-from trainer.measure.timing import watch_collectives
+from trainer.measure import BACKWARD, FORWARD, STEP, watch_collectives
 from trainer.optimizers import GatedOptimizer, MasterOptimizer, Shards
-from trainer.process_group import allow_open_files
+
+BEGINNING, EVALUATION = "beginning", "evaluation"  # building weights and engine; scoring
+IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)
+
+# Torch's CPU allocator raises a plain RuntimeError with one of these in its message.
+CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")
+
+
+@contextlib.contextmanager
+def named_for(section: str, config: LearnerConfig, part: str, micro_batch: int) -> Iterator[None]:
+    """Turn an out-of-memory error in the block into a TrainingError that says where it happened.
+
+    `section` is the learner's section of the job's config, `part` the part of its work.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _explained(section, config, part, micro_batch) from error
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in CPU_WORDS):
+            raise
+        raise _explained(section, config, part, micro_batch) from error
+
+
+def _explained(section: str, config: LearnerConfig, part: str, micro_batch: int) -> TrainingError:
+    remedies = []
+    if micro_batch > 1 and part in IN_MICRO_BATCHES:
+        remedies.append(f"batch.micro_batch={micro_batch // 2} (it is {micro_batch})")
+    if not (config.frozen or config.checkpoint_activations) and part in (FORWARD, BACKWARD):
+        remedies.append(f"{section}.checkpoint_activations=true")
+    if config.zero_stage < (3 if config.frozen else 2):
+        remedies.append(f"{section}.zero_stage={3 if config.frozen else config.zero_stage + 1}")
+    remedies.append("more GPUs")
+    return TrainingError(
+        f"{section}: out of memory in its {part}; try {', or '.join(remedies)} "
+        "(`tandem plan` says what fits)"
+    )
+
+
+# Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
 
 deepspeed_logger.setLevel(logging.ERROR)
 # DeepSpeed calls collectives by names that newer torch versions deprecate.

@@ -27,7 +27,7 @@ from model import (
 )
 from trainer.checkpoint import full_state_dict
 from trainer.errors import TrainingError
-from trainer.init_config import InitConfig
+from trainer.learner_life import InitConfig
 from trainer.learners.learner import Learner
 from trainer.learners.module import WORD_EMBEDDING
 from trainer.task_facts import FILE

@@ -18,22 +18,23 @@ from torch import Tensor
 
 from data_pipeline import PAIRS
 from model import Capture, Features, Model, ModelConfig
+from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import MicroBatch
 from trainer.denominators import InView, StepSums, Totals
 from trainer.learner_config import DISENTANGLED, LearnerConfig
-from trainer.learner_names import is_student, section_of
-from trainer.learners.admission import schedule_steps, time_used
+from trainer.learner_names import derive, is_student, section_of
 from trainer.learners.averages import averaged, has_means
 from trainer.learners.engine import (
+    BEGINNING,
+    EVALUATION,
     DeepSpeedEngine,
     backward,
     forget_gradients,
     gradient_scale,
+    named_for,
     partitioned_linear,
     start_engine,
 )
-from trainer.learners.gradients import fill_gradients, gradient_factor, squared_norm_part
-from trainer.learners.memory_errors import BEGINNING, EVALUATION, named_for
 from trainer.learners.module import (
     WORD_EMBEDDING,
     LearnerModule,
@@ -43,11 +44,17 @@ from trainer.learners.module import (
     require_products,
 )
 from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
-from trainer.learners.state import LearnerState
-from trainer.learners.step_decision import StepDecision, loss_scale, regime
-from trainer.learners.step_shape import MicroStep, StepShape
+from trainer.learners.state import LearnerState, schedule_steps, time_used
+from trainer.learners.step_decision import (
+    StepDecision,
+    fill_gradients,
+    gradient_factor,
+    loss_scale,
+    regime,
+    squared_norm_part,
+)
 from trainer.learners.zero import whole_copies
-from trainer.measure.timing import BACKWARD, FORWARD, STEP, clock
+from trainer.measure import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
 from trainer.objectives.objective import Denominator
 from trainer.objectives.shared_spans import SharedSpans, coverage
@@ -56,7 +63,6 @@ from trainer.optimizers import GatedOptimizer, build_optimizer
 from trainer.optimizers.loss_scale import LossScale
 from trainer.schedules.learning_rate import factor
 from trainer.scoring.scores import NO_TEACHERS, Metrics, TeacherHeads
-from trainer.seeds import derive
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
 
 if TYPE_CHECKING:
@@ -119,7 +125,7 @@ class Learner:
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
-        self.whole_batch: list[Mapping[Term, ExampleLosses]] = []  # see `trainer.look_ahead`
+        self.whole_batch: list[Mapping[Term, ExampleLosses]] = []  # see `trainer.step`
 
     def _start_engine(self, module: LearnerModule) -> DeepSpeedEngine:
         self._optimizer: GatedOptimizer | None = None

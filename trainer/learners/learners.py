@@ -10,13 +10,14 @@ from pathlib import Path
 from torch import Tensor
 
 from model import build, double_layers
+from trainer.batch_config import StepShape
 from trainer.checkpoint import Checkpoint, full_state_dict
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job_data.other_tokenizers import shared_ids, shared_spans
 from trainer.learner_config import LearnerConfig
+from trainer.learner_life import layers_of_the_moment
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
-from trainer.learners.admission import has_no_patience_left, is_due, is_over
 from trainer.learners.engine import DeepSpeedEngine, free_engine
 from trainer.learners.first_weights import (
     from_embeddings,
@@ -30,9 +31,7 @@ from trainer.learners.first_weights import (
 )
 from trainer.learners.learner import Learner
 from trainer.learners.module import weights_seed
-from trainer.learners.state import JobState, LearnerState
-from trainer.learners.step_shape import StepShape
-from trainer.schedules.stacking import layers_of_the_moment
+from trainer.learners.state import JobState, LearnerState, has_no_patience_left, is_due, is_over
 
 
 class Learners:

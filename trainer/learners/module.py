@@ -17,10 +17,9 @@ from trainer.batches import MicroBatch
 from trainer.errors import TrainingError
 from trainer.fusion import Options, fusing
 from trainer.learner_config import DISENTANGLED, LearnerConfig
-from trainer.learner_names import is_teacher, section_of
+from trainer.learner_names import derive, is_teacher, section_of
 from trainer.learners.programs import Program, Result
 from trainer.objectives import Objective
-from trainer.seeds import derive
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on

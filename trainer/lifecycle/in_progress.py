@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from trainer.checkpoint import Checkpoint, CheckpointWriter, intact, newest_sound, published
 from trainer.config import JobConfig
-from trainer.control.requests import RequestBox
+from trainer.control import RequestBox
 from trainer.errors import TrainingError
 from trainer.evaluation.evaluations import Evaluations
 from trainer.learner_names import section_of

@@ -14,11 +14,10 @@ import torch
 from data_pipeline import EmptyText
 from model import encoder_from_pretrained
 from trainer.evaluation.text_vectors import Vector, own_pooling, scaled
-from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import Segments, sorted_together, text_vectors
 from trainer.prediction.predictor import tell_incomplete
 from trainer.prediction.texts import read_rows, with_places
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, open_encoder
 
 LONGEST = 1 << 13  # tokens that are read of a text by a model that could read any number
 

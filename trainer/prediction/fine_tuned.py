@@ -12,9 +12,8 @@ from torch import Tensor
 from data_pipeline import TextEncoder
 from model import Model, ModelError, TaskHeadConfig, Transitions, from_pretrained
 from model.heads import TaskHead
-from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import Segments, early_outputs, head_outputs
-from trainer.task_facts import TaskFacts, chosen_head
+from trainer.task_facts import TaskFacts, chosen_head, open_encoder
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from data_pipeline.task_files.parallel import SOURCE, read_sources
 from model import Model
 from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
-from trainer.own_tokenizer import open_encoder
 from trainer.prediction.passes import sorted_together, tokens_per_pass
 from trainer.prediction.predictor import tell_incomplete
-from trainer.task_facts import TaskFacts
+from trainer.task_facts import TaskFacts, open_encoder
 from trainer.tasks.translation import Translation
 
 AT_ONCE = 1024  # fewer than of a head's outputs, as a search takes longer

@@ -33,8 +33,7 @@ from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.learner_config import LearnerConfig
 from trainer.learners.learner import Learner
-from trainer.measure.process import Tracer
-from trainer.measure.timing import BACKWARD, COMMUNICATION, FORWARD, STEP, clock
+from trainer.measure import BACKWARD, COMMUNICATION, FORWARD, STEP, Tracer, clock
 from trainer.run_folder.folder import RunFolder
 
 RATIO = 1.5

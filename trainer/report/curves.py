@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trainer.measure.timing import BACKWARD, FORWARD, STEP
+from trainer.measure import BACKWARD, FORWARD, STEP
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
 from trainer.report.elements import colour, percent, plain_name, short
 from trainer.report.layout import Floats

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.strict_json import parse_json
-from trainer.seeds import derive
+from trainer.learner_names import derive
 from trainer.tracking import trackers
 
 MODES = ("auto", "offline", "disabled")

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import Attempt, Owner
+from trainer.device import background_group
 from trainer.errors import TrainingError
-from trainer.process_group import background_group
 
 T = TypeVar("T")
 FAILED = 1

@@ -8,12 +8,12 @@ from unittest import mock
 
 from tests.distributed import run_distributed
 from tests.trainer import tiny
+from trainer.batch_config import StepShape
 from trainer.checkpoint import CheckpointWriter, Retention
 from trainer.checkpoint.layout import torch_optimizer
 from trainer.checkpoint.snapshot import HostBuffer, PendingSnapshot, Snapshot
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.step_shape import StepShape
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.step import train_step
 

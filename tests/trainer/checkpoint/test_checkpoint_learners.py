@@ -17,11 +17,11 @@ from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
 from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
+from trainer.batch_config import StepShape
 from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
-from trainer.learners.step_shape import StepShape
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import ExponentialAverage
 from trainer.optimizers.loss_scale import LossScaleConfig

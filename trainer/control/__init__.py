@@ -1,1 +1,0 @@
-"""Requests of users and other processes to a run, and its answers."""

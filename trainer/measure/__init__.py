@@ -1,1 +1,0 @@
-"""Instruments: time, bytes, and traces of a profiler."""
