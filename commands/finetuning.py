@@ -111,7 +111,7 @@ def _summary(jobs: dict[int, JobConfig]) -> str:
     """The primary metric of each learner over the seeds, and where the best is."""
     from trainer.run_folder.folder import RunFolder
     from trainer.run_folder.run_files import primary_of, read_evaluation
-    from trainer.suites.results import TaskScore
+    from trainer.suites import TaskScore
 
     folders = {seed: RunFolder.of(job) for seed, job in jobs.items()}
     by_seed: dict[int, dict[str, Any]] = {}

@@ -20,7 +20,7 @@ from configs.runs import STOPPED
 if TYPE_CHECKING:
     from configs.suites import SuiteConfig
     from trainer.config import JobConfig
-    from trainer.suites.results import ModelResults, TaskScore
+    from trainer.suites import ModelResults, TaskScore
 
 
 def default_folder(name: str) -> str:
@@ -58,8 +58,7 @@ def compare(
     with exit code 75. Raises as `prepare_suite` does.
     """
     from configs.strict_json import strict_json
-    from trainer.suites.comparison import comparison_table, write_comparison
-    from trainer.suites.results import to_json
+    from trainer.suites import comparison_table, to_json, write_comparison
 
     with _stopping():
         with one_thread():
@@ -161,7 +160,7 @@ def _results(
     evaluations: Mapping[SuiteRun, Mapping[str, Any]],
     words: Sequence[str],
 ) -> dict[str, ModelResults]:
-    from trainer.suites.results import ModelResults, task_score
+    from trainer.suites import ModelResults, task_score
 
     pairs = _pair_scores(suite, models, words)
     results = {}
@@ -188,7 +187,7 @@ def _pair_scores(
     """
     from trainer.device import own_device
     from trainer.evaluation.minimal_pairs import score_minimal_pairs
-    from trainer.suites.results import pair_score
+    from trainer.suites import pair_score
 
     device = own_device()
     scores: dict[str, dict[str, TaskScore]] = {model: {} for model in models}

@@ -26,7 +26,7 @@ from trainer.errors import TrainingError
 from trainer.report.table import student_table
 from trainer.run_folder.run_files import primary_of, read_evaluation
 from trainer.stored_logits.format import Manifest, ShardRecord, write_shard
-from trainer.suites.results import task_score
+from trainer.suites import task_score
 from trainer.task_facts import TaskFacts, write_facts
 from trainer.tasks.span import Span
 

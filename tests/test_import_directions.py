@@ -70,10 +70,10 @@ ROOMS = {
         "folder layout attempts snapshot manifest reader carried publication writer"
     ),
     "trainer/objectives": (
-        "stages term layers row_losses vocabulary labels task whole_batch label_names terms "
+        "stages term layers row_losses vocabulary task labels whole_batch terms "
         "objective_config shared_spans objective"
     ),
-    "trainer/objectives/terms": "states attention predictions divergences z_loss early_exits",
+    "trainer/objectives/terms": "states attention predictions divergences own_predictions",
     "trainer/learners": (
         "state step_decision zero averages programs module engine learner first_weights learners"
     ),
@@ -85,9 +85,7 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/optimizers": (
-        "config averages norms moments shards tensorwise gated loss_scale kinds"
-    ),
+    "trainer/optimizers": ("config averages shards moments gated kinds"),
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),
@@ -95,32 +93,26 @@ ROOMS = {
     "trainer/schedules/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
-    "trainer/watch": "guard rollback ranks replicas",
-    "trainer/tracking": "trackers alerts wandb_tracker tracking kinds log_config",
+    "trainer/watch": "guard ranks",
+    "trainer/tracking": "trackers wandb_tracker tracking kinds log_config",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),
     "trainer/run_folder": "folder metrics run_files",
     "trainer/job_data": ("task_heads encoding examples other_tokenizers fit counting feed"),
-    "trainer/report": "elements layout chart curves results breakdowns savings table page",
-    "trainer/scoring": (
-        "column metric scores task_scores task_metrics span_metric ranking_metric translating"
-    ),
+    "trainer/report": "elements chart curves results savings table page",
+    "trainer/scoring": ("metric scores task_scores task_metrics span_metric ranking_metric"),
     "trainer/footprint": "work fake_tensors repeated_layers fake_step footprint demands",
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "
         "evaluations finished mistakes breakdown labelled_files "
         "final_scores export"
     ),
-    "trainer/prediction": (
-        "passes fine_tuned predictor texts embedding tags spans vectors translations "
-        "predicting rankings"
-    ),
+    "trainer/prediction": ("passes fine_tuned texts embedding parts_of_texts predicting rankings"),
     "trainer/augmentation": "augmenting replacing perturbing",
-    "trainer/suites": "results comparison",
     "trainer/analysis": "maps linguistic examples analysis table page",
     "trainer/record": "gauges display recorder syncing",
-    "trainer/stored_logits": "format sampling reading",
+    "trainer/stored_logits": "format reading",
     "trainer/lifecycle": "continuity start in_progress forking",
     "cluster": (
         "errors ranks run_files config scheduler script slurm "

@@ -34,12 +34,12 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
 from trainer.measure import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
-from trainer.scoring.column import Column
+from trainer.scoring.metric import Column
 from trainer.scoring.scores import TASK_MEAN, Metrics, columns_of, mean_column
 from trainer.tasks import load_plugins
 from trainer.teacher_heads import with_named_heads
 from trainer.tracking.log_config import LogConfig
-from trainer.watch.rollback import RollbackConfig, conflicts_in_order
+from trainer.watch.guard import RollbackConfig, conflicts_in_order
 
 LEARNER_NAME = Matches(r"(?!\d)[\w-]+", "made of letters, digits, - and _, and begin with no digit")
 

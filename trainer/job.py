@@ -38,8 +38,7 @@ from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult
-from trainer.watch.ranks import on_rank_0
-from trainer.watch.replicas import verify
+from trainer.watch.ranks import on_rank_0, verify
 
 _log = logging.getLogger(__name__)
 

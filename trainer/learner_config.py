@@ -31,7 +31,7 @@ from trainer.objectives.stages import (
 )
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import AverageConfig
-from trainer.optimizers.loss_scale import LossScaleConfig
+from trainer.optimizers.gated import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
 from trainer.scoring.scores import Metrics, metrics_of
 from trainer.stored_config import StoredConfig

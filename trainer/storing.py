@@ -58,7 +58,7 @@ from trainer.stored_logits.format import (
     encode,
     write_shard,
 )
-from trainer.stored_logits.sampling import draw, uniforms
+from trainer.stored_logits.reading import draw, uniforms
 from trainer.teacher_outputs import OutputProjection
 from trainer.vocabulary_projection import chunks, logits_of
 from trainer.watch.ranks import explained, on_rank_0

@@ -13,7 +13,7 @@ from benchmarks.studies.results import Result
 from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
 from benchmarks.studies.tables import current, markdown
 from configs.studies import StudyConfig
-from trainer.report.layout import Scale, nice_ticks, padded
+from trainer.report.elements import Scale, nice_ticks, padded
 
 HEIGHT, FEWEST = 420, 3  # FEWEST: models of a study of which a correlation says anything
 ALL = "all, each less its study's mean"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
-from trainer.report.layout import Scale, log_ticks
+from trainer.report.elements import Scale, log_ticks
 
 ROW, LEFT, LOW, HIGH = 22, 130, 1.0, 25.0  # LOW and HIGH: the ratios at both ends
 TITLE = "How many times smaller and faster than its base, as published (ring) and here (dot)"

@@ -19,7 +19,7 @@ from benchmarks.studies.results import Result
 from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
 from benchmarks.studies.tables import current
 from configs.studies import StudyConfig
-from trainer.report.layout import Scale, nice_ticks, padded
+from trainer.report.elements import Scale, nice_ticks, padded
 
 # In SVG's units; GAP: between the rows of two learners, LETTER: the mean width of one.
 ROW, GAP, LETTER = 20, 8, 6.8

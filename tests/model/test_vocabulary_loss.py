@@ -25,8 +25,8 @@ from trainer.objectives.terms.divergences import (
     jensen_shannon,
     sorted_distance,
 )
+from trainer.objectives.terms.own_predictions import squared_log_z
 from trainer.objectives.terms.predictions import soft_cross_entropy
-from trainer.objectives.terms.z_loss import squared_log_z
 from trainer.objectives.vocabulary import chunked_kl_divergence, project_and_sum
 from trainer.vocabulary_projection import Distribution, Projection
 

@@ -30,7 +30,7 @@ from trainer.learners.programs import Train
 from trainer.objectives import terms as terms_of_ours
 from trainer.objectives.term import registered_terms
 from trainer.optimizers import OptimizerConfig, build_optimizer, optimizer_config
-from trainer.optimizers.loss_scale import LossScaleConfig
+from trainer.optimizers.gated import LossScaleConfig
 from trainer.schedules.learning_rate import factor
 from trainer.step import train_step
 from trainer.teacher_outputs import OutputProjection, detach, union

@@ -8,7 +8,7 @@ import pytest
 
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import BestScore, JobState, LearnerState
-from trainer.optimizers.loss_scale import LARGEST, LossScale, LossScaleConfig
+from trainer.optimizers.gated import LARGEST, LossScale, LossScaleConfig
 from trainer.watch.guard import Guard
 
 

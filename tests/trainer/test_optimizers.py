@@ -25,7 +25,7 @@ from trainer.optimizers import (
 from trainer.optimizers.kinds.cautious_adamw import CautiousAdamW
 from trainer.optimizers.kinds.lamb import Lamb
 from trainer.optimizers.kinds.stableadamw import StableAdamW
-from trainer.optimizers.norms import squared_norm, squared_norms
+from trainer.optimizers.shards import squared_norm, squared_norms
 
 RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01
 

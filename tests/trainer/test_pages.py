@@ -17,12 +17,12 @@ from trainer.analysis.maps import KEY_SETS, PATTERNS, ExampleMaps, HeadPatterns
 from trainer.analysis.page import render as render_analysis
 from trainer.analysis.page import section
 from trainer.evaluation.mistakes import LARGEST
-from trainer.report.layout import around_points
+from trainer.report.elements import around_points
 from trainer.report.page import render
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
-from trainer.scoring.column import ACCURACY
-from trainer.suites.comparison import write_comparison
+from trainer.scoring.metric import ACCURACY
+from trainer.suites import write_comparison
 
 STUDENTS = ("lstm_alone", "taught_by_the_teacher_jpq", "gypsy", "half", "narrow_g", "q")
 LAYERS, HEADS = 12, 12

@@ -16,7 +16,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.learner_life import InitConfig
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.rollback import RollbackConfig, batch_number, proposal
+from trainer.watch.guard import RollbackConfig, batch_number, proposal
 
 FIRST, SECOND = RollbackConfig(2, [3, 5]), RollbackConfig(6, [9, 10])
 

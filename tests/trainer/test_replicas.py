@@ -12,7 +12,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.checkpoint.layout import torch_optimizer
 from trainer.step import train_step
-from trainer.watch.replicas import DivergenceError, minority, verify
+from trainer.watch.ranks import DivergenceError, minority, verify
 
 RANKS, FAULTY = 3, 1
 NAMES = ("teacher", "students/distilbert", "students/tinybert")

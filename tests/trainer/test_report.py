@@ -19,7 +19,7 @@ from trainer.report.page import LiveReport, render, write_report
 from trainer.report.table import student_table
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
-from trainer.scoring.column import ACCURACY, LOSS, NUMBER, Column
+from trainer.scoring.metric import ACCURACY, LOSS, NUMBER, Column
 
 VOID = {"meta", "input", "line", "path", "br"}
 

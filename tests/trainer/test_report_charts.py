@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from configs.progress import counted
 from trainer.report.chart import Series
-from trainer.report.elements import short
-from trainer.report.layout import (
+from trainer.report.elements import (
     MOST_POINTS,
     around,
     beside,
@@ -19,6 +18,7 @@ from trainer.report.layout import (
     nice_ticks,
     padded,
     rows_of_names,
+    short,
     thin,
 )
 

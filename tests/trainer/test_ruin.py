@@ -13,7 +13,7 @@ from trainer.checkpoint import Checkpoint, published
 from trainer.errors import TrainingError
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.rollback import RollbackConfig, recovery_advice
+from trainer.watch.guard import RollbackConfig, recovery_advice
 
 JOB = (
     *("name=ruined", "students=null", "steps=14", "checkpoint.every=2", "checkpoint.keep=2"),

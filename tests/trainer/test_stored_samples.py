@@ -21,8 +21,7 @@ from trainer.run import Outcome
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_config import StoredConfig
 from trainer.stored_logits.format import Manifest
-from trainer.stored_logits.reading import StoredReader
-from trainer.stored_logits.sampling import as_logits, draw, uniforms
+from trainer.stored_logits.reading import StoredReader, as_logits, draw, uniforms
 from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 
 VOCABULARY, SAMPLES, TEMPERATURE = 40, 6, 2.0

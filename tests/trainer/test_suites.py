@@ -18,9 +18,15 @@ from tests.conftest import command_environment
 from tests.fork_server import run_command
 from tests.trainer import tiny
 from trainer.evaluation.minimal_pairs import PairScores, PartScore
-from trainer.scoring.column import NUMBER, Column
-from trainer.suites.comparison import comparison_table, write_comparison
-from trainer.suites.results import ModelResults, pair_score, task_score, to_json
+from trainer.scoring.metric import NUMBER, Column
+from trainer.suites import (
+    ModelResults,
+    comparison_table,
+    pair_score,
+    task_score,
+    to_json,
+    write_comparison,
+)
 
 SUITE = """
 about: One small task, and pairs.

@@ -17,7 +17,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
-from trainer.objectives.label_names import labels_among
+from trainer.objectives.labels import labels_among
 from trainer.objectives.task import Part, TaskConfig, TaskFile
 from trainer.run_folder.folder import RunFolder
 from trainer.tasks.bi_encoder import BiEncoder

@@ -17,11 +17,10 @@ from tests.wandb_server import WandbServer
 from trainer.checkpoint.attempts import Attempt
 from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.tracking import tracking
-from trainer.tracking.alerts import Alerts
 from trainer.tracking.log_config import LogConfig
 from trainer.tracking.trackers import Tail
 from trainer.tracking.tracking import current_id, first_id
-from trainer.tracking.wandb_tracker import by_step, is_prefix
+from trainer.tracking.wandb_tracker import Alerts, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 

@@ -32,7 +32,7 @@ from trainer.job_data.examples import with_examples
 from trainer.objectives.row_losses import cross_entropy_rows
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
-from trainer.scoring.translating import References, bleu_counts, bleu_of
+from trainer.tasks.translation import References, bleu_counts, bleu_of
 
 WORDS = ["the", "of", "and", "to", "in", "was", "his"]
 OTHERS = ["is", "that", "with", "he", "as", "had", "it"]  # each word's translation

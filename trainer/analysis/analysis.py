@@ -34,7 +34,7 @@ from trainer.analysis.maps import (
     example_maps,
     head_patterns,
 )
-from trainer.scoring.column import Column
+from trainer.scoring.metric import Column
 from trainer.task_facts import FILE, TaskFacts, write_facts
 
 Scores = Mapping[str, float]

@@ -35,8 +35,7 @@ from trainer.evaluation.held_out import SEED
 from trainer.evaluation.labelled_files import LabelledExamples
 from trainer.job_data.examples import tasks_of, views_of
 from trainer.learners.programs import score
-from trainer.scoring.column import LOSS, Column
-from trainer.scoring.metric import Tally
+from trainer.scoring.metric import LOSS, Column, Tally
 from trainer.scoring.scores import MaskedTokens
 from trainer.task_facts import FILE, require_own_tokenizer
 from trainer.teacher_heads import heads_by_kind

@@ -24,9 +24,8 @@ from trainer.analysis.table import (
     layer_name,
     written,
 )
-from trainer.report.elements import document, percent
-from trainer.report.layout import shortened
-from trainer.scoring.column import SHARE
+from trainer.report.elements import document, percent, shortened
+from trainer.scoring.metric import SHARE
 
 STYLE = Path(__file__).with_name("style.css")
 COLOURS = (0, 1, 3, 2, 7)  # of the patterns, in the style sheet of all pages

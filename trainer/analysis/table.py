@@ -10,7 +10,7 @@ from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import PATTERNS
 from trainer.report.elements import percent
 from trainer.report.table import as_text, plain_table
-from trainer.scoring.column import SHARE, Column
+from trainer.scoring.metric import SHARE, Column
 
 RULE = (
     "Vertical: attention to [CLS], [SEP] and punctuation. Diagonal: to the token itself and its "

@@ -37,7 +37,7 @@ from trainer.job_data.other_tokenizers import other_views
 from trainer.learner_names import TEACHER
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.reading import StoredReader
-from trainer.watch.rollback import batch_number
+from trainer.watch.guard import batch_number
 
 
 def folder_on_node(config: JobConfig, attempt: int) -> Path | None:

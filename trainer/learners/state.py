@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.checkpoint import Ranking
 from trainer.learner_life import BudgetConfig, StartConfig
-from trainer.optimizers.loss_scale import LossScale
+from trainer.optimizers.gated import LossScale
 from trainer.scoring.scores import with_leads
 from trainer.watch.guard import Guard
 

@@ -17,8 +17,8 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import derive
 from trainer.learners.state import LearnerState
 from trainer.objectives import Objective
-from trainer.optimizers.loss_scale import LossScale
-from trainer.optimizers.norms import squared_norm
+from trainer.optimizers.gated import LossScale
+from trainer.optimizers.shards import squared_norm
 from trainer.watch.guard import GRADIENT
 
 if TYPE_CHECKING:

@@ -20,10 +20,8 @@ from trainer.learners.learners import Learners
 from trainer.learners.state import JobState, LearnerState
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.guard import GuardConfig
-from trainer.watch.ranks import on_rank_0
-from trainer.watch.replicas import verify
-from trainer.watch.rollback import recovery_advice
+from trainer.watch.guard import GuardConfig, recovery_advice
+from trainer.watch.ranks import on_rank_0, verify
 
 
 class Saving:

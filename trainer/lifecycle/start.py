@@ -51,8 +51,8 @@ from trainer.lifecycle.continuity import (
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.format import KEY, Manifest
 from trainer.tracking import tracking
+from trainer.watch.guard import applied_state, batches_covered, checkpoint_to_resume
 from trainer.watch.ranks import on_rank_0
-from trainer.watch.rollback import applied_state, batches_covered, checkpoint_to_resume
 
 # Besides what an order and a shape depend on: what decides which numbers are stored.
 _STORED_KEYS = (

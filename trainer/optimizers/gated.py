@@ -1,4 +1,10 @@
-"""An optimizer whose step can be skipped, and which scales its gradients.
+"""An optimizer whose step can be skipped, and the loss scale of its gradients.
+
+In float16, gradients below 6e-8 underflow to zero and those above 65504 overflow. The loss is
+multiplied by a scale before the backward pass. The gradients, by then float32, are divided by it
+before anything reads them. If they overflow nevertheless, the step is skipped and the scale is
+halved; after many good steps in a row it is doubled (Micikevicius et al., arXiv 1710.03740).
+Scales are powers of two, so that scaling does not round.
 
 A learner's optimizer is stepped by its DeepSpeed engine, once or, at stages 1 to 3, once for each
 parameter group. A learner with a bad loss or gradient must be skipped on all ranks at every stage
@@ -7,15 +13,55 @@ while DeepSpeed's own bookkeeping goes on, so that happens inside the optimizer.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from configs.rules import COUNT, Doc, PowerOfTwo, Unit
+from configs.section import Section
 from trainer.checkpoint.snapshot import elementwise
 from trainer.optimizers.averages import AVERAGE, put_means, take_means
-from trainer.optimizers.norms import squared_norms
-from trainer.optimizers.shards import Shards, Tensorwise, parameter_views
+from trainer.optimizers.shards import Shards, Tensorwise, parameter_views, squared_norms
+
+SMALLEST, LARGEST = 1.0, 2.0**24
+
+
+@dataclass
+class LossScaleConfig(Section):
+    """The dynamic loss scale, for fp16."""
+
+    initial: Annotated[float, PowerOfTwo(SMALLEST, LARGEST), Doc("The first scale.")] = 2.0**16
+    growth_interval: Annotated[
+        int,
+        COUNT,
+        Unit("steps in a row"),
+        Doc("After this many steps without overflow, the scale is doubled."),
+    ] = 2000
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """A scale, and the number of steps in a row that did not overflow at it."""
+
+    value: float
+    good_steps: int = 0
+
+    def after_step(self, growth_interval: int) -> LossScale:
+        """The scale after a step that was taken."""
+        if self.good_steps + 1 < growth_interval:
+            return LossScale(self.value, self.good_steps + 1)
+        return LossScale(min(2 * self.value, LARGEST))
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether non-finite gradients may be due to the scale: at 1 they are not."""
+        return self.value > SMALLEST
+
+    def after_overflow(self) -> LossScale:
+        """The scale after non-finite gradients."""
+        return LossScale(self.value / 2)
 
 
 class GatedOptimizer(torch.optim.Optimizer):

@@ -1,23 +1,29 @@
-"""The vectors of the texts in a file, by a model without the head of a task."""
+"""The vectors of the texts in a file, and those of queries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data_pipeline import EmptyText
+from data_pipeline.task_files.contents import place, read_lines
+from data_pipeline.task_files.retrieval import RetrievalText, read_queries
+from data_pipeline.text.text_files import STDIN
 from model import encoder_from_pretrained
 from trainer.evaluation.text_vectors import Vector, own_pooling, scaled
+from trainer.prediction.fine_tuned import Predictor, Query, tell_incomplete
 from trainer.prediction.passes import Segments, sorted_together, text_vectors
-from trainer.prediction.predictor import tell_incomplete
 from trainer.prediction.texts import read_rows, with_places
 from trainer.task_facts import TaskFacts, open_encoder
+from trainer.tasks.retrieval import Retrieval
 
 LONGEST = 1 << 13  # tokens that are read of a text by a model that could read any number
 
@@ -68,3 +74,31 @@ class FileEmbedder:
         vectors = text_vectors(self.model, self.encoder.vocabulary, sequences, self.pooling)
         arrays = [vector.numpy().astype(np.float32) for vector in vectors]
         return [scaled(array) for array in arrays] if self.normalises else arrays
+
+
+class VectorPredictor(Predictor):
+    """``{"query": ..., "vector": [...]}`` of each query; null for a blank one."""
+
+    def queries(self, path: str) -> Iterator[Query]:
+        for query in queries_in(path, self._task.numbered_by_order, self.facts.encoding):
+            is_blank = not query.text.strip()
+            self.unanswered += is_blank
+            sequences = [] if is_blank else [self._task.query_sequence(query, self.encoder)]
+            yield Query(sequences, query)
+
+    def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
+        vectors = [vector.tolist() for vector in outputs]
+        return {"query": query.source.id or None, "vector": vectors[0] if vectors else None}
+
+    @cached_property
+    def _task(self) -> Retrieval:
+        return self.facts.section(Retrieval)
+
+
+def queries_in(path: str, numbered_by_order: bool, encoding: str) -> Iterator[RetrievalText]:
+    """The queries of a file; of standard input, which has one a line, they are 1, 2, 3, ..."""
+    if path != STDIN:
+        yield from read_queries(path, numbered_by_order, encoding)
+        return
+    for number, line in read_lines(path, encoding):
+        yield RetrievalText(place(path, number), str(number), line.strip())

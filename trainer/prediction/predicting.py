@@ -26,19 +26,16 @@ from model import (
     ModelError,
     from_pretrained,
 )
-from trainer.prediction.fine_tuned import FineTuned
+from trainer.prediction.embedding import VectorPredictor
+from trainer.prediction.fine_tuned import FineTuned, Predictor, Query, tell_incomplete
+from trainer.prediction.parts_of_texts import SpanPredictor, TagPredictor, translations
 from trainer.prediction.passes import Segments, sorted_together
-from trainer.prediction.predictor import Predictor, Query, tell_incomplete
-from trainer.prediction.spans import SpanPredictor
-from trainer.prediction.tags import TagPredictor
 from trainer.prediction.texts import (
     SimilarityPredictor,
     TextPredictor,
     TextVectorPredictor,
     with_places,
 )
-from trainer.prediction.translations import translations
-from trainer.prediction.vectors import VectorPredictor
 from trainer.tasks.bi_encoder import BiEncoder
 from trainer.tasks.retrieval import Retrieval
 

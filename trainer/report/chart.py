@@ -6,7 +6,7 @@ keeps its size, and the same markup fits every width without a script. Colours a
 
 No library draws them, because a report is one file of some 60 KB, read offline and without scripts:
 plotly.js's smallest bundle has 1.2 MB. uPlot (51 KB) needs a script for every curve, and would save
-some 100 lines here: it names neither dots nor events, which is what `trainer.report.layout` is for.
+some 100 lines here: it names neither dots nor events, for which `trainer.report.elements` is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.report.elements import percent, short
-from trainer.report.layout import (
+from trainer.report.elements import (
     GAP,
     LINE,
     LONGEST_OF_DOT,
@@ -34,7 +33,9 @@ from trainer.report.layout import (
     log_ticks,
     nice_ticks,
     padded,
+    percent,
     rows_of_names,
+    short,
     shortened,
     thin,
 )

@@ -8,10 +8,9 @@ import numpy as np
 
 from trainer.measure import BACKWARD, FORWARD, STEP
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
-from trainer.report.elements import colour, percent, plain_name, short
-from trainer.report.layout import Floats
+from trainer.report.elements import Floats, colour, percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
-from trainer.scoring.column import SHARE
+from trainer.scoring.metric import SHARE
 
 KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale", "lead")

@@ -14,10 +14,9 @@ from typing import Any
 from configs.progress import counted, duration, seconds_left
 from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
-from trainer.report.breakdowns import breakdowns_section
 from trainer.report.curves import curves_section
 from trainer.report.elements import document, short
-from trainer.report.results import results_section, setbacks_section
+from trainer.report.results import breakdowns_section, results_section, setbacks_section
 from trainer.report.savings import savings_section
 from trainer.run_folder.run_files import RunFiles
 

@@ -19,7 +19,7 @@ from trainer.report.elements import (
     steps_of,
 )
 from trainer.run_folder.run_files import columns_of
-from trainer.scoring.column import Column
+from trainer.scoring.metric import Column
 
 SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps")
 WIDTH = 10_000  # wider than any table

@@ -28,8 +28,15 @@ from model import (
     vocabulary_logits,
 )
 from trainer.batches import MicroBatch
-from trainer.scoring.column import ACCURACY, LOSS, NUMBER, PAIR_ACCURACY, Column
-from trainer.scoring.metric import Metric, SummedMetric
+from trainer.scoring.metric import (
+    ACCURACY,
+    LOSS,
+    NUMBER,
+    PAIR_ACCURACY,
+    Column,
+    Metric,
+    SummedMetric,
+)
 from trainer.teacher_outputs import OutputProjection
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.

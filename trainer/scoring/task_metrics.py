@@ -14,8 +14,7 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from model import decode
 from model.branches import uncertainty
-from trainer.scoring.column import NUMBER, SHARE, Column
-from trainer.scoring.metric import GatheredMetric, PairedMetric
+from trainer.scoring.metric import NUMBER, SHARE, Column, GatheredMetric, PairedMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import (
     CLASS_SCORES,

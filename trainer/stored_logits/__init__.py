@@ -9,7 +9,7 @@ running the teacher.
   fp32, losses and gradients are those of the running teacher, bit for bit. With fewer, the target
   is the softmax over the k logits alone.
 - With `samples` tokens are stored that are drawn from the distribution at one temperature, as in
-  `sampling`. Their shares are an unbiased target, and need no numbers beside the tokens.
+  `reading`. Their shares are an unbiased target, and need no numbers beside the tokens.
 - They are in the order of the batches, by the batch's number: which masks and sequences a step has
   is a pure function of the config and the corpora (`trainer.lifecycle.continuity` lists the keys).
   The manifest holds both, and a checksum of the teacher's weights.

@@ -28,14 +28,16 @@ from model import (
 from model.task_head_config import conflicts_of_numbers
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
-from trainer.objectives.label_names import (
+from trainer.objectives.labels import (
     UNKNOWN_LABELS,
     ClassWeights,
+    binary_cross_entropy,
+    label_cross_entropy,
     labels_among,
+    squared_error,
     unknown_weights,
     weights_of,
 )
-from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy, squared_error
 from trainer.objectives.task import LABEL, STATISTICS, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

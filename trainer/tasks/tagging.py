@@ -20,14 +20,14 @@ from data_pipeline.task_files.tables import holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
-from trainer.objectives.label_names import (
+from trainer.objectives.labels import (
     UNKNOWN_LABELS,
     ClassWeights,
+    label_cross_entropy,
     labels_among,
     unknown_weights,
     weights_of,
 )
-from trainer.objectives.labels import label_cross_entropy
 from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric

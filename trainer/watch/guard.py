@@ -1,17 +1,25 @@
-"""The guard: it skips a learner's step when its loss or gradient is non-finite, or its loss spikes.
+"""Guards against bad losses: steps that are skipped, and rolling back to a checkpoint.
 
 Everything here is a pure function of all-reduced losses and of checkpointed state. So every rank
 decides alike, and a resumed run decides like an uninterrupted one.
+
+The batch that a step reads is a pure function of the step and the config. The trainer's state
+records the entries that have been applied, so that a later start does not roll back again.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
 
-from configs.rules import FRACTION, INDEX, Doc, Range, Unit, positive
-from configs.section import Section
+import torch.distributed as dist
+
+from configs.rules import FRACTION, INDEX, Ascending, Doc, Length, Range, Unit, positive
+from configs.section import Refusal, Section
+from trainer.checkpoint import Checkpoint, intact, published
+from trainer.errors import TrainingError
 
 LOSS, SPIKE, GRADIENT = "loss not finite", "loss spike", "gradient not finite"
 
@@ -95,3 +103,131 @@ def _moments(values: list[float]) -> tuple[float, float]:
     """Mean and standard deviation, correctly rounded sums: the same on any machine."""
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+@dataclass
+class RollbackConfig(Section):
+    """Roll back once to a checkpoint, and skip some batches.
+
+    Batches are numbered as in ``tandem data dump``. Until a batch is skipped, its number is the
+    step's.
+    """
+
+    checkpoint: Annotated[int, INDEX, Unit("steps"), Doc("The step of the checkpoint.")]
+    skip: Annotated[
+        list[int] | None,
+        INDEX,
+        Length(2),
+        Ascending(),
+        Doc("The first batch to skip, and the batch after the last one to skip; null: skip none."),
+    ] = None
+
+    def __str__(self) -> str:
+        """The entry in YAML."""
+        skip = "null" if self.skip is None else self.skip
+        return f"{{checkpoint: {self.checkpoint}, skip: {skip}}}"
+
+
+def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
+    """The number of the batch that a 0-based step reads."""
+    number = step
+    for begin, end in sorted(tuple(entry.skip) for entry in rollbacks if entry.skip):
+        if number >= begin:
+            number += end - begin
+    return number
+
+
+def batches_covered(steps: int, rollbacks: Sequence[RollbackConfig]) -> int:
+    """How many batches a job of `steps` goes through, those that it skips between them included."""
+    return batch_number(steps - 1, rollbacks) + 1
+
+
+def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]:
+    """The entries that skip a batch which their checkpoint, or an earlier entry, has covered."""
+    for number, entry in enumerate(rollbacks):
+        if entry.skip is None:
+            continue
+        key, before = f"rollback[{number}].skip", rollbacks[:number]
+        if entry.skip[0] < batch_number(entry.checkpoint, before):
+            yield (
+                key,
+                f"the checkpoint of step {entry.checkpoint} has trained on batch {entry.skip[0]} "
+                "already; skip later batches, or name an earlier checkpoint",
+            )
+        if any(e.skip and e.skip[0] < entry.skip[1] and entry.skip[0] < e.skip[1] for e in before):
+            yield key, "must not overlap an entry before it"
+
+
+def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range) -> str:
+    """The override that rolls back to `checkpoint` and skips the batches that `steps` have read.
+
+    Steps before the checkpoint are left out: it has trained on their batches already.
+    """
+    skips: list[list[int]] = []  # several ranges, where batches between them are skipped already
+    for number in (batch_number(step, rollbacks) for step in steps if step >= checkpoint):
+        if skips and skips[-1][1] == number:
+            skips[-1][1] += 1
+        else:
+            skips.append([number, number + 1])
+    everything = [*rollbacks, *(RollbackConfig(checkpoint, skip) for skip in skips)]
+    return f"rollback={_as_yaml(everything)}"
+
+
+def recovery_advice(
+    rollbacks: Sequence[RollbackConfig], newest: int, sound: int | None, steps: range
+) -> str:
+    """Advice to the user after a learner has skipped `steps`; ends with an override.
+
+    `newest` is the step of the newest checkpoint, `sound` that of the newest which is not suspect.
+    Where they differ, the override skips every batch since `sound`: one of them ruined the weights.
+    """
+    if newest and sound is None:
+        return (
+            f"no checkpoint is sound (the newest is from step {newest}): start a new run with "
+            f"a lower learning_rate: 'name=NEW'"
+        )
+    if newest and sound != newest:
+        back = proposal(rollbacks, sound or 0, range(sound or 0, steps.stop))
+        return (
+            f"the checkpoint of step {newest} is suspect: its weights were ruined before. Roll "
+            f"back to that of step {sound}, with a lower learning_rate if it is high: '{back}'"
+        )
+    back = proposal(rollbacks, newest, steps)
+    return f"start again with a lower learning_rate, or without these batches: '{back}'"
+
+
+def _as_yaml(rollbacks: Iterable[RollbackConfig]) -> str:
+    """One line that the command line and a YAML file accept."""
+    return f"[{', '.join(map(str, rollbacks))}]"
+
+
+def applied_state(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
+    """The record of these applied entries, for the trainer's state."""
+    return [asdict(entry) for entry in rollbacks]
+
+
+def checkpoint_to_resume(
+    newest: Checkpoint | None,
+    rollbacks: Sequence[RollbackConfig],
+    group: dist.ProcessGroup | None = None,
+) -> Checkpoint | None:
+    """The `newest` intact checkpoint, or an earlier one that a new entry names.
+
+    With a process group this is collective.
+
+    Raises TrainingError where an applied entry was removed or changed, and CheckpointError where
+    the checkpoint to roll back to is missing or damaged.
+    """
+    if newest is None:
+        return None
+    done = newest.trainer_state["rolled_back"]
+    if applied_state(rollbacks)[: len(done)] != done:
+        applied = _as_yaml(RollbackConfig(**entry) for entry in done)
+        raise TrainingError(
+            f"rollback: the run has applied {applied}; keep these entries, and add new ones after"
+        )
+    target = min((entry.checkpoint for entry in rollbacks[len(done) :]), default=newest.step)
+    folder = newest.path.parent
+    if target == newest.step or (target > newest.step and target in published(folder)):
+        return newest  # the named checkpoint is damaged
+    return intact(folder, target, group)

@@ -24,7 +24,7 @@ from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import ExponentialAverage
-from trainer.optimizers.loss_scale import LossScaleConfig
+from trainer.optimizers.gated import LossScaleConfig
 from trainer.step import train_step
 
 ROWS = 12 if IS_THOROUGH else 4

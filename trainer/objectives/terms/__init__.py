@@ -21,7 +21,7 @@ from trainer.objectives.terms.divergences import (
     ReverseKL,
     UniversalLogitDistillation,
 )
-from trainer.objectives.terms.early_exits import EarlyExits
+from trainer.objectives.terms.own_predictions import EarlyExits, ZLoss
 from trainer.objectives.terms.predictions import (
     Blended,
     FromStudent,
@@ -37,7 +37,6 @@ from trainer.objectives.terms.states import (
     MeanTransfer,
     VarianceTransfer,
 )
-from trainer.objectives.terms.z_loss import ZLoss
 
 __all__ = [
     "PKD",

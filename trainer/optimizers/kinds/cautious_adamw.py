@@ -11,7 +11,7 @@ from torch import Tensor
 
 from configs.rules import OneOf
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
-from trainer.optimizers.tensorwise import ScaledAdam
+from trainer.optimizers.moments import ScaledAdam
 
 LEAST = 1e-3  # of the elements, to which the others' share is given at most
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from configs.rules import Doc, OneOf, positive
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
 from trainer.optimizers.moments import advance, step_uncorrected, with_gradient
-from trainer.optimizers.norms import squared_norms
-from trainer.optimizers.shards import Tensorwise, parameter_views
+from trainer.optimizers.shards import Tensorwise, parameter_views, squared_norms
 
 
 @register_optimizer

@@ -17,7 +17,7 @@ from trainer.optimizers.config import KIND, MATRICES, AdamConfig, register_optim
 from trainer.optimizers.moments import adam_updates, with_gradient
 from trainer.optimizers.shards import Tensorwise, map_matrices, parameter_shapes, parameter_views
 
-LAYERS = ("model.encoder.", "model.kinds.seq2seq.")
+LAYERS = ("model.encoder.", "model.decoder.")
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration in Jordan's code
 ITERATIONS = 5
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from configs.rules import PROBABILITY, Doc, Length, OneOf
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
-from trainer.optimizers.tensorwise import ScaledAdam
+from trainer.optimizers.moments import ScaledAdam
 
 
 @register_optimizer

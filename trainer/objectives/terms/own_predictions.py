@@ -1,4 +1,4 @@
-"""The term by which earlier layers learn from the learner's own last layer."""
+"""Terms about a learner's own predictions: z-loss, and earlier layers that learn from the last."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from data_pipeline import MASKED
 from model import Capture, ModelShape
 from trainer.learner_names import OWN
 from trainer.objectives.row_losses import (
+    RowLoss,
     kl_divergence_rows,
 )
 from trainer.objectives.term import (
@@ -22,14 +23,45 @@ from trainer.objectives.term import (
     StepSchedule,
     Term,
     TermConfig,
+    Weight,
     register,
 )
-from trainer.objectives.terms.predictions import Temperature
+from trainer.objectives.terms.predictions import Temperature, VocabularyTermConfig
 from trainer.objectives.vocabulary import (
+    VocabularyTerm,
     project_and_sum,
     projected,
     weigh_positions,
 )
+
+
+@register("z_loss", order=185)
+@dataclass
+class ZLoss(VocabularyTermConfig):
+    """``log(Z)^2`` at masked positions, Z the sum of the exponentials of the logits.
+
+    It keeps the softmax's normaliser near 1, where 16 bits are precise and training is stable
+    (PaLM, arXiv 2204.02311, section 5; Chameleon, arXiv 2405.09818).
+    """
+
+    regularises: ClassVar[bool] = True
+
+    weight: Weight = 1e-4
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> VocabularyTerm:
+        return ZLossTerm(self)
+
+
+class ZLossTerm(VocabularyTerm):
+    denominator = MASKED
+
+    def row_loss(self, inputs: LossInputs) -> RowLoss:
+        return RowLoss(squared_log_z, weigh_positions(inputs, MASKED), of_logits=True)
+
+
+def squared_log_z(logits: Tensor) -> Tensor:
+    """``log(sum exp logits)^2`` of each row: [C, V] to [C]."""
+    return logits.logsumexp(dim=-1).square()
 
 
 @register("early_exits", order=190)

@@ -1,1 +1,0 @@
-"""Suites: several models compared on several tasks."""
