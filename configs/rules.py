@@ -5,7 +5,7 @@
 A rule applies to a scalar, to each item of a list, and to each value of a mapping. A rule with
 `whole` applies to the container itself. A rule inside a type applies to that part:
 ``dict[Annotated[str, NAME], float]`` is about the keys. None is allowed wherever the type allows
-it. `configs.section` checks the rules; `configs.reference` and `configs.reference` print them.
+it. `configs.section` checks the rules; `configs.reference` prints them.
 """
 
 from __future__ import annotations
