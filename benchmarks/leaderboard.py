@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.leaderboard_scores import EntryError, scores_of
 from benchmarks.studies import page
 from trainer.durable import atomic_write
-from trainer.job_data.digests import digest_of
-from trainer.measure.process import describe_machine
+from trainer.job_data.encoding import digest_of
+from trainer.measure import describe_machine
 
 ENTRIES = Path(__file__).resolve().parents[1] / "docs/leaderboard.jsonl"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
