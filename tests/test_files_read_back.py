@@ -45,6 +45,7 @@ EVALUATION: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_edited_evaluation_is_used_or_taken_for_none(tmp_path: Path) -> None:
     path, refused = tmp_path / "evaluation.json", 0
     path.write_text(json.dumps(EVALUATION))
@@ -151,6 +152,7 @@ def test_an_edited_file_of_the_trainer_ranks_no_checkpoint(tmp_path: Path) -> No
             Retention(best=1, rankings=(ranking,)).expired({3: scores_of(tmp_path, 3)}, [])
 
 
+@pytest.mark.slow
 def test_an_edited_config_of_a_model_is_named_or_used(tmp_path: Path) -> None:
     config = tiny.encoder(vocab_size=20, layers=1, max_positions=8)
     save_pretrained(build(config, seed=0), tmp_path)

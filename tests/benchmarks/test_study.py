@@ -107,6 +107,7 @@ def load_shrunk(name: str, load=study.load) -> StudyConfig:
     return dataclasses.replace(config, job=shrunk(config.job), arms=arms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_TASKS)
 def test_every_job_of_a_study_of_tasks_is_one_that_can_run(name, sources, tmp_path):
     """Its teacher stands for what an earlier job leaves."""

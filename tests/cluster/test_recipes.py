@@ -84,6 +84,7 @@ def test_without_students_there_is_nothing_to_compare():
     assert "teacher steps" not in describe(plan)
 
 
+@pytest.mark.slow
 def test_the_command_sets_a_job_beside_the_usual_recipe():
     keys = ["batch.size=64", "steps=1000", "--gpus-per-node", 1, "--price", 3]
     done = tandem("plan", "demo", *keys, "--json")

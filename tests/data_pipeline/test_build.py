@@ -232,6 +232,7 @@ def test_the_same_command_on_a_finished_corpus_changes_nothing(
         build(dataclasses.replace(options, val_fraction=0.2), out)
 
 
+@pytest.mark.slow
 def test_a_build_does_not_go_on_with_other_text(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch
 ) -> None:

@@ -148,6 +148,7 @@ def of_document(document: Block) -> list[list[int]]:
     return [array.tolist() for array in document.arrays.values()]
 
 
+@pytest.mark.slow
 def test_workers_and_slices_change_nothing(
     corpus: Corpus, text_file: Path, tokenizer_dir: Path, byte_level: Path, tmp_path: Path
 ) -> None:

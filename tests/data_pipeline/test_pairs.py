@@ -69,6 +69,7 @@ def of_half(text: Documents, second: bool) -> Pool:
     return pool_of(half[: len(half) // 2], half[len(half) // 2 :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [128, 512])
 @pytest.mark.parametrize("packing", NEXT)
 def test_lengths_do_not_tell_the_label(python_text: Documents, packing: str, length: int) -> None:

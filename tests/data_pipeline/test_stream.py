@@ -191,6 +191,7 @@ def test_rows_for_tokens(corpus: Corpus, packing: str) -> None:
     assert rows_for_tokens(split, data, 0, tokens=1, multiple=8) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_copies_come_again_after_as_many_epochs(corpus: Corpus, packing: str) -> None:
     """With two fixed copies of each sequence, epochs 0 and 2 are equal, including masks."""

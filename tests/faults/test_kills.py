@@ -105,7 +105,8 @@ def children(process: Job) -> list[int]:
         return []
 
 
-@pytest.mark.parametrize("launcher", ["own", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["own", "torchrun"])
 def test_disturbed_again_and_again_it_is_the_same_run(launcher, finished, corpus, tmp_path):
     """Stopped, killed inside a save, killed with its launcher, and finished by one of two."""
     stopped = start_sabotaged("SIGTERM@1", corpus, tmp_path)

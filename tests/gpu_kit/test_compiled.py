@@ -118,6 +118,7 @@ def compilations_of_ragged_batches():
     return compilations
 
 
+@pytest.mark.slow
 def test_batches_of_any_length_share_a_compilation():
     compilations = run_distributed(compilations_of_ragged_batches, 1)[0]
     assert compilations == [compilations[0]] * len(compilations)

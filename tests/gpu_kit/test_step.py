@@ -60,7 +60,8 @@ def test_a_step_keeps_to_its_budget(stage, ranks, record_property):
 IN_BF16 = {0: 0.51, 1: 0.76, 2: 0.68, 3: 0.67}
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
 def test_ranks_exchange_fewer_bytes_in_bf16_in_as_many_collectives(stage):
     usual, low = (
         run_as_rank_zero(count_step, 2, stage, 1, "adamw", precision)
@@ -96,7 +97,8 @@ def test_bf16_weights_halve_what_is_gathered_in_as_many_collectives(stage):
         assert sum(found.syncs.values()) <= SYNCS[stage], found.syncs.most_common()
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 3])
 def test_nothing_in_a_step_is_done_for_every_rank(stage):
     few, many = (run_as_rank_zero(engine_step, ranks, stage, 2) for ranks in (2, 4096))
     assert len(many.sent) == len(few.sent)

@@ -36,11 +36,12 @@ def test_a_fine_tuned_model_has_the_outputs_of_its_heads(tmp_path: Path) -> None
     assert outputs == {"logits", "best", "answer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
         ("bert", {"segment_types": 1}),  # as RoBERTa
-        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES),
+        *((family, {}) for family in FAMILIES),
     ],
 )
 def test_the_exported_tokenizer_gives_what_the_graph_reads(

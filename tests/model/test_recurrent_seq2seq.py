@@ -81,6 +81,7 @@ def test_a_search_finds_the_same_alone_and_among_others(beams: int) -> None:
     assert len({tuple(tokens) for tokens in together}) > 1
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy_backwards() -> None:
     """Which needs attention, or a memory of every token."""
     ours = recurrent(dropout=0.0, initializer_range=0.1, hidden_size=48, layers=1).train()

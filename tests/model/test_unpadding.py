@@ -92,6 +92,7 @@ def compilations() -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_any_number_of_tokens_shares_a_compilation() -> None:
     counts = run_distributed(compilations, 1)[0]
     assert counts == [counts[0]] * len(counts)

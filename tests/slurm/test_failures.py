@@ -172,6 +172,7 @@ def test_the_controller_is_down_when_the_ranks_have_saved(slurm: RealSlurm, sour
     assert ("requeue", "the time limit") in job.events
 
 
+@pytest.mark.slow
 def test_a_task_of_an_array_submits_a_job(slurm: RealSlurm, source: Path) -> None:
     """Its variables are handed on by sbatch; the job requeues itself, and not the array's task."""
     job = Submitted(slurm, source, hold_at=5)
@@ -196,6 +197,7 @@ def read_only(slurm: RealSlurm, node: str, folder: Path) -> None:
     slurm.inside(node, "mount", "-o", "remount,bind,ro", str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", ["", "submissions/001/accounts"])
 def test_a_first_node_with_a_read_only_folder(slurm: RealSlurm, source: Path, within: str) -> None:
     """It gives the job back. Where the log and the events can be written, it says why."""

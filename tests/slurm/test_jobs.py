@@ -68,6 +68,7 @@ def test_a_preempted_job_saves_and_goes_on(slurm: RealSlurm, source: Path) -> No
     assert "Exited with exit code" not in job.log, "its step has not failed for SLURM"
 
 
+@pytest.mark.slow
 def test_fewer_nodes_when_asked(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, save_every=2, hold_at=5, cluster={"nodes": "2-3"})
     job.reach(5)
@@ -140,6 +141,7 @@ def test_a_limit_reached_without_having_saved(slurm: RealSlurm, source: Path) ->
     assert job.events[1] == ("requeue", "the time limit, before the ranks had saved")
 
 
+@pytest.mark.slow
 def test_array_of_seeds(slurm: RealSlurm, source: Path) -> None:
     """Only the task whose id equals the array's is warned; the other keeps training."""
     job = Submitted(slurm, source, hold_at=5, seeds=(3, 7), cluster={"nodes": "1"})

@@ -108,6 +108,7 @@ def test_an_analysis_on_text(masked: Path, files: Path, tmp_path: Path) -> None:
     assert json.loads(again)["scores"] == pytest.approx(found["pruned"]["scores"])
 
 
+@pytest.mark.slow
 def test_pruning_can_be_repeated_wherever_it_was_killed(
     masked: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

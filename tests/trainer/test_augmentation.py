@@ -194,6 +194,7 @@ def test_a_table_is_joined_without_holding_it(tmp_path) -> None:
     assert peak < len(text) / 4
 
 
+@pytest.mark.slow
 def test_damaged_parts_are_made_again(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(augmenting, "PART", 2)
     whole, out = tmp_path / "whole.tsv", tmp_path / "more.tsv"

@@ -97,6 +97,7 @@ def update(w: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
     w -= RATE * (m / (v.sqrt() + 1e-6) + (0.1 if w.ndim > 1 else 0.0) * w)
 
 
+@pytest.mark.slow
 def test_every_stage_is_the_formula_on_the_whole_batch():
     references = [plain(each) for each in (False, True)]
     names = next(iter(references))[0]

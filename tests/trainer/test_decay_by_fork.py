@@ -38,6 +38,7 @@ def rates(run: Path) -> list[float]:
     return [row["teacher/lr"] for row in rows if "teacher/lr" in row]
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_stable_run_decays_and_another_has_a_users_schedule(
     tmp_path: Path, corpus: Path
 ) -> None:

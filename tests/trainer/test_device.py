@@ -90,6 +90,7 @@ print(by_default, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
 def test_a_process_on_a_cpu_keeps_the_memory_that_it_frees():
     """In a process of its own: a fork may use a part of the heap that cannot hold them.

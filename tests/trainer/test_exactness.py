@@ -56,7 +56,7 @@ OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is 
 
 @dataclass(frozen=True)
 class Company:
-    """A teacher at a ZeRO stage, and a student at each of the four."""
+    """A teacher at a ZeRO stage, and a student at that stage and at those that follow it."""
 
     stage: int
     optimizer: str = "adamw"
@@ -64,6 +64,7 @@ class Company:
     offload: bool = False
     steps: int = STEPS
     communication: str = "fp32"
+    students: int = len(STUDENTS)
 
     @property
     def tolerances(self):
@@ -74,7 +75,7 @@ class Company:
         objectives = {TEACHER: TEACHER}
         objectives |= {
             student_key(f"{student}-{slot}"): student_key(student)
-            for slot, student in enumerate(STUDENTS)
+            for slot, student in enumerate(STUDENTS[: self.students])
         }
         stages = [self.stage, *((self.stage + slot) % 4 for slot in range(4))]
         return {
@@ -88,18 +89,18 @@ class Company:
                 loss_scale=LOSS_SCALE,
                 offload=OFFLOAD[stage] if self.offload else "none",
             )
-            for (name, objective), stage in zip(objectives.items(), stages, strict=True)
+            for (name, objective), stage in zip(objectives.items(), stages, strict=False)
         }
 
 
 QUICK = [
     Company(1, steps=4),
-    *(Company(stage, steps=2) for stage in (0, 3)),
-    Company(3, "lamb", offload=True, steps=2),
-    Company(1, "muon", steps=2),
-    Company(3, "adamw", "bf16_weights", steps=2),
-    Company(1, "adamw", "fp16", steps=SCALED),
-    Company(2, steps=2, communication="bf16"),
+    *(Company(stage, steps=2, students=2) for stage in (0, 3)),
+    Company(3, "lamb", offload=True, steps=2, students=2),
+    Company(1, "muon", steps=2, students=2),
+    Company(3, "adamw", "bf16_weights", steps=2, students=2),
+    Company(1, "adamw", "fp16", steps=SCALED, students=1),
+    Company(2, steps=2, communication="bf16", students=2),
 ]
 ALL = {
     precision: [
@@ -324,7 +325,9 @@ def assert_equal(company, result, expected):
     assert_gradients_equal(first, expected_first, company)
     close, _, near = company.tolerances
     for step, (losses, found, scale) in enumerate(zip(curve, norms, scales, strict=True)):
-        expected_losses, expected_norms, expected_scale = (rest[step] for rest in expected_rest)
+        expected_losses, expected_norms, expected_scale = (
+            {name: rest[step][name] for name in losses} for rest in expected_rest
+        )
         where = (company, step)
         assert losses == pytest.approx(expected_losses, rel=close), (*where, CAUSE)
         assert scale == expected_scale, where
@@ -348,12 +351,13 @@ def assert_gradients_equal(found, expected, company):
         assert whole.keys() >= expected[learner].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "steps"),
     [
         ("adamw", SCALED),
         ("lamb", 4),
-        *(pytest.param(name, STEPS, marks=pytest.mark.slow) for name in RATES),
+        *((name, STEPS) for name in RATES),
     ],
 )
 def test_rounding_decides_nothing_that_is_compared(optimizer, steps):

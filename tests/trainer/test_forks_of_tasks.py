@@ -81,6 +81,7 @@ def started(made: Fork) -> JobConfig:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -143,6 +144,7 @@ def advice(refused: pytest.ExceptionInfo[TrainingError]) -> list[str]:
     return words[5:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "overrides", "keys"),
     [

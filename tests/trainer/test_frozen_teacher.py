@@ -31,10 +31,8 @@ FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=
 STUDENTS = ("students/distilbert", "students/tinybert")
 
 
-def offline_and_online(corpus, runs):
-    """A teacher, then its students: with it frozen, partly frozen, or at learning rate 0."""
-    finish(run(tiny_job(corpus, runs, "name=teacher", "students=null", "steps=4")))
-    teacher = runs / "teacher" / "exports" / "teacher"
+def offline_and_online(corpus, runs, teacher):
+    """Students of a teacher that is frozen, partly frozen, or at learning rate 0."""
     if dist.get_rank() == 0:
         import_folder(teacher, runs / "imported")
     dist.barrier()
@@ -69,9 +67,14 @@ def counted_in_mfu():
 
 
 @pytest.fixture(scope="module")
-def runs(corpus, tmp_path_factory):
+def teacher(finished):
+    return finished[0] / "exports" / "teacher"
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory, teacher):
     folder = tmp_path_factory.mktemp("offline")
-    run_distributed(offline_and_online, 2, corpus, folder)
+    run_distributed(offline_and_online, 2, corpus, folder, teacher)
     return folder
 
 
@@ -87,8 +90,8 @@ def test_partitioned_interrupted_and_without_the_folder_it_came_from(runs):
     assert curve(RunFolder(runs / "parts")) == curve(RunFolder(runs / "offline"))
 
 
-def test_the_teacher_is_scored_exported_and_unchanged(runs):
-    before = from_pretrained(runs / "teacher" / "exports" / "teacher").state_dict()
+def test_the_teacher_is_scored_exported_and_unchanged(runs, teacher):
+    before = from_pretrained(teacher).state_dict()
     for run_name in ("offline", "parts"):
         folder = RunFolder(runs / run_name)
         after = from_pretrained(folder.exports / "teacher").state_dict()
@@ -143,11 +146,10 @@ def test_stored_predictions_have_no_dropout():
         configs.validate(config, LearnerConfig, "learner")
 
 
-def test_another_model_than_the_folder_has_is_named(runs, corpus, tmp_path):
+def test_another_model_than_the_folder_has_is_named(teacher, corpus, tmp_path):
     from tests.conftest import TINY_JOB, tandem
     from tests.failing import one_line
 
-    teacher = runs / "teacher" / "exports" / "teacher"
     places = [f"data.path={corpus}", f"output_dir={tmp_path}", f"teacher.init.pretrained={teacher}"]
     failed = tandem("train", TINY_JOB, *places, *FROZEN, "teacher.model.norm_eps=1e-9")
     assert failed.returncode == 1

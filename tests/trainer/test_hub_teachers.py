@@ -95,6 +95,7 @@ def agree(job: JobConfig, hub: Path, task: str, order: list[int]) -> None:
     torch.testing.assert_close(got, wanted[..., order], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_imported", [False, True])
 @pytest.mark.parametrize("task", CLASSES)
 def test_the_only_head_is_found_by_its_kind(hub, tables, caplog, task, is_imported) -> None:

@@ -161,6 +161,7 @@ def test_two_ranks_train_as_one_does(of_two, job) -> None:
             assert ours[step, name] == pytest.approx(value, rel=2e-3, abs=1e-4), (step, name)
 
 
+@pytest.mark.slow
 def test_each_step_is_of_one_task(of_two) -> None:
     run = of_two
     schedule = TaskSchedule(EXAMPLES, 0, 8)
@@ -176,6 +177,7 @@ def test_each_step_is_of_one_task(of_two) -> None:
         assert row["students/small/loss"] == pytest.approx(weight * ours[0] + 0.5 * ours[1])
 
 
+@pytest.mark.slow
 def test_every_task_is_scored_by_its_own_metrics(of_two) -> None:
     run = of_two
     results = json.loads(run.evaluation.read_text())
@@ -206,6 +208,7 @@ def test_every_task_is_scored_by_its_own_metrics(of_two) -> None:
     assert last["val/tasks/teacher/task_mean"] == saved["scores"]["teacher"]["value"]
 
 
+@pytest.mark.slow
 def test_each_head_alone_is_a_model_of_transformers(of_two, tmp_path) -> None:
     run = of_two
     whole = from_pretrained(run.path / "exports" / "teacher")
@@ -228,6 +231,7 @@ def test_each_head_alone_is_a_model_of_transformers(of_two, tmp_path) -> None:
             torch.testing.assert_close(whole(read.input_ids).heads[name], told)
 
 
+@pytest.mark.slow
 def test_predictions_name_the_head(of_two, job, tmp_path) -> None:
     exported = of_two.path / "exports" / "teacher"
     unclear = tandem("predict", exported, job.parent / "moods_dev.tsv")
@@ -267,6 +271,7 @@ def state_of(engine) -> Iterator[tuple[str, list]]:
         yield part, [tensor.tolist() for tensor in tensors]
 
 
+@pytest.mark.slow
 def test_a_step_leaves_the_heads_of_other_tasks_as_they_are(job, tmp_path) -> None:
     steps = run_distributed(changes, 1, job, tmp_path)[0]
     assert {task for task, _ in steps} == set(EXAMPLES)
@@ -314,6 +319,7 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_bad_examples_are_named_with_their_task(job, tmp_path) -> None:
     write(tmp_path / "one.tsv", ["fine\tdull", "x\tdull"])
     with pytest.raises(DataError, match=r"one\.tsv: has only one label"):
@@ -334,6 +340,7 @@ def test_a_resolved_job_is_the_job(job) -> None:
     assert found.students["small"].objective.terms()["moods"].weight == 0.5
 
 
+@pytest.mark.slow
 def test_a_frozen_teacher_needs_the_heads_that_it_teaches(of_two, job) -> None:
     exported = of_two.path / "exports" / "teacher"
     frozen = ["teacher=null", f"teacher.init.pretrained={exported}", "teacher.frozen=Yes"]
@@ -345,6 +352,7 @@ def test_a_frozen_teacher_needs_the_heads_that_it_teaches(of_two, job) -> None:
     assert load(job, *frozen, *more, "students.small.objective.soft_labels.tasks=[moods]")
 
 
+@pytest.mark.slow
 def test_a_dump_and_a_show_of_several_tasks(job, tmp_path) -> None:
     out = tmp_path / "rows.npz"
     done = tandem("data", "dump", job, "--steps", "0:3", "--out", out)
@@ -372,6 +380,7 @@ def test_without_tasks_there_is_one_line(tmp_path) -> None:
     assert "epochs: are for examples: name data.train, or tasks" in one_line(ended.stderr)
 
 
+@pytest.mark.slow
 def test_the_examples_of_an_older_version_are_known(job, monkeypatch) -> None:
     found, read = load(job), manifest.read
 

@@ -95,6 +95,7 @@ def scored(folder: Path, pairs: str) -> PairScores:
     return score_minimal_pairs(folder, pairs, torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [require_scorable, scored], ids=["before training", "after it"])
 def test_models_and_pairs_that_cannot_be_scored(
     asked: Callable[[Path, str], object], exported: Path, pairs: Path, tmp_path: Path

@@ -46,6 +46,7 @@ def test_two_ranks_train_as_one_and_resume_exactly_into_the_masks(corpus, tmp_pa
     assert jobs.assert_same_losses(RunFolder(tmp_path / "straight"), single) == 2 * STEPS + 4
 
 
+@pytest.mark.slow
 def test_held_out_text_is_scored_by_what_a_phase_predicts(corpus: Path, tmp_path: Path) -> None:
     words = [f"data.path={corpus}", f"output_dir={tmp_path}", "students=null", *JOB[:-2]]
     done = tandem("train", TINY_JOB, *words)
@@ -89,6 +90,7 @@ def test_what_has_no_meaning_without_masks_is_refused(word: str, tmp_path: Path)
     assert REFUSED[word] in str(refused.value)
 
 
+@pytest.mark.slow
 def test_plans_of_documents_and_of_next_tokens(corpus: Path, tmp_path: Path) -> None:
     """Documents in a row have the products of a whole row; more tokens need more of them."""
     flops, assumed = {}, {}

@@ -175,6 +175,7 @@ def test_it_learns_from_the_teacher_and_is_exported_with_its_tokenizer(folder, t
     assert AutoModelForMaskedLM.from_pretrained(export).config.vocab_size == 700
 
 
+@pytest.mark.slow
 def test_commands_know_the_form_of_each_learner(folder) -> None:
     planned = tandem("plan", folder / "job.yaml", "--device", "cpu", "--json")
     assert planned.returncode == 0, planned.stderr

@@ -74,6 +74,7 @@ def test_mlflow_has_each_row_once_after_a_kill_and_a_rollback(tmp_path, monkeypa
     assert tracked.data.params == {"log.project": "demo", "steps": "6", "students.small.lr": "0.1"}
 
 
+@pytest.mark.slow
 def test_other_trackers_have_every_row_of_a_resumed_run_once(corpus, tmp_path) -> None:
     """TensorBoard, and one of a plugin's, over two attempts on two ranks, and after a sync."""
     (tmp_path / "mine.py").write_text(PLUGIN)

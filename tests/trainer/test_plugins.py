@@ -112,6 +112,7 @@ def test_a_users_task_is_trained_evaluated_and_exported(job: Path, tmp_path: Pat
     assert loaded.config.id2label == {0: "long", 1: "short"}
 
 
+@pytest.mark.slow
 def test_an_editor_learns_the_keys_of_a_plugin(job: Path, tmp_path: Path) -> None:
     made = tandem("schema", tmp_path / "shortness.py")
     assert made.returncode == 0, made.stderr

@@ -152,6 +152,7 @@ def finished(folder: Path, corpus: Path) -> str:
     return str(run.path)
 
 
+@pytest.mark.slow
 def test_a_changed_test_file_is_scored_again(corpus, tmp_path) -> None:
     rows = "text\tlabel\nhe was\tdull\nthe\tbright\n"
     for name in ("train", "held_out", "test"):

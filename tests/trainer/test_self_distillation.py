@@ -366,6 +366,7 @@ def test_the_exits_of_a_finished_run_are_those_that_predictions_take(finetuned) 
         assert found["layers"] == pytest.approx(sum(row["layer"] for row in told) / len(rows))
 
 
+@pytest.mark.slow
 def test_fastbert_of_pairs_runs_as_shipped(finetuned, tmp_path) -> None:
     model = finetuned.path.parent / "model"
     rows = [f"{text}\t{line}" for line in lines(24, 0) for text in ("the of", "to was")]
@@ -380,6 +381,7 @@ def test_fastbert_of_pairs_runs_as_shipped(finetuned, tmp_path) -> None:
     assert {row["label"] for row in told} <= {*LABELS}
 
 
+@pytest.mark.slow
 def test_branches_alone_learn_from_text_without_labels(finetuned, tmp_path) -> None:
     folder, before = finetuned.path.parent, finetuned.path / "exports" / "teacher"
     texts = [line.rpartition("\t")[0] for line in lines(24, 50)]

@@ -179,6 +179,7 @@ def test_two_ranks_train_as_one_does(run_of_two, job, tmp_path) -> None:
     assert jobs.assert_same_losses(run_of_two, alone) >= 80
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_resumes_to_the_last_bit(run_of_two, job, tmp_path) -> None:
     whole = jobs.curve(run_of_two)
     assert len(whole) > 300
@@ -275,6 +276,7 @@ def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
         jobs.load(job, f"data.path={found.data.path}")
 
 
+@pytest.mark.slow
 def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_path) -> None:
     teacher = run_of_two.path / "exports" / "teacher"
     frozen = ["teacher=null", f"teacher.init.pretrained={teacher}", "teacher.frozen=true"]

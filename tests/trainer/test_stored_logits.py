@@ -150,6 +150,7 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
+@pytest.mark.slow
 def test_all_logits_in_fp32_teach_as_the_running_teacher_does_also_resumed(runs, two_ranks):
     running, reads = (curve(RunFolder(runs / name)) for name in ("running", "reads"))
     assert len(running) > 30
@@ -157,6 +158,7 @@ def test_all_logits_in_fp32_teach_as_the_running_teacher_does_also_resumed(runs,
     assert set(two_ranks[1]) == {"students/one"}
 
 
+@pytest.mark.slow
 def test_a_single_rank_learns_what_two_do(runs):
     two, one = (
         {(step, key): value for step, key, value in curve(RunFolder(runs / name), "students/one")}
@@ -165,6 +167,7 @@ def test_a_single_rank_learns_what_two_do(runs):
     assert one == pytest.approx(two, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all", "largest"])
 def test_any_number_of_ranks_writes_the_same_bytes_also_after_a_stop(runs, two_ranks, name):
     together, alone = runs / name, runs / f"{name}_alone"
@@ -183,6 +186,7 @@ def everything(folder):
     return StepLogits.joined(steps)
 
 
+@pytest.mark.slow
 def test_the_largest_logits_are_the_teachers_in_the_stated_size(runs):
     every, largest = everything(runs / "all"), everything(runs / "largest")
     values, ids = every.values.topk(TOP_K)
@@ -216,6 +220,7 @@ def test_a_distribution_of_the_largest_logits_is_their_softmax():
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -250,6 +255,7 @@ def rolled_back(corpus, runs, finished):
     return said
 
 
+@pytest.mark.slow
 def test_the_batches_that_a_rollback_adds_are_stored_and_trained_on(corpus, runs, finished_job):
     shutil.copytree(runs / "largest", runs / "rolled_back")
     said = run_distributed(rolled_back, 1, corpus, runs, finished_job)[0]
@@ -260,6 +266,7 @@ def test_the_batches_that_a_rollback_adds_are_stored_and_trained_on(corpus, runs
     assert state["rolled_back"] == [{"checkpoint": 2, "skip": [2, 3]}]
 
 
+@pytest.mark.slow
 def test_a_corpus_that_has_moved_is_the_same(corpus, runs, finished_job, tmp_path):
     shutil.copytree(corpus, tmp_path / "moved")
     other = largest(tmp_path / "moved", runs, finished_job, "largest", "batch.micro_batch=1")
@@ -273,6 +280,7 @@ def batch_like(counts, slots=8):
     return SimpleNamespace(targets={MASKED: target}, to_mask=None, readable=None)
 
 
+@pytest.mark.slow
 def test_damaged_shards_and_other_masks_are_told(runs, tmp_path):
     shutil.copytree(runs / "largest", tmp_path / "folder")
     counts = everything(tmp_path / "folder").counts[:8].tolist()

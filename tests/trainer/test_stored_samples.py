@@ -99,6 +99,7 @@ def runs(corpus, finished, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_stopped_writer_on_other_ranks_writes_the_same_bytes(runs) -> None:
     alone, resumed = (sorted((runs / f"drawn_{ranks}").iterdir()) for ranks in (1, 2))
     shards = [path for path in alone if path.suffix == ".safetensors"]
@@ -115,6 +116,7 @@ def test_a_stopped_writer_on_other_ranks_writes_the_same_bytes(runs) -> None:
     assert [row[2] for row in first] == pytest.approx([row[2] for row in second], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_told_in_one_line(runs, tmp_path) -> None:
     folder = runs / "drawn_1"
     for path in folder.iterdir():

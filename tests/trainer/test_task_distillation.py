@@ -272,6 +272,7 @@ def staged(job: Path, runs: Path) -> tuple[list, list, str]:
     return jobs.curve(whole), jobs.curve(again), str(whole.path)
 
 
+@pytest.mark.slow
 def test_the_two_stages_are_one_job_that_resumes(job, tmp_path) -> None:
     whole, again, folder = run_distributed(staged, 2, job, tmp_path)[0]
     assert whole == again
@@ -336,6 +337,7 @@ def test_tinyberts_task_stage_runs_as_shipped(shipped, tmp_path, name, last) -> 
     assert found.config.num_hidden_layers == 2
 
 
+@pytest.mark.slow
 def test_both_forms_of_pkd_run_as_shipped(shipped, tmp_path) -> None:
     sizes = {"hidden_size": 16, "ffn_size": 32, "heads": 2, "vocab_size": 600, "max_positions": 12,
              "layers": 2}  # fmt: skip

@@ -159,6 +159,7 @@ def folder_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_pairs_are_ranked_by_their_first_text(pairs: Path, corpus: Path) -> None:
     """The scores of two ranks are pytrec_eval's of what the export says of each pair."""
     job = pairs, corpus, "data.validation=dev.txt"

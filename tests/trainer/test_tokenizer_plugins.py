@@ -29,6 +29,7 @@ def train(text: Path, plugin: Path, *options: object) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_users_tokenizer_is_that_of_a_corpus_and_its_model(text: Path, plugin: Path) -> None:
     assert train(text, plugin, "--kind", "characters") == (0, "")
     folder = plugin.parent / "tokenizer"

@@ -128,6 +128,7 @@ def test_tables_and_the_report_go_along(followed):
     assert [path.read_text() for path in files.rglob("*.html")] == ["<p>curves</p>"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_each_step_once_and_none_of_the_abandoned_ones(run):
     first = start(run)
     log(run, *[{"step": step, "teacher/loss": 1.0} for step in range(8)])

@@ -199,6 +199,7 @@ def test_a_job_on_two_ranks_is_that_of_one_and_of_one_that_resumes(folder, corpu
         assert {"bleu", "loss", "accuracy"} <= results["learners"]["students/small"].keys()
 
 
+@pytest.mark.slow
 def test_predictions_are_those_that_were_scored(run, folder, tmp_path) -> None:
     exported = run.path / "exports" / "teacher"
     (tmp_path / "some.txt").write_text((folder / "held_out.xx").read_text())

@@ -123,6 +123,7 @@ def test_two_ranks_train_and_score_as_one_does(curve, folder, corpus, tmp_path) 
         assert both[step, key] == pytest.approx(value, rel=1e-5), (step, key)
 
 
+@pytest.mark.slow
 def test_tokens_are_those_that_a_learner_reads(curve, folder) -> None:
     checkpoints = RunFolder(folder / "runs" / "pairs").checkpoints
     learners = Checkpoint(checkpoints, 6).trainer_state["learners"]
@@ -135,6 +136,7 @@ def test_tokens_are_those_that_a_learner_reads(curve, folder) -> None:
     assert all(0 <= share < 0.5 for share in shares), "each rank's rows have a length of their own"
 
 
+@pytest.mark.slow
 def test_the_student_depends_on_its_own_text_only(folder, corpus, tmp_path) -> None:
     other = write(tmp_path / "other", second="his his was")
     (found,) = run_distributed(trained_twice, 1, folder, other, corpus)
@@ -146,6 +148,7 @@ def test_the_student_depends_on_its_own_text_only(folder, corpus, tmp_path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_its_export_predicts_from_the_first_text(curve, folder, corpus, tmp_path) -> None:
     run = RunFolder(folder / "runs" / "pairs")
     export = run.exports / "part"
@@ -167,6 +170,7 @@ def test_its_export_predicts_from_the_first_text(curve, folder, corpus, tmp_path
     assert learners["students/part"]["sentence_pair_accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.slow
 def test_a_siamese_export_predicts_from_both_texts(curve, folder, tmp_path) -> None:
     export = RunFolder(folder / "runs" / "pairs").exports / "siamese"
     table = tmp_path / "pairs.tsv"

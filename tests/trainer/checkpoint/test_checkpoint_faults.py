@@ -46,7 +46,9 @@ def killed_save(run: Path, step: int, attempt: Attempt, event: int) -> bool:
     return code != 0
 
 
-@pytest.mark.parametrize("step", [4, 3], ids=["new", "again"])
+@pytest.mark.parametrize(
+    "step", [pytest.param(4, id="new"), pytest.param(3, id="again", marks=pytest.mark.slow)]
+)
 def test_killed_at_every_act_on_the_disk(run: tuple[Path, Attempt], step: int) -> None:
     folder, attempt = run
     template = folder.with_name("template")
