@@ -113,7 +113,9 @@ def test_a_worker_that_dies_is_one_line(
     until(lambda: not multiprocessing.active_children(), "the other one to end too")
 
 
-@pytest.mark.parametrize("stops", [(1,), (3, 4), (2, 5, 11)])
+@pytest.mark.parametrize(
+    "stops", [(3, 4), *(pytest.param(it, marks=pytest.mark.slow) for it in ((1,), (2, 5, 11)))]
+)
 def test_an_interrupted_build_goes_on_to_the_same_bytes(
     tmp_path: Path, text_file: Path, tokenizer_dir: Path, small_chunks, monkeypatch, stops
 ) -> None:

@@ -123,6 +123,7 @@ def refusal(text: list[str], tokenizer: Path, out: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_a_damaged_unfinished_build_is_continued_rightly_or_refused(
     text: str, tmp_path: Path, tokenizer_dir: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_near_duplicates_are_dropped_counted_and_listed(
     assert build(options, str(tmp_path / "out")) == tree
 
 
+@pytest.mark.slow
 def test_workers_and_interruptions_change_no_byte(
     tmp_path: Path, inputs: list[str], tokenizer_dir: Path, monkeypatch
 ) -> None:

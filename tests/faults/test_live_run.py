@@ -48,13 +48,12 @@ def stopped(corpus, tmp_path_factory):
         os.kill(rank, signal.SIGSTOP)  # leaves its processor to what writes the report
         report = folder.path / "report.html"
         until(report.exists, "a report", LIMIT)
-        os.kill(rank, signal.SIGCONT)
         said = {
             "report": report.read_text(),
             "second": tandem(*arguments(corpus, runs, "seed=7"), "--nproc", 1),
-            "checkpoint": command("checkpoint", folder.path),
-            "stop": command("stop", folder.path),
         }
+        os.kill(rank, signal.SIGCONT)
+        said |= {who: command(who, folder.path) for who in ("checkpoint", "stop")}
         said["code"] = process.wait(300)
     finally:
         process.kill()

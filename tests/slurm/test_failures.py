@@ -15,7 +15,9 @@ from tests.slurm.submitted import Submitted
 from tests.waiting import until
 
 
-@pytest.mark.parametrize(("patience", "saving"), [(2, 6), (30, 0)])
+@pytest.mark.parametrize(
+    ("patience", "saving"), [(2, 6), pytest.param(30, 0, marks=pytest.mark.slow)]
+)
 def test_a_chain_goes_on_when_a_node_dies(
     slurm: RealSlurm, source: Path, patience: int, saving: int
 ) -> None:
@@ -44,6 +46,7 @@ def test_cancelled_before_the_first_step_is_not_finished(slurm: RealSlurm, sourc
     assert job.events[-1][0] == "ended"
 
 
+@pytest.mark.slow
 def test_a_frozen_slurmd(slurm: RealSlurm, source: Path) -> None:
     """SLURM considers the node dead, while its ranks keep training beside the next start's."""
     job = Submitted(slurm, source, hold_at=5)
@@ -91,6 +94,7 @@ def test_a_set_up_that_fails_ends_the_job(
     assert not job.ranks()
 
 
+@pytest.mark.slow
 def test_module_is_found_as_a_login_shell_finds_it(slurm: RealSlurm, source: Path) -> None:
     """In /etc/profile.d, where Environment Modules and Lmod install the file that defines it."""
     (slurm.root / "profile.d").mkdir()

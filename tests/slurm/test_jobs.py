@@ -42,6 +42,7 @@ def test_scancel_is_final(slurm: RealSlurm, source: Path) -> None:
     assert list(job.run.glob("checkpoints/*")), "the ranks saved before they ended"
 
 
+@pytest.mark.slow
 def test_scancel_after_the_warning_is_final(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, saving=2, hold_at=1)
     job.reach(1)
@@ -108,6 +109,7 @@ def test_preflight_names_a_bad_node_and_goes_on_without_it(slurm: RealSlurm, sou
     assert {one["node"] for one in job.ranks(1)} == {"n1", "n3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"gpus_per_node": "2"}, {"sbatch": {"gres": "gpu:2"}}])
 def test_one_rank_per_gpu(slurm: RealSlurm, source: Path, asked: dict) -> None:
     job = Submitted(slurm, source, steps=1, cluster={"nodes": "1", **asked})
@@ -188,6 +190,7 @@ def test_what_waits_of_a_chain_is_cancelled(slurm: RealSlurm, source: Path) -> N
     assert slurm.job(job.id)["JobState"] == "RUNNING"
 
 
+@pytest.mark.slow
 def test_the_end_is_told_of_a_job_that_is_cancelled_not_of_one_that_is_requeued(
     slurm: RealSlurm, source: Path
 ) -> None:

@@ -122,7 +122,9 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("task", MADE)
+@pytest.mark.parametrize(
+    "task", ["mnli", *(pytest.param(it, marks=pytest.mark.slow) for it in MADE if it != "mnli")]
+)
 def test_a_task_is_read_as_its_authors_publish_it(task: str, finished, tmp_path: Path) -> None:
     name, make = MADE[task]
     folder = tmp_path / name

@@ -130,6 +130,7 @@ def test_a_path_that_is_named_at_the_fork_has_to_hold_the_examples(folder) -> No
     assert not (folder / "runs" / "forked").exists()
 
 
+@pytest.mark.slow
 def test_of_several_tasks_only_the_examples_that_differ_are_others(folder) -> None:
     job = load(folder / "several.yaml")
     found = started(fork(begun(job), STEP, "forked", ["data.tasks.moods.train=c.tsv"]))

@@ -367,6 +367,7 @@ def test_a_dump_and_a_show_of_several_tasks(job, tmp_path) -> None:
         assert f"{name}\n{count} examples to train on" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_job_of_several_tasks_is_planned_and_submitted(job) -> None:
     for words in (["plan", job, "--json"], ["submit", job, "--dry-run"]):
         done = tandem(*words)

@@ -51,6 +51,7 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_into_a_longer_context(runs):
     straight = RunFolder(runs / "straight")
     assert curve(RunFolder(runs / "stopped")) == curve(straight)
@@ -67,6 +68,7 @@ def test_a_run_resumes_into_a_longer_context_on_other_ranks_and_stages(runs, cor
     assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", ["teacher", "students/distilbert"])
 def test_an_export_has_the_base_with_which_its_weights_were_trained(runs, tmp_path, learner):
     folder = RunFolder(runs / "straight")
@@ -78,6 +80,7 @@ def test_an_export_has_the_base_with_which_its_weights_were_trained(runs, tmp_pa
     assert read_config(tmp_path / "early").global_rope_theta == 10000
 
 
+@pytest.mark.slow
 def test_the_base_turns_the_positions(runs):
     model = from_pretrained(RunFolder(runs / "straight").export("teacher"))
     ids = torch.randint(10, 500, (2, 32))
@@ -86,6 +89,7 @@ def test_the_base_turns_the_positions(runs):
     assert not torch.allclose(model(ids).logits, states)
 
 
+@pytest.mark.slow
 def test_a_fork_and_a_new_run_extend_the_context_of_a_trained_model(runs, corpus, tmp_path):
     longer = ["teacher.model.max_positions=64", "teacher.model.global_rope_theta=1e6"]
     made = fork(RunFolder(runs / "straight"), 2, "longer", longer)

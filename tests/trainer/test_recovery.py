@@ -102,6 +102,7 @@ def launched(corpus, tmp_path_factory):
     return runs, run_distributed(jobs, 2, corpus, runs)
 
 
+@pytest.mark.slow
 def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
     """Interrupted after the rollback, it resumes from there, with its metrics."""
     runs, results = launched
@@ -116,6 +117,7 @@ def test_it_goes_back_once_and_is_as_if_it_had_never_been_elsewhere(launched):
     assert state["rolled_back"] == [{"checkpoint": 2, "skip": [3, 5]}]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_one_line(launched):
     for _, (nowhere, later, gone), forgotten in launched[1]:
         assert "no checkpoint of step 3; there are: 2, 4, 6" in nowhere

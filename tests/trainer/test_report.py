@@ -443,6 +443,7 @@ def is_at_work(process):
         return False
 
 
+@pytest.mark.slow
 def test_nothing_writes_a_report_once_its_run_is_killed(make):
     folder = never_read(make(results=False))
     command = [sys.executable, "-c", KILLED, str(folder)]

@@ -340,6 +340,7 @@ def finetuned(corpus, tmp_path_factory) -> RunFolder:
     return RunFolder(folder / "run")
 
 
+@pytest.mark.slow
 def test_fastbert_runs_as_shipped(finetuned) -> None:
     rows = [row for row in metrics.read(finetuned.metrics) if "teacher/branches" in row]
     assert [row["teacher/single_sentence"] > 0 for row in rows] == [True] * 6 + [False] * 10

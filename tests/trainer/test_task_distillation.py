@@ -322,7 +322,11 @@ def trained(shipped: Path, runs: Path, name: str, *words: str) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("name", "last"), [("tinybert_mrpc", "soft_labels"), ("tinybert_stsb", "sentence_pair")]
+    ("name", "last"),
+    [
+        ("tinybert_mrpc", "soft_labels"),
+        pytest.param("tinybert_stsb", "sentence_pair", marks=pytest.mark.slow),
+    ],
 )
 def test_tinyberts_task_stage_runs_as_shipped(shipped, tmp_path, name, last) -> None:
     student = f"students.tinybert.init.pretrained={shipped}/student"

@@ -219,6 +219,7 @@ def test_predictions_are_those_that_were_scored(run, folder, tmp_path) -> None:
     assert "--head: is for heads of tasks" in told.output
 
 
+@pytest.mark.slow
 def test_a_plan_runs_the_job_on_fake_tensors(folder, corpus) -> None:
     job = with_examples(load(folder, corpus))
     found = footprints(job, "gpu", 20)

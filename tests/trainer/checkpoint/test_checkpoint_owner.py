@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import read
+from tests.waiting import until
 from trainer.checkpoint import (
     Attempt,
     CheckpointError,
@@ -43,26 +42,24 @@ def write(record: Path, someone: Owner) -> None:
 
 
 @pytest.fixture
-def neighbour() -> Iterator[subprocess.Popen[str]]:
-    """Another process on this machine, which identifies itself."""
-    script = "import json, sys; from trainer.checkpoint.attempts import Owner\n"
-    script += "print(json.dumps(Owner.here().record()), flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.kill()
+def neighbour(record: Path) -> Iterator[int]:
+    """Another process on this machine, which is in the record."""
+    child = os.fork()
+    if child == 0:
+        write(record, Owner.here())
+        signal.pause()
+    until(lambda: Owner.of(record) is not None, "the record", 60)
+    yield child
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_on_its_own_machine_the_process_table_decides_at_once(record, tmp_path, neighbour):
-    assert neighbour.stdout is not None
-    someone = Owner(**json.loads(read(neighbour.stdout.fileno(), 120)))
-    write(record, someone)
-    assert live_owner(tmp_path) == someone
-    with pytest.raises(CheckpointError, match=rf"process {neighbour.pid} on .*, since "):
+    assert live_owner(tmp_path) == Owner.of(record)
+    with pytest.raises(CheckpointError, match=rf"process {neighbour} on .*, since "):
         Attempt.begin(tmp_path)
-    neighbour.kill()
-    os.waitid(os.P_PID, neighbour.pid, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
+    os.kill(neighbour, signal.SIGKILL)
+    os.waitid(os.P_PID, neighbour, os.WEXITED | os.WNOWAIT)  # it stays as a zombie
     assert live_owner(tmp_path) is None
     assert Attempt.begin(tmp_path).number == 2
 
