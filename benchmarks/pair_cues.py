@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from data_pipeline import Corpus, CorpusSplit, DataError
 from data_pipeline.hashing import scalar_key
 from data_pipeline.order import EpochOrder
-from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
+from data_pipeline.packing.kinds.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.shards.blocks import Block
 

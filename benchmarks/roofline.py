@@ -40,8 +40,7 @@ from trainer.batches import MicroBatch
 from trainer.config import JobConfig
 from trainer.footprint.fake_step import fake_batch, fake_step
 from trainer.learner_config import LearnerConfig
-from trainer.learners.module import LearnerModule
-from trainer.learners.programs import Score, Train
+from trainer.learners.module import LearnerModule, Score, Train
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 ROWS, LENGTH = 4, 128  # of the runs that only look for faults

@@ -372,7 +372,7 @@ def data_perturb(
     words. Repeating the command resumes it.
     """
     from data_pipeline.augmentation.perturbation import Perturbation
-    from trainer.augmentation.perturbing import Perturbing, TaggedFile, mask_token
+    from trainer.augmentation.augmenting import Perturbing, TaggedFile, mask_token
 
     if settings["mask"] + settings["replace"] > 1:
         raise click.UsageError("--mask and --replace: their sum must not be more than 1")

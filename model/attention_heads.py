@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from model.attention import Attention
+from model.encoder import Attention
 from model.errors import ModelError
 from model.masked_language_model import MaskedLanguageModel
 from model.protocol import Model

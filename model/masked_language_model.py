@@ -15,12 +15,12 @@ from model.accounting import flops_per_token
 from model.branches import BranchedHead, uncertainty
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Padded, without_count
-from model.embedding import Embeddings
 from model.encoder import Encoder
 from model.float8 import use_float8
 from model.heads import MaskedLanguageModelHead, ProjectionParts
 from model.initialisation import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
+from model.parts import Embeddings
 from model.precision import Dense
 from model.protocol import Model, register
 

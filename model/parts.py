@@ -1,4 +1,4 @@
-"""Building blocks: norms, activations, dense layers with a residual, and the feed-forward part."""
+"""Building blocks: embeddings, norms, activations, dense layers, and the feed-forward part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.config import EncoderConfig
-from model.precision import Dense
+from model.documents import AttentionMask, Documents
+from model.errors import ModelError
+from model.precision import Dense, kernel_device
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -143,3 +145,127 @@ class FeedForwardStack(nn.Module):
         for feed_forward in self.stack:
             x = feed_forward(x)
         return x if self.widen is None else self.widen(x, layer_input)
+
+
+class Table(nn.Embedding):
+    """Learned vectors, whose gradients are summed in float32.
+
+    A GPU's kernel does so. A CPU's adds up in the dtype of the table: at 256 times the summand a
+    bfloat16 stands still.
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[..., width] for int64 [...]."""
+        if self.weight.dtype.itemsize > 2 or kernel_device(ids.device) != "cpu":
+            return super().forward(ids)
+        return F.embedding(ids, self.weight.float(), self.padding_idx).to(self.weight.dtype)
+
+
+class PositionTable(Table):
+    """Learned position vectors."""
+
+    def forward(self, positions: int | Tensor) -> Tensor:
+        """The vectors of the first L positions [L, width], or of int64 [B, L]: [B, L, width]."""
+        if isinstance(positions, int):
+            return self.weight[:positions]
+        return super().forward(positions)
+
+
+class SegmentTable(Table):
+    """Learned segment vectors. Without segment ids every token is in segment 0.
+
+    So it is in a table of one row (RoBERTa), which tells no segments apart.
+    """
+
+    def forward(self, segment_ids: Tensor | None) -> Tensor:
+        """[B, L, width] for int64 [B, L]; [width] for None, and from one row."""
+        if segment_ids is None or self.num_embeddings == 1:
+            return self.weight[0]
+        return super().forward(segment_ids)
+
+
+class Embeddings(nn.Module):
+    """Maps token ids to the first hidden state: the normed sum of word, position, segment vectors.
+
+    ALBERT projects the normed sum to the hidden size (``embedding_projection: sum``). MobileBERT
+    concatenates three neighbouring word vectors and projects them before the sum (``word``).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.shared: Tensor | None = None  # [V, E] of another model, to which `word` is added
+        width = config.hidden_size if config.embedding_projection == "word" else config.word_size
+        pad = config.pad_token_id if config.pad_token_id >= 0 else None
+        self.word = Table(config.vocab_size, config.word_size, padding_idx=pad)
+        self.position = None
+        if config.positions != "rotary":
+            after_padding = config.positions == "learned_after_padding"
+            self.position = PositionTable(
+                config.max_positions, width, padding_idx=pad if after_padding else None
+            )
+        self.segment = SegmentTable(config.segment_types, width) if config.segment_types else None
+        self.norm = (
+            make_norm(config, width, config.fixed_norm_eps) if config.embedding_norm else None
+        )
+        self.dropout = nn.Dropout(config.dropout_rate("embedding"))
+        self.projection = None
+        if config.embedding_projection != "none":
+            fan_in = config.word_size * (3 if config.trigram else 1)
+            self.projection = Dense(fan_in, config.hidden_size)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        segment_ids: Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
+    ) -> Tensor:
+        """Map token ids and segment ids, int64 [B, L] each, to float [B, L, hidden_size].
+
+        In each of several `Documents` positions count from 0, and no word has a neighbour outside.
+
+        Raises ModelError for a sequence longer than the position table.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.longest_sequence:
+            raise ModelError(
+                f"sequence_length: {length} is more than the model's "
+                f"{self.config.longest_sequence} positions"
+            )
+        documents = attention_mask if isinstance(attention_mask, Documents) else None
+        x = self.word(input_ids)
+        if self.shared is not None:
+            x = x + F.embedding(input_ids, self.shared)
+        if self.config.trigram:
+            x = _trigram(x, documents)
+        if self.projection is not None and self.config.embedding_projection == "word":
+            x = self.projection(x)
+        if self.segment is not None:
+            x = x + self.segment(segment_ids)
+        if self.position is not None:
+            x = x + self.position(self._positions(input_ids, documents))
+        if self.norm is not None:
+            x = self.norm(x)
+        x = self.dropout(x)
+        if self.projection is not None and self.config.embedding_projection == "sum":
+            x = self.projection(x)
+        return x
+
+    def _positions(self, input_ids: Tensor, documents: Documents | None) -> int | Tensor:
+        if self.config.positions == "learned":
+            return input_ids.shape[1] if documents is None else documents.places
+        pad = self.config.pad_token_id
+        real = (input_ids != pad).to(torch.int64)
+        count = real.cumsum(dim=1) if documents is None else documents.places + 1
+        return count * real + pad
+
+
+def _trigram(x: Tensor, documents: Documents | None) -> Tensor:
+    """[B, L, E] to [B, L, 3E]: the next, the current and the previous vector, zero at the ends."""
+    following = F.pad(x[:, 1:], (0, 0, 0, 1))
+    previous = F.pad(x[:, :-1], (0, 0, 1, 0))
+    if documents is not None:
+        begins = (documents.places == 0)[..., None]
+        following = following.masked_fill(F.pad(begins[:, 1:], (0, 0, 0, 1), value=True), 0.0)
+        previous = previous.masked_fill(begins, 0.0)
+    return torch.cat([following, x, previous], dim=2)

@@ -26,14 +26,14 @@ ROOMS = {
     ),
     "data_pipeline/text": ("text_files formats records documents sentences system_prose"),
     "data_pipeline/task_files": (
-        "contents tables squad conll multiple_choice parallel retrieval collection prose_tasks"
+        "contents tables conll questions parallel retrieval collection prose_tasks"
     ),
     "data_pipeline/shards": ("blocks manifest index sources ranges writing locking"),
     "data_pipeline/tokenization": (
         "sentencepiece_models vocabularies "
         "tokenizer comparison pruning training word_encoding alignment"
     ),
-    "data_pipeline/packing": "sequences pieces pairs kinds",
+    "data_pipeline/packing": "sequences kinds",
     "data_pipeline/packing/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "data_pipeline/packing/kinds").glob("[!_]*.py"))
     ),
@@ -47,7 +47,7 @@ ROOMS = {
     "model": (
         "errors precision float8 documents task_head_config head_modules "
         "model_config config parts heads outputs attention_kernel branches generation protocol "
-        "initialisation accounting attention encoder embedding "
+        "initialisation accounting encoder "
         "masked_language_model attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
     ),
@@ -56,11 +56,11 @@ ROOMS = {
         "eurobert neobert nomic_bert electra weights conversion folder"
     ),
     "trainer": (
-        "errors durable device learner_names measure tracking "
-        "checkpoint optimizers watch batches denominators fusion vocabulary_projection "
+        "errors device learner_names measure tracking "
+        "checkpoint optimizers watch batches denominators vocabulary_projection "
         "teacher_outputs replaced_tokens "
         "scoring stored_config objectives tasks schedules learner_life "
-        "learner_config batch_config job_tree task_facts teacher_heads tokenizer_rules "
+        "learner_config batch_config task_facts job_tree tokenizer_rules "
         "roles config "
         "run_folder control stored_logits job_data report learners step "
         "footprint evaluation record lifecycle job run rehearsal storing prediction "
@@ -75,7 +75,7 @@ ROOMS = {
     ),
     "trainer/objectives/terms": "states attention predictions divergences own_predictions",
     "trainer/learners": (
-        "state step_decision zero averages programs module engine learner first_weights learners"
+        "state step_decision zero averages module engine learner first_weights learners"
     ),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
@@ -94,7 +94,7 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
     "trainer/watch": "guard ranks",
-    "trainer/tracking": "trackers wandb_tracker tracking kinds log_config",
+    "trainer/tracking": "trackers wandb_tracker kinds log_config",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),
@@ -109,9 +109,9 @@ ROOMS = {
         "final_scores export"
     ),
     "trainer/prediction": ("passes fine_tuned texts embedding parts_of_texts predicting rankings"),
-    "trainer/augmentation": "augmenting replacing perturbing",
-    "trainer/analysis": "maps linguistic examples analysis table page",
-    "trainer/record": "gauges display recorder syncing",
+    "trainer/augmentation": "augmenting replacing",
+    "trainer/analysis": "maps linguistic examples analysis page",
+    "trainer/record": "gauges display recorder",
     "trainer/stored_logits": "format reading",
     "trainer/lifecycle": "continuity start in_progress forking",
     "cluster": (
@@ -121,7 +121,7 @@ ROOMS = {
     "cluster/planning": "machine failures memory plan text",
     "commands": (
         "errors options job_texts starting ending job_configs api data tokenizers "
-        "runs models prediction embedding training finetuning suite_runs suites results submission "
+        "models prediction embedding training finetuning suite_runs suites results runs "
         "analysis reference listing"
     ),
 }

@@ -29,7 +29,7 @@ from data_pipeline import TASK_NAME, Corpus, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig, GrowthConfig
 from trainer.checkpoint import Ranking
-from trainer.job_tree import with_models, with_tasks
+from trainer.job_tree import with_models, with_named_heads, with_tasks
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
 from trainer.measure import ProfileConfig
@@ -37,7 +37,6 @@ from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts
 from trainer.scoring.metric import Column
 from trainer.scoring.scores import TASK_MEAN, Metrics, columns_of, mean_column
 from trainer.tasks import load_plugins
-from trainer.teacher_heads import with_named_heads
 from trainer.tracking.log_config import LogConfig
 from trainer.watch.guard import RollbackConfig, conflicts_in_order
 

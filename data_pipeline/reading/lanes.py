@@ -21,7 +21,7 @@ from data_pipeline.errors import BadShard
 from data_pipeline.hashing import TextDraw, scalar_key
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes, BlockCursors, BlockSpan, EpochOrder, Slots
-from data_pipeline.packing.pairs import PairSpans, Pool, pair_spans
+from data_pipeline.packing.kinds.pairs import PairSpans, Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules, stream
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.reading.other_tokens import OtherRow, OtherStream, OtherView

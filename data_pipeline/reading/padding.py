@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from data_pipeline.config import DataConfig
-from data_pipeline.packing.pairs import Pool, pair_spans
+from data_pipeline.packing.kinds.pairs import Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.reading.corpus import CorpusSplit
 from data_pipeline.shards.blocks import Block

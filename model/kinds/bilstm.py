@@ -14,11 +14,11 @@ from configs.progress import counted
 from configs.rules import PROBABILITY, Doc, OneOf, positive
 from configs.section import Refusal
 from model.accounting import head_flops
-from model.embedding import Table
 from model.errors import ModelError
 from model.heads import ConditionalRandomField, MaskedLanguageModelHead, ProjectionParts
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
+from model.parts import Table
 from model.precision import Dense
 from model.protocol import Model, register
 

@@ -13,16 +13,14 @@ from torch.nn import functional as F
 from configs.rules import PROBABILITY, Doc, OneOf, Unit, positive
 from configs.section import Refusal
 from model.accounting import flops_per_token
-from model.attention import Attention
 from model.attention_kernel import AttentionPattern, attend, choose_kernel, visible_keys
 from model.config import EncoderConfig
-from model.embedding import Embeddings, PositionTable
-from model.encoder import Encoder
+from model.encoder import Attention, Encoder
 from model.heads import OutputBias, ProjectionParts, vocabulary_logits
 from model.initialisation import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
-from model.parts import ACTIVATIONS, FeedForwardStack, make_norm
+from model.parts import ACTIVATIONS, Embeddings, FeedForwardStack, PositionTable, make_norm
 from model.precision import is_native, kernel_device, product_dtype
 from model.protocol import Model, register
 

@@ -16,7 +16,7 @@ from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repea
 from data_pipeline import BuildOptions, Corpus, build
 from data_pipeline.hashing import PairDraw
 from data_pipeline.packing.kinds import PACKINGS, pairs
-from data_pipeline.packing.pairs import Pool, pair_spans
+from data_pipeline.packing.kinds.pairs import Pool, pair_spans
 from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards.blocks import Block
 from data_pipeline.text.sentences import sentence_ends

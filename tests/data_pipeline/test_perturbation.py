@@ -15,7 +15,7 @@ from data_pipeline.task_files.conll import read_conll
 from data_pipeline.task_files.tables import read_table
 from tests.conftest import tandem
 from tests.real_data import real_data
-from trainer.augmentation.perturbing import Perturbing, mask_token
+from trainer.augmentation.augmenting import Perturbing, mask_token
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "the", "river"]
 TAGS = ["D", "N", "V", "P", "D", "N", "C", "D", "N", "V", "P", "D", "N"]

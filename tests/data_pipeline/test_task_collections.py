@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from data_pipeline import DataError
-from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice
+from data_pipeline.task_files.questions import ChoiceQuestion, read_multiple_choice
 from data_pipeline.task_files.retrieval import (
     Judgement,
     RetrievalText,

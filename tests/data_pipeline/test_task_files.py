@@ -20,7 +20,7 @@ import zstandard
 from data_pipeline import DataError
 from data_pipeline.task_files.conll import read_conll, read_tagged_records
 from data_pipeline.task_files.contents import present
-from data_pipeline.task_files.squad import AnswerSpan, read_squad
+from data_pipeline.task_files.questions import AnswerSpan, read_squad
 from data_pipeline.task_files.tables import as_number, read_table
 
 REVIEWS = [

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import model
 from model import attention_kernel
-from model.attention import rotary_angles, rotate
 from model.attention_kernel import (
     FUSED,
     PLAIN,
@@ -23,6 +22,7 @@ from model.attention_kernel import (
     choose_kernel,
     visible_keys,
 )
+from model.encoder import rotary_angles, rotate
 
 torch.set_num_threads(1)
 

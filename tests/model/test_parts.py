@@ -8,9 +8,9 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
 
 import model
-from model.attention import Attention, rotary_angles
 from model.attention_heads import Head, disabled, prune
 from model.attention_kernel import PLAIN, AttentionPattern
+from model.encoder import Attention, rotary_angles
 from tests.model.test_mechanics import FAMILIES, SMALL, built, ids
 
 

@@ -21,8 +21,7 @@ from trainer.checkpoint import full_state_dict
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
-from trainer.learners.module import always_captured, build_module
-from trainer.learners.programs import Train
+from trainer.learners.module import Train, always_captured, build_module
 from trainer.optimizers import optimizer_config
 from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step

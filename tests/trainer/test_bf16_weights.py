@@ -20,8 +20,7 @@ from trainer.checkpoint import full_state_dict
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_layers
 from trainer.learners.learner import Learner
-from trainer.learners.module import build_module
-from trainer.learners.programs import Predict
+from trainer.learners.module import Predict, build_module
 from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import ExponentialAverage
 from trainer.step import train_step

@@ -16,8 +16,7 @@ from tests.trainer import jobs
 from tests.trainer.tiny import encoder, random_batch, totals_of
 from trainer.batches import to_device
 from trainer.learner_config import LearnerConfig
-from trainer.learners.module import build_module
-from trainer.learners.programs import Train
+from trainer.learners.module import Train, build_module
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import EarlyExits
 from trainer.run_folder.folder import RunFolder

@@ -25,8 +25,7 @@ from trainer.batches import to_micro_batches
 from trainer.checkpoint.layout import FROZEN, layout
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.module import AUTOCAST, build_module
-from trainer.learners.programs import Train
+from trainer.learners.module import AUTOCAST, Train, build_module
 from trainer.objectives import terms as terms_of_ours
 from trainer.objectives.term import registered_terms
 from trainer.optimizers import OptimizerConfig, build_optimizer, optimizer_config

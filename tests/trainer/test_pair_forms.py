@@ -13,8 +13,7 @@ from transformers import AutoTokenizer, pipeline
 
 from data_pipeline import Batch, Corpus, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.examples.storing import store_examples
-from data_pipeline.task_files.multiple_choice import read_multiple_choice
-from data_pipeline.task_files.squad import read_squad
+from data_pipeline.task_files.questions import read_multiple_choice, read_squad
 from data_pipeline.tokenization.tokenizer import install
 from model import CLASSIFICATION, SPAN, TaskHeadConfig, build, save_pretrained, with_task_head
 from tests.data_pipeline.conftest import make_documents

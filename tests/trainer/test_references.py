@@ -23,7 +23,7 @@ from trainer.config import JobConfig
 from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data import encoding
 from trainer.job_data.examples import with_examples
-from trainer.learners.programs import score
+from trainer.learners.module import score
 
 
 def span(folder: Path, corpus: Path) -> tuple[JobConfig, list[Path]]:

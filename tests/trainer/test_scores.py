@@ -14,7 +14,7 @@ from model import TaskHeadConfig, build, with_task_head
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batches import to_device
-from trainer.learners.programs import score
+from trainer.learners.module import score
 from trainer.scoring import scores
 from trainer.scoring.metric import (
     NUMBER,

@@ -38,8 +38,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import trained_heads
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
-from trainer.learners.module import build_module, build_objective
-from trainer.learners.programs import Train
+from trainer.learners.module import Train, build_module, build_objective
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.objective_config import KindOfTask

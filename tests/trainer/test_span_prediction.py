@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from data_pipeline import Corpus, ExampleSplit, TextEncoder
-from data_pipeline.task_files.squad import read_squad
+from data_pipeline.task_files.questions import read_squad
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from data_pipeline.tokenization.training import train
 from model import SPAN, TaskHeadConfig, build, from_pretrained, save_pretrained, with_task_head
@@ -20,7 +20,7 @@ from tests.trainer import test_token_tasks as token_tasks
 from tests.trainer import tiny
 from tests.trainer.test_prediction import predicted, refused
 from trainer.batches import to_device
-from trainer.learners.programs import score
+from trainer.learners.module import score
 from trainer.objectives.task import Part, TaskFile
 from trainer.scoring.span_metric import BestAnswer, SpanMetric, best_answers
 from trainer.task_facts import TaskFacts, write_facts

@@ -10,9 +10,8 @@ import pytest
 
 from data_pipeline import DataError
 from data_pipeline.task_files.collection import Collection
-from data_pipeline.task_files.multiple_choice import read_multiple_choice
 from data_pipeline.task_files.parallel import Languages, read_pairs
-from data_pipeline.task_files.squad import read_squad
+from data_pipeline.task_files.questions import read_multiple_choice, read_squad
 from data_pipeline.task_files.tables import read_table
 
 WORD = "caf\u00e9"

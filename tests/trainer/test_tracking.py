@@ -16,10 +16,9 @@ from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
 from trainer.checkpoint.attempts import Attempt
 from trainer.run_folder.metrics import MetricsLog, resume
-from trainer.tracking import tracking
+from trainer.tracking import trackers
 from trainer.tracking.log_config import LogConfig
-from trainer.tracking.trackers import Tail
-from trainer.tracking.tracking import current_id, first_id
+from trainer.tracking.trackers import Tail, current_id, first_id
 from trainer.tracking.wandb_tracker import Alerts, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -58,7 +57,7 @@ ABOUT = LogConfig(
 
 
 def start(run, mode="offline", run_id="abcd1234", **how):
-    follower = tracking.start(run, mode=mode, about=ABOUT, run_id=run_id, **how)
+    follower = trackers.start(run, mode=mode, about=ABOUT, run_id=run_id, **how)
     assert follower is not None
     return follower
 
@@ -158,7 +157,7 @@ import os, pathlib, signal, sys
 from trainer.tracking import tracking
 from trainer.run_folder.metrics import MetricsLog
 run = pathlib.Path(sys.argv[1])
-tracking.start(run, mode="offline", about={"project": "tandem"}, run_id="abcd1234")
+trackers.start(run, mode="offline", about={"project": "tandem"}, run_id="abcd1234")
 with MetricsLog(run / "metrics.jsonl") as log:
     for step in range(50):
         log.append({"step": step})
@@ -222,9 +221,9 @@ def test_a_key_that_wandb_refuses_means_offline(run, monkeypatch):
 
 
 def test_off_starts_nothing(run, monkeypatch):
-    assert tracking.start(run, mode="disabled", about=ABOUT, run_id="abcd1234") is None
+    assert trackers.start(run, mode="disabled", about=ABOUT, run_id="abcd1234") is None
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert tracking.start(run, mode="auto", about=ABOUT, run_id="abcd1234") is None
+    assert trackers.start(run, mode="auto", about=ABOUT, run_id="abcd1234") is None
 
 
 def test_a_follower_that_dies_does_not_disturb(run, caplog):
@@ -236,7 +235,7 @@ def test_a_follower_that_dies_does_not_disturb(run, caplog):
     (run / "logs" / "wandb.log").unlink()
     (run / "logs").rmdir()
     (run / "logs").write_text("not a folder")
-    assert tracking.start(run, mode="offline", about=ABOUT, run_id="abcd1234") is None
+    assert trackers.start(run, mode="offline", about=ABOUT, run_id="abcd1234") is None
 
 
 def assert_key_is_nowhere(run):
@@ -388,10 +387,10 @@ def test_the_first_id_stays_when_the_attempt_has_ended(tmp_path):
 
 def test_trackers_that_do_not_answer_are_waited_for_at_the_same_time(caplog):
     silent = [
-        tracking.Tracking(subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE), name)
+        trackers.Tracking(subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE), name)
         for name in ("one", "two", "three")
     ]
     began = time.monotonic()
-    tracking.finish_all(silent, completed=False, seconds=0.5)
+    trackers.finish_all(silent, completed=False, seconds=0.5)
     assert time.monotonic() - began < 1.0
     assert caplog.text.count("did not answer in time") == 3

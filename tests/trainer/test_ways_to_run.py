@@ -18,8 +18,7 @@ from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.learners.module import LearnerModule, build_module
-from trainer.learners.programs import Train
+from trainer.learners.module import LearnerModule, Train, build_module
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step

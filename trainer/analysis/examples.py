@@ -34,11 +34,11 @@ from trainer.config import JobConfig
 from trainer.evaluation.held_out import SEED
 from trainer.evaluation.labelled_files import LabelledExamples
 from trainer.job_data.examples import tasks_of, views_of
-from trainer.learners.programs import score
+from trainer.job_tree import heads_by_kind
+from trainer.learners.module import score
 from trainer.scoring.metric import LOSS, Column, Tally
 from trainer.scoring.scores import MaskedTokens
 from trainer.task_facts import FILE, require_own_tokenizer
-from trainer.teacher_heads import heads_by_kind
 
 ROWS = 16  # sequences of text in a forward pass
 LENGTH = 128  # of a sequence of text, in tokens, where the model reads that many

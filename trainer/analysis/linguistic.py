@@ -23,7 +23,7 @@ from data_pipeline.task_files.conll import ParsedWord, read_parsed
 from model import Capture, Model
 from trainer.analysis.maps import whole_maps
 from trainer.batches import MicroBatch, to_micro_batches
-from trainer.learners.programs import features_of
+from trainer.learners.module import features_of
 from trainer.task_facts import require_own_tokenizer
 
 ROWS = 16  # sentences in a forward pass

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from model import Capture, Model
 from trainer.batches import MicroBatch
-from trainer.learners.programs import features_of
+from trainer.learners.module import features_of
 from trainer.objectives.terms.attention import attention_blocks
 
 PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")

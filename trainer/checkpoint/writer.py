@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from configs.strict_json import sync_folder
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import Retention, tidy
@@ -24,7 +25,6 @@ from trainer.checkpoint.snapshot import (
     Snapshot,
     prepare_snapshot,
 )
-from trainer.durable import sync_folder
 from trainer.errors import CheckpointError, StaleAttempt
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from trainer.evaluation.mistakes import (
     Texts,
     shortened,
 )
-from trainer.learners.programs import compared_heads, features_of, score
+from trainer.learners.module import compared_heads, features_of, score
 from trainer.scoring.metric import GatheredMetric, Metric
 from trainer.scoring.ranking_metric import PairRanking, RankingMetric, VectorRanking
 from trainer.scoring.scores import Metrics, TeacherHeads

@@ -18,7 +18,7 @@ from trainer.evaluation.setbacks import Setback, setbacks
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
-from trainer.learners.programs import compared_heads
+from trainer.learners.module import compared_heads
 from trainer.learners.state import JobState
 from trainer.replaced_tokens import with_view
 

@@ -24,7 +24,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import SEED, Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
-from trainer.learners.programs import NOTHING, features_of, own_projection
+from trainer.learners.module import NOTHING, features_of, own_projection
 from trainer.measure import describe_machine
 from trainer.objectives.vocabulary import chunked_kl_divergence
 from trainer.replaced_tokens import replaced

@@ -37,8 +37,7 @@ from trainer.job_data.examples import views_of
 from trainer.job_data.other_tokenizers import shared_spans
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
-from trainer.learners.module import LearnerModule, always_captured, assemble
-from trainer.learners.programs import Predict, Train
+from trainer.learners.module import LearnerModule, Predict, Train, always_captured, assemble
 from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import REPLACED

@@ -20,8 +20,7 @@ from trainer.footprint.repeated_layers import RepeatedLayers
 from trainer.footprint.work import Work
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
-from trainer.learners.module import LearnerModule
-from trainer.learners.programs import Train
+from trainer.learners.module import LearnerModule, Train
 from trainer.optimizers import parameter_groups
 
 MODE = FakeMode()  # remembers the operations of all measurements

@@ -36,14 +36,18 @@ from trainer.learners.engine import (
     start_engine,
 )
 from trainer.learners.module import (
+    NOTHING,
     WORD_EMBEDDING,
     LearnerModule,
+    Predict,
+    Program,
+    Score,
+    Train,
     always_captured,
     build_module,
     is_compiled,
     require_products,
 )
-from trainer.learners.programs import NOTHING, Predict, Program, Score, Train
 from trainer.learners.state import LearnerState, schedule_steps, time_used
 from trainer.learners.step_decision import (
     StepDecision,

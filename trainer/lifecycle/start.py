@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 import configs
 from configs.runs import DISTRIBUTION, REVISION
+from configs.strict_json import atomic_write
 from data_pipeline import Corpus, ExampleSplit, contents, open_corpora
 from trainer.checkpoint import (
     Attempt,
@@ -33,7 +34,6 @@ from trainer.checkpoint import (
 )
 from trainer.config import JobConfig
 from trainer.control import forget
-from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 from trainer.job_data.counting import global_batches
 from trainer.job_data.examples import predicts_by_example
@@ -50,7 +50,7 @@ from trainer.lifecycle.continuity import (
 )
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.format import KEY, Manifest
-from trainer.tracking import tracking
+from trainer.tracking import trackers
 from trainer.watch.guard import applied_state, batches_covered, checkpoint_to_resume
 from trainer.watch.ranks import on_rank_0
 
@@ -292,7 +292,7 @@ class Resumption:
     def state(self, corpora: Mapping[str, Corpus]) -> JobState:
         """The job's state at the checkpoint, for a job that now reads these `corpora`."""
         if self.checkpoint is None:
-            state = JobState(wandb_id=tracking.first_id(RunFolder.of(self.config).path))
+            state = JobState(wandb_id=trackers.first_id(RunFolder.of(self.config).path))
         else:
             state = JobState.from_json(self.checkpoint.trainer_state)
         # A student that was removed, and comes back one day, starts anew.

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import NO_LABEL
-from trainer.fusion import fused
 from trainer.vocabulary_projection import (
     ABSENT,
     Distribution,
+    fused,
     log_probabilities,
     subtract_largest,
 )

@@ -18,7 +18,7 @@ from data_pipeline import MASKED, DataError, EmptyText, TextEncoder
 from data_pipeline.examples.example import Windows
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.parallel import SOURCE, read_sources
-from data_pipeline.task_files.squad import SpanQuestion, read_squad
+from data_pipeline.task_files.questions import SpanQuestion, read_squad
 from data_pipeline.task_files.tables import holds_records
 from model import Model, decode
 from trainer.batches import rows_by_length

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from data_pipeline import EmptyText
-from data_pipeline.task_files.multiple_choice import read_multiple_choice
+from data_pipeline.task_files.questions import read_multiple_choice
 from model import (
     CHOICE,
     CLASSIFICATION,

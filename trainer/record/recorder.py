@@ -1,4 +1,4 @@
-"""The record of a run in progress: the metrics file, the display, Weights & Biases.
+"""The record of a run in progress: the metrics file, the display, trackers; `tandem sync`.
 
 Only rank 0 writes. `metrics.jsonl` is the record; the others are views of it.
 """
@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from configs.strict_json import atomic_write
 from data_pipeline import DEFAULT_VIEW
 from model import describe
+from trainer.checkpoint import live_owner, newest_intact, published
 from trainer.config import JobConfig
-from trainer.durable import atomic_write
+from trainer.errors import TrainingError
 from trainer.evaluation.held_out import Scores
 from trainer.evaluation.setbacks import Setback
 from trainer.learners.learner import Learner
@@ -28,9 +30,10 @@ from trainer.report.page import LiveReport, write_report
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics import MetricsLog, resume
+from trainer.run_folder.run_files import read_evaluation
 from trainer.scoring.scores import TASK_MEAN
 from trainer.step import StepResult
-from trainer.tracking import tracking
+from trainer.tracking import trackers
 
 
 def models_table(job: JobConfig) -> list[dict[str, Any]]:
@@ -89,14 +92,14 @@ class Recorder:
         self._named: set[tuple[str, str]] = set()  # learner and kind of each setback
         self._stack.callback(self._report.close)
         followers = [
-            tracking.start(
+            trackers.start(
                 folder.path,
                 mode=config.log.wandb,
                 about=config.log.wandb_run,
-                run_id=tracking.current_id(folder.path, state.wandb_id),
+                run_id=trackers.current_id(folder.path, state.wandb_id),
                 models=models_table(config),
             ),
-            *(tracking.start_tracker(folder.path, name) for name in config.log.trackers),
+            *(trackers.start_tracker(folder.path, name) for name in config.log.trackers),
         ]
         self._followers = [follower for follower in followers if follower is not None]
         if told := str(resumed):
@@ -190,7 +193,7 @@ class Recorder:
                 write_report(self._folder.path)
             except OSError as error:  # a full disk: the checkpoint matters more
                 _log.warning("the report was not written: %s", error)
-        tracking.finish_all(self._followers, completed=completed)
+        trackers.finish_all(self._followers, completed=completed)
 
     def __enter__(self) -> Recorder:
         return self
@@ -264,3 +267,61 @@ def _row(state: JobState, result: StepResult, learners: Sequence[Learner]) -> di
             row[f"{name}/overflows"] = learner.counters.overflows
             row[f"{name}/loss_scale"] = learner.loss_scale.value
     return row
+
+
+PATIENCE_SECONDS = 3600.0
+
+
+def sync(folder: RunFolder) -> str:
+    """Send W&B the metrics that it lacks, and other trackers all; returns a message for the user.
+
+    With a key, W&B's server then has every logged step, once and in order. Without a key, there is
+    a single, complete offline folder. Raises TrainingError while the run is live (it sends its own
+    metrics), if its metrics are damaged, if a tracker cannot be reached, and if W&B is off and
+    there is no other.
+    """
+    if owner := live_owner(folder.path):
+        raise TrainingError(f"{folder.path}: is running ({owner}), and sends its metrics itself")
+    if not any(folder.attempts.glob("*.json")) and not published(folder.checkpoints):
+        raise TrainingError(f"{folder.path}: never trained (no attempts/), so there is no W&B run")
+    metrics.read(folder.metrics)  # raises for a line that is not a row
+    config = folder.load_config()
+    completed = read_evaluation(folder.evaluation) is not None
+    lines = [_sync_tracker(folder, name, completed) for name in config.log.trackers]
+    run_id = _run_id(folder)
+    following = trackers.start(
+        folder.path,
+        mode="auto",
+        about=config.log.wandb_run,
+        run_id=run_id,
+        models=models_table(config),
+        verify=True,
+    )
+    if following is None:
+        if not lines:
+            raise TrainingError("WANDB_MODE=disabled: Weights & Biases is off; unset it")
+        return "\n".join(lines)
+    if not following.finish(completed=completed, seconds=PATIENCE_SECONDS):
+        raise TrainingError(f"Weights & Biases did not take it; see {folder.logs / 'wandb.log'}")
+    offline = sorted(folder.path.glob(f"wandb/offline-run-*-{run_id}"))
+    if offline:
+        lines += [f"{offline[-1]} is complete; to upload it: wandb sync {offline[-1]}"]
+    else:
+        lines += [f"W&B's run {_run_id(folder)} has every step of {folder.metrics}"]
+    return "\n".join(lines)
+
+
+def _sync_tracker(folder: RunFolder, name: str, completed: bool) -> str:
+    following = trackers.start_tracker(folder.path, name)
+    if following is None or not following.finish(completed=completed, seconds=PATIENCE_SECONDS):
+        raise TrainingError(f"{name} did not take it; see {folder.logs / f'{name}.log'}")
+    return f"{name} has every step of {folder.metrics}"
+
+
+def _run_id(folder: RunFolder) -> str:
+    checkpoint = newest_intact(folder.checkpoints, _log.warning)
+    if checkpoint is not None:
+        first = str(checkpoint.trainer_state["wandb_id"])
+    else:
+        first = trackers.first_id(folder.path)
+    return trackers.current_id(folder.path, first)

@@ -59,8 +59,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from configs.strict_json import is_torn, parse_json
-from trainer.durable import atomic_write
+from configs.strict_json import atomic_write, is_torn, parse_json
 from trainer.errors import TrainingError
 
 Row = dict[str, float]

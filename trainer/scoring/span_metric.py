@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import NO_LABEL
-from data_pipeline.task_files.squad import AnswerSpan
+from data_pipeline.task_files.questions import AnswerSpan
 from trainer.batches import MicroBatch
 from trainer.scoring.metric import NUMBER, SHARE, Column, GatheredMetric
 from trainer.scoring.scores import ScoreInputs

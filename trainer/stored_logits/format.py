@@ -21,9 +21,8 @@ from torch import Tensor
 from configs import ConfigError
 from configs.rules import COUNT, INDEX, Matches
 from configs.section import Refusal, Section
-from configs.strict_json import from_json, read_json
+from configs.strict_json import atomic_write, from_json, read_json
 from data_pipeline.shards.manifest import FileRecord, fault
-from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
 NAME = "manifest.json"

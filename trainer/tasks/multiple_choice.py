@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.progress import counted
 from configs.rules import Doc, OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.multiple_choice import ChoiceQuestion, read_multiple_choice
+from data_pipeline.task_files.questions import ChoiceQuestion, read_multiple_choice
 from model import CHOICE, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.objectives.labels import label_cross_entropy

@@ -15,7 +15,7 @@ from configs.rules import COUNT, Doc, OneOf, Unit
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.examples.example import Windows
 from data_pipeline.task_files.contents import Dropped, present
-from data_pipeline.task_files.squad import SpanQuestion, read_squad
+from data_pipeline.task_files.questions import SpanQuestion, read_squad
 from model import SPAN, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.objectives.labels import label_cross_entropy

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from configs.rules import COUNT, NOT_EMPTY, Doc, Matches, OneOf, Unit
 from configs.section import Refusal, Section
 from trainer.tracking import kinds as _kinds  # noqa: F401 - registers those shipped
-from trainer.tracking import trackers, tracking
+from trainer.tracking import trackers
 
 TAG = Matches(r"(?s:.{1,64})", "of 1 to 64 characters")
 
@@ -21,7 +21,7 @@ class LogConfig(Section):
     every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between rows of metrics.")] = 10
     wandb: Annotated[
         str,
-        OneOf(*tracking.MODES),
+        OneOf(*trackers.MODES),
         Doc("The mode of Weights & Biases; auto: online if there is a key, otherwise offline."),
     ] = "auto"
     project: Annotated[str, NOT_EMPTY, Doc("The project in Weights & Biases.")] = "tandem"

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.packing.pieces import Pieces, SentencePacking, until_full
-from data_pipeline.packing.sequences import PackingRules, register_packing
+from data_pipeline.packing.sequences import (
+    PackingRules,
+    Pieces,
+    SentencePacking,
+    register_packing,
+    until_full,
+)
 
 
 @register_packing

@@ -10,8 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainer.tracking.trackers import Row, Tracker, register_tracker
-from trainer.tracking.tracking import first_id
+from trainer.tracking.trackers import Row, Tracker, first_id, register_tracker
 
 TAG = "tandem.run"
 PARAMETERS = 100  # the most that MLflow takes at once
