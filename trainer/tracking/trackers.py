@@ -1,9 +1,11 @@
 """Trackers, each fed from ``metrics.jsonl`` by a process of its own, apart from training.
 
-The process runs `main`. It ends at the end of standard input: after the line "completed" or "stopped", or without either when the trainer was killed.
+The process runs `main`. It ends at the end of standard input: after the line "completed" or
+"stopped", or without either when the trainer was killed.
 
-Rank 0 starts the processes, and does not contact them again until the end. The training process has no call per step, no network and no thread for them. So an unreachable
-server, a full disk in W&B's folder or a crash of a client cannot slow or stop it.
+Rank 0 starts the processes, and does not contact them again until the end. The training process has
+no call per step, no network and no thread for them. So an unreachable server, a full disk in W&B's
+folder or a crash of a client cannot slow or stop it.
 
 A follower reads the file from its first row, so a resumed run has no gap. That of W&B skips the
 steps that W&B has already, so no step is logged twice. When the trainer is killed, its end of the
