@@ -154,7 +154,7 @@ def test_a_file_that_a_resumed_run_replaced_is_read_from_the_start(run):
 
 TRAINER = """
 import os, pathlib, signal, sys
-from trainer.tracking import tracking
+from trainer.tracking import trackers
 from trainer.run_folder.metrics import MetricsLog
 run = pathlib.Path(sys.argv[1])
 trackers.start(run, mode="offline", about={"project": "tandem"}, run_id="abcd1234")
