@@ -11,9 +11,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
+
+# Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
+import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
@@ -65,10 +69,6 @@ def _explained(section: str, config: LearnerConfig, part: str, micro_batch: int)
         f"{section}: out of memory in its {part}; try {', or '.join(remedies)} "
         "(`tandem plan` says what fits)"
     )
-
-
-# Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 
 deepspeed_logger.setLevel(logging.ERROR)

@@ -21,6 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Before wandb is imported: it must not send crash reports to a third party.
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
 import wandb
 
 from configs.runs import USUAL_ROWS, revision_in, seconds_since, stall_timeout
@@ -92,10 +95,6 @@ def _starts_so_far(file: Path) -> tuple[float, int]:
         return float(best), int(unproductive)
     except (FileNotFoundError, ValueError, TypeError, OverflowError):
         return -1.0, 0
-
-
-# Before wandb is imported: it must not send crash reports to a third party.
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 
 INIT_SECONDS = 60.0
