@@ -33,8 +33,7 @@ from model import EncoderConfig
 from model.accounting import flops_per_token, flops_to_leave
 from trainer.device import own_device
 from trainer.objectives.task import LABEL, TaskFile
-from trainer.prediction.fine_tuned import FineTuned
-from trainer.prediction.passes import Segments
+from trainer.prediction.fine_tuned import FineTuned, Segments
 
 Result = TypeVar("Result")
 SPEEDS = ",".join(str(tenths / 10) for tenths in range(11))

@@ -140,7 +140,7 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     from data_pipeline import TextEncoder
     from trainer.evaluation.finished import SavedLearners
     from trainer.learner_names import TEACHER
-    from trainer.prediction.passes import head_outputs
+    from trainer.prediction.fine_tuned import head_outputs
     from trainer.run import run_job
     from trainer.run_folder.folder import RunFolder
 

@@ -40,8 +40,7 @@ from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms import SoftKL
 from trainer.step import train_step
-from trainer.stored_config import StoredConfig
-from trainer.stored_logits.format import Manifest, encode, write_shard
+from trainer.stored_logits.format import Manifest, StoredConfig, encode, write_shard
 from trainer.stored_logits.reading import StoredReader
 from trainer.storing import TeacherLogits
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling

@@ -39,7 +39,7 @@ ROOMS = {
     ),
     "data_pipeline/masking": "config words masker torch_masker",
     "data_pipeline/reading": "corpus padding batches other_tokens lanes stream staging dumping",
-    "data_pipeline/examples": ("example order storing reading stream dumping"),
+    "data_pipeline/examples": ("example storing reading stream dumping"),
     "data_pipeline/augmentation": "replacement word_vectors perturbation",
     "data_pipeline/building": (
         "near_duplicates encoding journal finishing build merging checking reporting"
@@ -59,10 +59,10 @@ ROOMS = {
         "errors device learner_names measure tracking "
         "checkpoint optimizers watch batches denominators vocabulary_projection "
         "teacher_outputs replaced_tokens "
-        "scoring stored_config objectives tasks schedules learner_life "
+        "scoring stored_logits objectives tasks schedules learner_life "
         "learner_config batch_config task_facts job_tree tokenizer_rules "
         "roles config "
-        "run_folder control stored_logits job_data report learners step "
+        "run_folder control job_data report learners step "
         "footprint evaluation record lifecycle job run rehearsal storing prediction "
         "augmentation suites analysis"
     ),
@@ -108,7 +108,7 @@ ROOMS = {
         "evaluations finished mistakes breakdown labelled_files "
         "final_scores export"
     ),
-    "trainer/prediction": ("passes fine_tuned texts embedding parts_of_texts predicting rankings"),
+    "trainer/prediction": ("fine_tuned texts embedding parts_of_texts predicting rankings"),
     "trainer/augmentation": "augmenting replacing",
     "trainer/analysis": "maps linguistic examples analysis page",
     "trainer/record": "gauges display recorder",

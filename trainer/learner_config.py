@@ -34,7 +34,7 @@ from trainer.optimizers.averages import AverageConfig
 from trainer.optimizers.gated import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
 from trainer.scoring.scores import Metrics, metrics_of
-from trainer.stored_config import StoredConfig
+from trainer.stored_logits.format import StoredConfig
 from trainer.watch.guard import GuardConfig
 
 FROZEN_STAGES = (0, 3)

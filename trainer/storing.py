@@ -45,7 +45,6 @@ from trainer.lifecycle.start import (
     require_written_for,
 )
 from trainer.run import Outcome
-from trainer.stored_config import StoredConfig, id_bytes
 from trainer.stored_logits.format import (
     ID_DTYPES,
     KEY,
@@ -54,8 +53,10 @@ from trainer.stored_logits.format import (
     VALUE_DTYPES,
     Manifest,
     StepLogits,
+    StoredConfig,
     decode,
     encode,
+    id_bytes,
     write_shard,
 )
 from trainer.stored_logits.reading import draw, uniforms

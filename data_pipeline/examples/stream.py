@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
-from data_pipeline.examples.order import ExampleOrder
-from data_pipeline.examples.reading import ExampleSplit
+from data_pipeline.examples.reading import ExampleOrder, ExampleSplit
 from data_pipeline.hashing import ExampleDraw, permutation, scalar_key
 from data_pipeline.order import BatchSizes
 from data_pipeline.reading.batches import Batch

@@ -20,7 +20,7 @@ from data_pipeline import (
     all_batches,
 )
 from data_pipeline.building.checking import check
-from data_pipeline.examples import order
+from data_pipeline.examples import reading
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
@@ -160,11 +160,11 @@ def test_a_batch_has_examples_of_about_one_length(split) -> None:
 
 
 def test_pools_of_blocks_are_shuffled_one_after_the_other(split, monkeypatch) -> None:
-    monkeypatch.setattr(order, "POOL_BLOCKS", 1)
+    monkeypatch.setattr(reading, "POOL_BLOCKS", 1)
     table = split.table
     bounds = np.array([0, 50, 120, 203])
     monkeypatch.setattr(table, "first_example", bounds)
-    found = order.ExampleOrder(table, 1, BatchSizes.constant(8)).examples(2, np.arange(203))
+    found = reading.ExampleOrder(table, 1, BatchSizes.constant(8)).examples(2, np.arange(203))
     assert sorted(found) == list(range(203))
     pool_of = np.searchsorted(bounds, found, side="right")
     assert np.count_nonzero(np.diff(pool_of)) == 2

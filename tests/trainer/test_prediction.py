@@ -45,7 +45,7 @@ from model import (
 )
 from model.task_head_config import KINDS
 from tests.trainer import tiny
-from trainer.prediction import passes, rankings
+from trainer.prediction import fine_tuned, rankings
 from trainer.prediction.predicting import PREDICTORS
 from trainer.task_facts import TaskFacts, write_facts
 from trainer.tasks.bi_encoder import POOLINGS
@@ -143,7 +143,7 @@ def test_an_output_that_only_its_task_can_read_is_refused(exported, tmp_path) ->
 
 @pytest.mark.parametrize("tokens", [1 << 13, 20])
 def test_labels_in_the_order_of_the_input(classifier, tmp_path, monkeypatch, tokens) -> None:
-    monkeypatch.setattr(passes, "tokens_per_pass", lambda device: tokens)
+    monkeypatch.setattr(fine_tuned, "tokens_per_pass", lambda device: tokens)
     path = tmp_path / "reviews.tsv"
     path.write_text("id\treview\n" + "".join(f"7\t{text}\n" for text in TEXTS))
     found = predicted(classifier, path)

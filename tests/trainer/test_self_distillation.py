@@ -44,7 +44,7 @@ from trainer.objectives import ObjectiveConfig
 from trainer.objectives.objective_config import KindOfTask
 from trainer.objectives.stages import TaskFirstConfig
 from trainer.objectives.task import TaskFile
-from trainer.prediction import passes
+from trainer.prediction import fine_tuned
 from trainer.prediction.fine_tuned import FineTuned
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
@@ -429,7 +429,7 @@ def test_predictions_tell_the_layer_at_which_an_example_left(finetuned, monkeypa
     assert {one["layer"] for one in at_once} == {1}
     sure = sorted(map(entropy, at_once))
     _, middle = max((b - a, (a + b) / 2) for a, b in pairwise(sure))  # in the widest gap
-    monkeypatch.setattr(passes, "tokens_per_pass", lambda device: 20)
+    monkeypatch.setattr(fine_tuned, "tokens_per_pass", lambda device: 20)
     some = predicted(exported, file, "--speed", middle)
     assert [one["layer"] == 1 for one in some] == [entropy(one) < middle for one in at_once]
     for one, early, late in zip(some, at_once, whole, strict=True):

@@ -19,8 +19,7 @@ from trainer.objectives.row_losses import kl_divergence_rows
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run import Outcome
 from trainer.run_folder.folder import RunFolder
-from trainer.stored_config import StoredConfig
-from trainer.stored_logits.format import Manifest
+from trainer.stored_logits.format import Manifest, StoredConfig
 from trainer.stored_logits.reading import StoredReader, as_logits, draw, uniforms
 from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 

@@ -21,7 +21,7 @@ import tandem
 from data_pipeline.tokenization import tokenizer as tokenization
 from data_pipeline.tokenization.vocabularies import from_vocab_txt
 from trainer.evaluation.text_vectors import spans_of_words
-from trainer.prediction import passes
+from trainer.prediction import fine_tuned
 
 RIVER = "He sat on the Bank of the river."
 LOAN = "She asked the bank (unbanked) for a loan, and the bank said no."
@@ -275,8 +275,8 @@ def test_a_file_has_the_vectors_of_its_texts(family, pooling, request, tmp_path)
 
 
 def test_many_texts_are_embedded_in_batches(bert, tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(passes, "AT_ONCE", 16)
-    monkeypatch.setattr(passes, "tokens_per_pass", lambda device: 64)
+    monkeypatch.setattr(fine_tuned, "AT_ONCE", 16)
+    monkeypatch.setattr(fine_tuned, "tokens_per_pass", lambda device: 64)
     words = [piece for piece in PIECES if piece.isalpha()]
     texts = [" ".join(words[number % 7 : 8 + number % 5]) for number in range(1500)]
     texts[700] = " ".join(words * 10)

@@ -1,1 +1,1 @@
-"""How a run starts, resumes, forks and ends."""
+"""How a run starts, resumes and forks, and saves while it is in progress."""

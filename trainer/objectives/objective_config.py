@@ -18,7 +18,7 @@ from trainer.objectives import terms
 from trainer.objectives.layers import LayerTermConfig
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.term import TeacherTermConfig, TermConfig, registered_terms
-from trainer.stored_config import StoredConfig
+from trainer.stored_logits.format import StoredConfig
 
 TEACHER_SOURCES = (TEACHER, MEAN)  # the sources in which the job's own teacher has a part
 TASKS = "tasks"

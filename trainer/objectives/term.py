@@ -19,7 +19,7 @@ from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
 from trainer.learner_names import MEAN, TEACHER, teacher_key
 from trainer.objectives.stages import PREDICTIONS, Stages
-from trainer.stored_config import StoredConfig
+from trainer.stored_logits.format import StoredConfig
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs
 
 # In YAML: a number, or values by step.

@@ -19,8 +19,14 @@ from data_pipeline.task_files.retrieval import RetrievalText, read_queries
 from data_pipeline.text.text_files import STDIN
 from model import encoder_from_pretrained
 from trainer.evaluation.text_vectors import Vector, own_pooling, scaled
-from trainer.prediction.fine_tuned import Predictor, Query, tell_incomplete
-from trainer.prediction.passes import Segments, sorted_together, text_vectors
+from trainer.prediction.fine_tuned import (
+    Predictor,
+    Query,
+    Segments,
+    sorted_together,
+    tell_incomplete,
+    text_vectors,
+)
 from trainer.prediction.texts import read_rows, with_places
 from trainer.task_facts import TaskFacts, open_encoder
 from trainer.tasks.retrieval import Retrieval

@@ -1,23 +1,162 @@
-"""A fine-tuned model as it was exported, and the base of predictors for the kinds of its heads."""
+"""A fine-tuned model as it was exported, its outputs in batches, and the base of predictors."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from data_pipeline import TextEncoder
+from data_pipeline import TextEncoder, Vocabulary
 from data_pipeline.task_files.contents import source_name
-from model import Model, ModelError, TaskHeadConfig, Transitions, from_pretrained
+from data_pipeline.text.text_files import awaits_writer
+from model import Capture, Model, ModelError, Padded, TaskHeadConfig, Transitions, from_pretrained
 from model.heads import TaskHead
-from trainer.prediction.passes import Segments, early_outputs, head_outputs
+from trainer.batches import rows_by_length
+from trainer.evaluation.text_vectors import CLS, STATIC
 from trainer.task_facts import TaskFacts, chosen_head, open_encoder
+
+# Tokens in one forward pass, padding included. A CPU is as fast with 1,024 per thread as with more,
+# and small passes waste less on padding.
+TOKENS_ON_GPU, TOKENS_PER_THREAD = 1 << 13, 1 << 10
+AT_ONCE = 4096  # sequences that are sorted by length together
+Segments = Sequence[NDArray[np.integer]]  # token ids of one sequence, without special tokens
+# Token ids of one sequence, with special tokens, and the column where each segment begins.
+_Sequence = tuple[NDArray[np.integer], list[int]]
+
+T = TypeVar("T")
+
+
+def sorted_together(items: Iterable[T], most: int = AT_ONCE, path: str = "") -> Iterator[list[T]]:
+    """The items in order, in lists of `most`: what is sorted by length, and held, at a time.
+
+    Where they are read from a pipe, its `path`, a list ends as soon as its writer waits.
+    """
+    rest = iter(items)
+    while some := list(islice(rest, 1)):
+        while len(some) < most and not awaits_writer(path):
+            following = list(islice(rest, 1))
+            if not following:
+                break
+            some += following
+        yield some
+
+
+@torch.inference_mode()
+def head_outputs(
+    model: Model,
+    head: str,
+    vocabulary: Vocabulary,
+    sequences: Sequence[Segments],
+    numbers: Sequence[Sequence[float]] | None = None,
+) -> list[Tensor]:
+    """The head's output for each sequence, in the order given; float32 on the CPU.
+
+    `numbers` of each sequence are for a head that reads such.
+
+    The shape is [outputs], or [L, outputs] for a head with an output per token, where L is the
+    length of the sequence with its special tokens. The longest sequences run first.
+    """
+    outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
+    per_token = model.config.task_heads[head].per_token
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    for rows in _passes(model, read):
+        inputs = _inputs(model, vocabulary, [read[row] for row in rows])
+        beside = None
+        if numbers is not None:
+            values = [numbers[row] for row in rows]
+            beside = torch.tensor(values, dtype=torch.float64, device=inputs[0].device)
+        capture = Capture(heads=(head,))
+        of_pass = model.features(*inputs, capture=capture, numbers=beside).heads[head]
+        for row, output in zip(rows, of_pass.float().cpu(), strict=True):
+            outputs[row] = output[: len(read[row][0])] if per_token else output
+    return outputs
+
+
+@torch.inference_mode()
+def text_vectors(
+    model: Model, vocabulary: Vocabulary, sequences: Sequence[Segments], pooling: str
+) -> list[Tensor]:
+    """The vector of each sequence, in the order given; float32 [H] on the CPU.
+
+    By `pooling`, the last hidden state of its first token, the mean of all last hidden states, or
+    the mean of the word embeddings of its tokens without special ones.
+    """
+    vectors: list[Tensor] = [torch.empty(0)] * len(sequences)
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    for rows in _passes(model, read):
+        ids, segments, padded = _inputs(model, vocabulary, [read[row] for row in rows])
+        if pooling == STATIC:
+            states = model.word_vectors(ids)
+        else:
+            states = model.encode(ids, segments, model.readable(padded)).last_hidden_state
+        for row, tokens in zip(rows, states.float(), strict=True):
+            of_text = tokens[: len(read[row][0])]
+            pooled = (
+                of_text[0]
+                if pooling == CLS
+                else (of_text[1:-1] if pooling == STATIC else of_text).mean(0)
+            )
+            vectors[row] = pooled.cpu()
+    return vectors
+
+
+@torch.inference_mode()
+def early_outputs(
+    model: Model, head: str, vocabulary: Vocabulary, sequences: Sequence[Segments], speed: float
+) -> list[tuple[Tensor, int]]:
+    """The logits [labels] of each sequence, in the order given, and the layer that it left at.
+
+    See `Model.leave_early`. Logits are float32 on the CPU; layers count from 1.
+    """
+    outputs: list[tuple[Tensor, int]] = [(torch.empty(0), 0)] * len(sequences)
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    for rows in _passes(model, read):
+        ids, segments, padded = _inputs(model, vocabulary, [read[row] for row in rows])
+        lengths = None if padded is None else padded.lengths
+        of_pass = model.leave_early(head, speed, ids, segments, lengths)
+        logits, layers = of_pass.logits.float().cpu(), of_pass.layers.tolist()
+        for row, of_row, layer in zip(rows, logits, layers, strict=True):
+            outputs[row] = of_row, layer
+    return outputs
+
+
+def _passes(model: Model, sequences: Sequence[_Sequence]) -> Iterator[list[int]]:
+    """The rows of each pass; the longest sequences come first."""
+    tokens = tokens_per_pass(next(model.parameters()).device)
+    return rows_by_length([len(ids) for ids, _ in sequences], tokens)
+
+
+def tokens_per_pass(device: torch.device) -> int:
+    """The most tokens that one forward pass should hold on this device."""
+    if device.type != "cpu":
+        return TOKENS_ON_GPU
+    return min(TOKENS_ON_GPU, TOKENS_PER_THREAD * torch.get_num_threads())
+
+
+def _inputs(
+    model: Model, vocabulary: Vocabulary, sequences: list[_Sequence]
+) -> tuple[Tensor, Tensor, Padded | None]:
+    """Token ids [B, L], segment ids [B, L], and the padding where lengths differ."""
+    lengths = np.array([len(sequence) for sequence, _ in sequences])
+    ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
+    second = np.zeros_like(ids)  # 1 in the second segment
+    for row, (sequence, columns) in enumerate(sequences):
+        ids[row, : lengths[row]] = sequence
+        for column in columns[1:]:
+            second[row, column : lengths[row]] = 1
+    device = next(model.parameters()).device
+    tensors = [torch.from_numpy(array).to(device) for array in (ids, second, lengths)]
+    padded = Padded(tensors[2], int(lengths.sum())) if lengths.min() < lengths.max() else None
+    return tensors[0], tensors[1], padded
 
 
 @dataclass(frozen=True)

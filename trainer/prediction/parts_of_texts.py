@@ -23,8 +23,13 @@ from data_pipeline.task_files.tables import holds_records
 from model import Model, decode
 from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
-from trainer.prediction.fine_tuned import Predictor, Query, tell_incomplete
-from trainer.prediction.passes import sorted_together, tokens_per_pass
+from trainer.prediction.fine_tuned import (
+    Predictor,
+    Query,
+    sorted_together,
+    tell_incomplete,
+    tokens_per_pass,
+)
 from trainer.scoring.span_metric import SpanMetric, best_answers, window_rows
 from trainer.task_facts import TaskFacts, open_encoder
 from trainer.tasks.span import ReadQuestion, Span

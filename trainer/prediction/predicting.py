@@ -27,9 +27,15 @@ from model import (
     from_pretrained,
 )
 from trainer.prediction.embedding import VectorPredictor
-from trainer.prediction.fine_tuned import FineTuned, Predictor, Query, tell_incomplete
+from trainer.prediction.fine_tuned import (
+    FineTuned,
+    Predictor,
+    Query,
+    Segments,
+    sorted_together,
+    tell_incomplete,
+)
 from trainer.prediction.parts_of_texts import SpanPredictor, TagPredictor, translations
-from trainer.prediction.passes import Segments, sorted_together
 from trainer.prediction.texts import (
     SimilarityPredictor,
     TextPredictor,

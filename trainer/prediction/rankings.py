@@ -14,8 +14,7 @@ from data_pipeline.task_files.retrieval import read_retrieval_documents
 from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
 from trainer.prediction.embedding import queries_in
-from trainer.prediction.fine_tuned import FineTuned, tell_incomplete
-from trainer.prediction.passes import sorted_together
+from trainer.prediction.fine_tuned import FineTuned, sorted_together, tell_incomplete
 from trainer.scoring.ranking_metric import nearest_documents, with_others
 from trainer.tasks.reranking import Reranking
 from trainer.tasks.retrieval import Retrieval

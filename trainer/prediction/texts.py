@@ -25,8 +25,7 @@ from data_pipeline.task_files.tables import (
 from data_pipeline.text.text_files import STDIN, suffix_of
 from model import MULTI_LABEL, REGRESSION
 from trainer.objectives.task import TaskFile
-from trainer.prediction.fine_tuned import Predictor, Query
-from trainer.prediction.passes import Segments
+from trainer.prediction.fine_tuned import Predictor, Query, Segments
 from trainer.scoring.task_metrics import CosineMetric
 from trainer.task_facts import TaskFacts
 from trainer.tasks.bi_encoder import BiEncoder

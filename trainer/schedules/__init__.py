@@ -1,3 +1,3 @@
-"""Pure functions of the step: the learning rate, and the layers of a growing teacher."""
+"""Learning-rate schedules: pure functions of the step."""
 
 import trainer.schedules.kinds  # noqa: F401 - registers them

@@ -42,7 +42,7 @@ from trainer.objectives.vocabulary import (
     labels_at,
     weigh_positions,
 )
-from trainer.stored_config import StoredConfig
+from trainer.stored_logits.format import StoredConfig
 from trainer.teacher_outputs import TeacherOutputs
 from trainer.vocabulary_projection import ABSENT, Distribution, log_probabilities
 
