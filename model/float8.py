@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from model.precision import Dense, product_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-LEAST_CAPABILITY = (8, 9)  # of a GPU that has such products
+# Of a GPU that has such products: AMD's before gfx950 have none, or those of other formats.
+LEAST_CAPABILITY = (8, 9) if torch.version.hip is None else (9, 5)
 MULTIPLE = 16  # of which a GPU requires the sizes of a product's operands
 SMALLEST = 2.0**-60  # a largest value that still has a scale
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from model import EncoderConfig, module_of
+from model import EncoderConfig, float8, module_of
 from model.float8 import float8_linear
 from tests.conftest import TINY_JOB, tandem
 from tests.trainer import tiny
@@ -105,3 +106,10 @@ def test_a_gpu_without_such_products_is_refused_in_one_line(monkeypatch):
         require_products(TEACHER, config)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     require_products(TEACHER, config)
+
+
+def test_amd_gpus_of_other_8_bit_formats_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    mi300_capability = (9, 4)
+    on_rocm = runpy.run_path(str(float8.__file__))
+    assert on_rocm["LEAST_CAPABILITY"] > mi300_capability
