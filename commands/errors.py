@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import click
@@ -86,6 +87,11 @@ def _message(error: Exception) -> str | None:
 
 def _system_error(error: OSError) -> str:
     names = [str(name) for name in (error.filename, error.filename2) if name]
+    if names and error.errno in (errno.ENOTDIR, errno.EEXIST):
+        places = (Path(names[-1]), *Path(names[-1]).parents)
+        file = next((place for place in places if place.is_file()), None)
+        if file is not None:
+            return f"{file}: is a file, where a folder is needed"
     reason = error.strerror or str(error) or type(error).__name__
     advice = "; free some space, or choose another folder" if error.errno in NOT_WRITABLE else ""
     return " ".join(f"{' to '.join(names)}{': ' if names else ''}{reason}{advice}".split())

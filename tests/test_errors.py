@@ -58,6 +58,25 @@ def test_a_mistyped_name_gets_the_nearest_of_what_the_command_reads(words, meant
     assert f"no such {meant}" in fails(*words)
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    file, text = tmp_path / "f", tmp_path / "text"
+    for path in (file, text):
+        path.write_text("Here it is.\n")
+    model = f"{file}: is a file; a model is a folder"
+    needed = f"{file}: is a file, where a folder is needed"
+    sizes = ("--kind", "wordpiece", "--vocab-size", "300")
+    assert f"{file}: is a file; a corpus is a folder" in fails("data", "check", file)
+    assert model in fails("import", file, "--out", tmp_path / "out")
+    assert model in fails("embed", file, "hello")
+    assert needed in fails("tokenizer", "train", text, *sizes, "--out", file)
+
+
+def test_models_of_a_run_are_looked_for_in_its_exports(tmp_path):
+    (tmp_path / "exports").mkdir()
+    line = fails("embed", tmp_path, "hello")
+    assert f"the models of this run are in {tmp_path / 'exports'}" in line
+
+
 def test_a_missing_text_file_is_named(tmp_path):
     sizes = ["--kind", "wordpiece", "--vocab-size", "100"]
     missing = tmp_path / "no.txt"

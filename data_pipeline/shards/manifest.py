@@ -90,6 +90,8 @@ def read(folder: Path) -> dict:
         raise DataError(
             f"{folder}: not a finished corpus (no {MANIFEST}); run `tandem data build` on it"
         ) from None
+    except NotADirectoryError:
+        raise DataError(f"{folder}: is a file; a corpus is a folder") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -372,7 +372,11 @@ def _read_value(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path}: not found; a model folder has a config.json") from error
+        exports = path.parent / "exports"
+        hint = f"; the models of this run are in {exports}" if exports.is_dir() else ""
+        raise ModelError(f"{path}: not found; a model folder has a config.json{hint}") from error
+    except NotADirectoryError as error:
+        raise ModelError(f"{path.parent}: is a file; a model is a folder") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
