@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 import configs
 from benchmarks.gpu_facts import Row
 from benchmarks.masked_batches import MASKED_FRACTION, masked_batch
-from benchmarks.turns import median_seconds, wall_clock
+from benchmarks.turns import median_seconds, seconds_of, wall_clock
 from model import describe
 from trainer.batch_config import StepShape
 from trainer.config import JobConfig
@@ -28,28 +32,52 @@ TURNS = 10 if ON_GPU else 1
 SHOWN = 45  # kernels in a table
 
 
+CUDNN = (SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)  # MATH: where cuDNN has no such kernel
+ARMS = (("bf16_weights", ()), ("fp8", ()), ("bf16_weights", CUDNN), ("bf16", ()))
+
+
 def cluster(device: torch.device) -> Iterator[Row]:
-    """The step of `bert_large_cluster` on one card, in two precisions, and its kernels."""
+    """The step of `bert_large_cluster` on one card, in three precisions, and its kernels."""
     job = configs.load("bert_large_cluster", JobConfig, "job", ["data.path=none"])
     job = job if ON_GPU else rehearsal(job, 60)
     rows, length = (job.batch.micro_batch, job.data.sequence_length) if ON_GPU else (4, 32)
     batch = masked_batch(rows, length, job.teacher.model.vocab_size)
     shape = StepShape(job.steps, 0, rows, 1)
-    for precision in ("bf16", "bf16_weights"):
+    for precision, attention in ARMS:
+        torch.compiler.reset()  # compiled code keeps its kernel of attention
         teacher, *students = (
             Learner(name, in_precision(one, precision), job.teacher.model, shape)
             for name, one in job.learners.items()
         )
         for company in ([], students):
             step = partial(train_step, teacher, company, batch, 0)
-            seconds = median_seconds({"step": step}, TURNS, wall_clock)["step"]
             flops = rows * length * sum(flops_per_token(length, one) for one in (teacher, *company))
-            what = f"bert_large_cluster, {rows} x {length}, {precision}, T+{len(company)}"
-            yield (
-                what,
-                f"{1e3 * seconds:.1f} ms, MFU {mfu(flops / seconds, device)}{kernels(step, what)}",
-            )
+            kind = f"{precision}, cuDNN attention" if attention else precision
+            what = f"bert_large_cluster, {rows} x {length}, {kind}, T+{len(company)}"
+            with sdpa_kernel([*attention]) if attention else contextlib.nullcontext():
+                yield what, pace(step, flops, device) + kernels(step, what)
         del teacher, students, step, company
+
+
+def pace(step: Callable[[], object], flops: float, device: torch.device) -> str:
+    """A step's time and MFU: that the GPU ends first, one right after another, and the host's."""
+    synced = median_seconds({"step": step}, TURNS, wall_clock)["step"]
+
+    def in_succession() -> None:
+        for _ in range(TURNS):
+            step()
+
+    wall_clock()
+    times = []
+    for _ in range(TURNS):
+        times.append(seconds_of(step, time.perf_counter))
+        wall_clock()  # a full queue would make the host wait
+    each = seconds_of(in_succession, wall_clock) / TURNS
+    host = statistics.median(times)
+    return (
+        f"{1e3 * synced:.1f} ms, MFU {mfu(flops / synced, device)}; in succession "
+        f"{1e3 * each:.1f} ms, MFU {mfu(flops / each, device)}; host {1e3 * host:.1f} ms"
+    )
 
 
 def mfu(flops_per_second: float, device: torch.device) -> str:
