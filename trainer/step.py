@@ -34,6 +34,106 @@ from trainer.teacher_outputs import (
 _Heads = Sequence[Mapping[str, Tensor]]  # of each micro-batch, the outputs of heads by name
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """The outcome of a step over all ranks, for every learner that is trained.
+
+    terms: learner -> term about the batch -> unweighted value; losses: learner -> weighted sum of
+    its terms.
+    """
+
+    terms: dict[str, dict[str, float]]
+    losses: dict[str, float]
+    tokens: dict[str, int]  # view -> attended positions of the global batch
+    positions: int  # of the global batch, padding included
+    unreadable: int  # sequences that could not be read
+    requests: Requests  # what any rank asked for
+    seconds: float  # training time before this step, by rank 0's clock
+    shares: dict[str, float]  # metric -> how much of a learner's text its terms compare
+
+
+def train_step(
+    teacher: Learner,
+    students: Sequence[Learner],
+    batch: Batch,
+    step: int,
+    requests: Callable[[], Requests] = lambda: NO_REQUESTS,
+    seconds: float = 0.0,
+    masker: TorchMasker | None = None,
+    others: Sequence[Learner] = (),
+) -> StepResult:
+    """Train all learners on this rank's rows of the global batch of `step`. Collective.
+
+    A learner whose loss or gradient is non-finite or spikes skips the step on all ranks; the other
+    learners take theirs. `requests` is called after the last backward pass, so that a request to
+    stop takes effect at the end of the step during which it arrived. `seconds` is the training time
+    so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked. `others` are
+    further teachers, which are frozen. If no term reads a further teacher in this step, it does not
+    run.
+    """
+    learners = [learner for learner in (teacher, *students) if learner.is_trained]
+    measured = [learner for learner in (teacher, *students) if learner.has_terms]
+    in_use = chain.from_iterable(learner.counted.values() for learner in measured)
+    shares = dict(chain.from_iterable(learner.coverage.items() for learner in measured))
+    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device, shares)
+    rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
+    _accumulate([teacher, *others], students, rows, step, sums, masker)
+    totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
+    terms = totals.terms
+    losses: dict[str, float] = {}
+    for learner in learners:
+        loss = learner.objective.total(terms[learner.name], learner.own_step(step))
+        norm, length = totals.squared_norms[learner.name], batch.common_length
+        learner.update(step, loss, norm, length, totals.seconds, batch.targets)
+        losses[learner.name] = loss
+    for student in students:
+        if student.objective.lead is not None:
+            student.record_lead(terms[student.name], terms[TEACHER])
+    return StepResult(
+        terms={
+            learner.name: {
+                name: terms[learner.name][name] for name in learner.objective.about(batch.targets)
+            }
+            for learner in learners
+        },
+        losses=losses,
+        tokens=totals.tokens,
+        positions=totals.positions,
+        unreadable=totals.unreadable,
+        requests=totals.requests,
+        seconds=totals.seconds,
+        shares=totals.shares,
+    )
+
+
+def _accumulate(
+    teachers: Sequence[Learner],
+    students: Sequence[Learner],
+    rows: Batch,
+    step: int,
+    sums: StepSums,
+    masker: TorchMasker | None,
+) -> None:
+    """All forward and backward passes, one micro-batch and one student's graph at a time."""
+    main = teachers[0]
+    size = main.step_shape.micro_rows(rows.input_ids.shape[1])
+    count = -(-len(rows.input_ids) // size)
+    for student in students:
+        student.compare_with(main)
+    if count > 1:
+        cut = partial(to_micro_batches, rows, size, main.device, masker)
+        look_ahead(teachers, students, cut, step, rows.targets)
+    passes = TeacherPasses.of(teachers, students, step, rows.targets)
+    micro_batches = to_micro_batches(rows, size, main.device, masker)
+    for number, micro_batch in enumerate(micro_batches):
+        micro_step = MicroStep(step, number, is_last=number == count - 1)
+        micro_batch, sources = passes.sources(micro_batch, sums, micro_step)
+        for student in students:
+            if student.name not in passes.generators:
+                student.accumulate(micro_batch, student.totals(sums), micro_step, sources)
+        del sources  # what was captured, before the teacher's next pass
+
+
 def look_ahead(
     teachers: Sequence[Learner],
     students: Sequence[Learner],
@@ -192,106 +292,6 @@ class TeacherPasses:
         if self.is_mean_read:
             outputs[MEAN] = mean_of(list(outputs.values()), self.mean_logits)
         return micro_batch, outputs
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The outcome of a step over all ranks, for every learner that is trained.
-
-    terms: learner -> term about the batch -> unweighted value; losses: learner -> weighted sum of
-    its terms.
-    """
-
-    terms: dict[str, dict[str, float]]
-    losses: dict[str, float]
-    tokens: dict[str, int]  # view -> attended positions of the global batch
-    positions: int  # of the global batch, padding included
-    unreadable: int  # sequences that could not be read
-    requests: Requests  # what any rank asked for
-    seconds: float  # training time before this step, by rank 0's clock
-    shares: dict[str, float]  # metric -> how much of a learner's text its terms compare
-
-
-def train_step(
-    teacher: Learner,
-    students: Sequence[Learner],
-    batch: Batch,
-    step: int,
-    requests: Callable[[], Requests] = lambda: NO_REQUESTS,
-    seconds: float = 0.0,
-    masker: TorchMasker | None = None,
-    others: Sequence[Learner] = (),
-) -> StepResult:
-    """Train all learners on this rank's rows of the global batch of `step`. Collective.
-
-    A learner whose loss or gradient is non-finite or spikes skips the step on all ranks; the other
-    learners take theirs. `requests` is called after the last backward pass, so that a request to
-    stop takes effect at the end of the step during which it arrived. `seconds` is the training time
-    so far; all ranks use rank 0's. `masker` masks batches that arrive unmasked. `others` are
-    further teachers, which are frozen. If no term reads a further teacher in this step, it does not
-    run.
-    """
-    learners = [learner for learner in (teacher, *students) if learner.is_trained]
-    measured = [learner for learner in (teacher, *students) if learner.has_terms]
-    in_use = chain.from_iterable(learner.counted.values() for learner in measured)
-    shares = dict(chain.from_iterable(learner.coverage.items() for learner in measured))
-    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device, shares)
-    rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
-    _accumulate([teacher, *others], students, rows, step, sums, masker)
-    totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
-    terms = totals.terms
-    losses: dict[str, float] = {}
-    for learner in learners:
-        loss = learner.objective.total(terms[learner.name], learner.own_step(step))
-        norm, length = totals.squared_norms[learner.name], batch.common_length
-        learner.update(step, loss, norm, length, totals.seconds, batch.targets)
-        losses[learner.name] = loss
-    for student in students:
-        if student.objective.lead is not None:
-            student.record_lead(terms[student.name], terms[TEACHER])
-    return StepResult(
-        terms={
-            learner.name: {
-                name: terms[learner.name][name] for name in learner.objective.about(batch.targets)
-            }
-            for learner in learners
-        },
-        losses=losses,
-        tokens=totals.tokens,
-        positions=totals.positions,
-        unreadable=totals.unreadable,
-        requests=totals.requests,
-        seconds=totals.seconds,
-        shares=totals.shares,
-    )
-
-
-def _accumulate(
-    teachers: Sequence[Learner],
-    students: Sequence[Learner],
-    rows: Batch,
-    step: int,
-    sums: StepSums,
-    masker: TorchMasker | None,
-) -> None:
-    """All forward and backward passes, one micro-batch and one student's graph at a time."""
-    main = teachers[0]
-    size = main.step_shape.micro_rows(rows.input_ids.shape[1])
-    count = -(-len(rows.input_ids) // size)
-    for student in students:
-        student.compare_with(main)
-    if count > 1:
-        cut = partial(to_micro_batches, rows, size, main.device, masker)
-        look_ahead(teachers, students, cut, step, rows.targets)
-    passes = TeacherPasses.of(teachers, students, step, rows.targets)
-    micro_batches = to_micro_batches(rows, size, main.device, masker)
-    for number, micro_batch in enumerate(micro_batches):
-        micro_step = MicroStep(step, number, is_last=number == count - 1)
-        micro_batch, sources = passes.sources(micro_batch, sums, micro_step)
-        for student in students:
-            if student.name not in passes.generators:
-                student.accumulate(micro_batch, student.totals(sums), micro_step, sources)
-        del sources  # what was captured, before the teacher's next pass
 
 
 @dataclass(frozen=True)
