@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from model.precision import Dense, product_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-# Of a GPU that has such products: AMD's before gfx950 have none, or those of other formats.
-LEAST_CAPABILITY = (8, 9) if torch.version.hip is None else (9, 5)
 MULTIPLE = 16  # of which a GPU requires the sizes of a product's operands
 SMALLEST = 2.0**-60  # a largest value that still has a scale
 
@@ -28,6 +26,18 @@ def use_float8(layers: nn.Module) -> None:
     for part in layers.modules():
         if isinstance(part, Dense) and not part.in_features % MULTIPLE:
             part.product = part.product if part.out_features % MULTIPLE else float8_linear
+
+
+def try_products(device: torch.device) -> None:
+    """Compute small products of a forward and a backward pass. Raises RuntimeError where it cannot.
+
+    GPUs differ in what they multiply and in the formats: trying them is surer than a list of them.
+    """
+    size = (MULTIPLE, MULTIPLE)
+    x, weight = (
+        torch.ones(size, dtype=torch.bfloat16, device=device, requires_grad=True) for _ in range(2)
+    )
+    float8_linear(x, weight, None).sum().backward()
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -21,6 +21,7 @@ from model import Capture, Features, Model, ModelConfig
 from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import MicroBatch
 from trainer.denominators import InView, StepSums, Totals
+from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import derive, is_student, section_of
 from trainer.learners.averages import averaged, has_means
@@ -110,7 +111,7 @@ class Learner:
         self.counters = LearnerState(started_at)
         self._section = section_of(name)
         self._always = always_captured(name, config)
-        require_products(name, config)
+        require_products(name, config, own_device())
         with named_for(self._section, config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective

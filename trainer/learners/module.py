@@ -324,16 +324,17 @@ def _load(model: Model, weights: Mapping[str, Tensor], section: str, *, complete
         raise TrainingError(f"{section}.init: there are no weights for {', '.join(missing[:3])}")
 
 
-def require_products(name: str, config: LearnerConfig) -> None:
-    """Raise TrainingError, naming the key, where the GPU cannot multiply in its `precision`."""
-    if config.precision != "fp8" or not torch.cuda.is_available():
+def require_products(name: str, config: LearnerConfig, device: torch.device) -> None:
+    """Raise TrainingError, naming the key, where `device` cannot multiply in its `precision`."""
+    if config.precision != "fp8":
         return
-    if (capability := torch.cuda.get_device_capability()) < float8.LEAST_CAPABILITY:
-        least, has = (".".join(map(str, it)) for it in (float8.LEAST_CAPABILITY, capability))
+    try:
+        float8.try_products(device)
+    except RuntimeError as error:
+        key, reason = f"{section_of(name)}.precision", str(error).splitlines()[0]
         raise TrainingError(
-            f"{section_of(name)}.precision: fp8 needs a GPU of compute capability {least} or "
-            f"higher, and {torch.cuda.get_device_name()} has {has}; use bf16_weights"
-        )
+            f"{key}: fp8 cannot be computed here ({reason}); use bf16_weights"
+        ) from error
 
 
 def is_compiled(config: LearnerConfig, device: torch.device) -> bool:
