@@ -8,27 +8,13 @@ ones is a look-up, which takes a tenth of the time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-
-def _moments(x: Tensor, dim: list[int], keepdim: bool = False, **_: Any) -> tuple[Tensor, Tensor]:
-    return x.mean(dim, keepdim), x.mean(dim, keepdim)
-
-
-STAND_INS: dict[Any, Any] = {  # whose results have the same shapes, strides and dtypes
-    torch.ops.aten.abs.default: torch.neg,
-    torch.ops.aten.relu.default: torch.neg,
-    torch.ops.aten.var_mean.correction: _moments,
-    torch.ops.aten.where.self: lambda condition, a, b: (a + b) + condition,
-}
-EMPTY = (0,)  # the shape of outputs that an operation resizes
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -107,72 +93,6 @@ class FakeMode(TorchDispatchMode):
         return _fake(self._results[key], given)
 
 
-class _ComposedMode(TorchDispatchMode):
-    """Runs operations on meta tensors by kernels in C++ that end in empty tensors.
-
-    Those that torch registers for meta tensors are in Python, and many import its compiler, which
-    takes 2 s.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing here is compiled
-
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Any,
-        arguments: tuple[Any, ...] = (),
-        keywords: Mapping[str, Any] | None = None,
-    ) -> Any:
-        keywords = keywords or {}
-        filled = [keywords[name] for name in _outputs(function)]
-        if _is_in_place(function):
-            filled = [arguments[0]]
-        if filled and all(tensor.shape != EMPTY for tensor in filled):
-            return filled[0] if len(filled) == 1 else tuple(filled)
-        if function in STAND_INS:
-            with self:
-                return STAND_INS[function](*arguments, **keywords)
-        key = _kernel(function)
-        if key is None:
-            return function(*arguments, **keywords)
-        with self:
-            return function._op_dk(key, *arguments, **keywords)
-
-
-@cache
-def _is_in_place(function: Any) -> bool:
-    """Whether an operation returns its first argument, with the same shape."""
-    alias = function._schema.arguments[0].alias_info if function._schema.arguments else None
-    is_written = alias is not None and alias.is_write
-    return is_written and torch.Tag.inplace_view not in function.tags
-
-
-@cache
-def _outputs(function: Any) -> list[str]:
-    """The names of the arguments for an operation's results."""
-    return [argument.name for argument in function._schema.arguments if argument.is_out]
-
-
-@cache
-def _kernel(function: Any) -> DispatchKey | None:
-    """The kernel that composes an operation of others; None: the one for meta tensors runs alone.
-
-    An operation that has a kernel for CPUs may be composed of others by a mere fallback.
-    """
-    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, function.name())
-    if function.is_view or function.namespace != "aten":
-        return None
-    if has(DispatchKey.CompositeExplicitAutogradNonFunctional):  # fills empty tensors
-        return DispatchKey.CompositeExplicitAutogradNonFunctional
-    if has(DispatchKey.CompositeExplicitAutograd) and not has(DispatchKey.CPU):
-        return DispatchKey.CompositeExplicitAutograd
-    if has(DispatchKey.CompositeImplicitAutograd):
-        return DispatchKey.CompositeImplicitAutograd
-    return DispatchKey.Meta if DispatchKey.Meta in function.py_kernels else None
-
-
 def layouts(values: Iterable[Any], tensors: list[Tensor]) -> tuple[Any, ...]:
     """The part of values that decides an operation's result; collects the `tensors` among them."""
     key: list[Any] = []
@@ -206,9 +126,7 @@ def _run(function: Any, arguments: Any, keywords: Mapping[str, Any]) -> Any:
 
     device = {"device": META} if "device" in keywords else {}
     on_meta, named = tree_map_only(Tensor, to_meta, (arguments, {**keywords, **device}))
-    with _ComposedMode():
-        results = function(*on_meta, **named)
-    return tree_map_only(Tensor, described, results)
+    return tree_map_only(Tensor, described, function(*on_meta, **named))
 
 
 def _fake(results: Any, arguments: Sequence[Tensor]) -> Any:
