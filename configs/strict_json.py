@@ -1,59 +1,17 @@
-"""Files written atomically, and JSON that every parser accepts, read back against a schema."""
+"""Writing JSON that every parser accepts, and reading JSON back against a schema."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
 import typing
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from configs.errors import ConfigError
 from configs.typed import build, hints_of, options_of
-
-
-def atomic_write(path: Path, content: bytes | str) -> None:
-    """Replace a file's content with `content` (text as UTF-8).
-
-    A reader sees either the old or the new content, also after a power loss.
-
-    Raises:
-        OSError: names `path`, whichever call failed.
-    """
-    with atomic_file(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Replace a file's content with what the block writes, as `atomic_write` does.
-
-    The old content stays where the block raises; an OSError of the block names `path` too.
-    """
-    beside = path.with_name(f"{path.name}.new")
-    try:
-        with open(beside, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a folder's entries (files created, renamed or removed in it) survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
 
 T = TypeVar("T")
 DEEPEST = 100  # levels: what reads a tree goes down by recursion

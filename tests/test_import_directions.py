@@ -56,7 +56,7 @@ ROOMS = {
         "eurobert neobert nomic_bert electra weights conversion folder"
     ),
     "trainer": (
-        "errors device learner_names measure tracking "
+        "errors durable device learner_names measure tracking "
         "checkpoint optimizers watch batches denominators vocabulary_projection "
         "teacher_outputs replaced_tokens "
         "scoring stored_logits objectives tasks schedules learner_life "

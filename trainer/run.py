@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 from configs import runs
 from configs.progress import work
-from configs.strict_json import atomic_write, strict_json
+from configs.strict_json import strict_json
 from data_pipeline import Corpus
 from trainer.checkpoint import Owner, published
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.device import fix_order_of_sums, limit_waiting
+from trainer.durable import atomic_write
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners

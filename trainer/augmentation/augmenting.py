@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import torch
 
 from configs.progress import tracked
-from configs.strict_json import atomic_file, atomic_write
 from data_pipeline import DataError
 from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, Tagger, tagged, untagged
 from data_pipeline.shards import manifest
@@ -31,6 +30,7 @@ from data_pipeline.task_files.tables import Columns
 from data_pipeline.text.sentences import spaceless_share
 from data_pipeline.tokenization.tokenizer import load
 from trainer.config import JobConfig
+from trainer.durable import atomic_file, atomic_write
 from trainer.job_data.encoding import digest_of, watch
 from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from configs.strict_json import sync_folder
 from trainer.checkpoint.folder import (
     MANIFEST,
     TRAINER,
@@ -30,6 +29,7 @@ from trainer.checkpoint.manifest import (
     read_manifest,
 )
 from trainer.checkpoint.reader import Checkpoint
+from trainer.durable import sync_folder
 
 
 @dataclass(frozen=True)

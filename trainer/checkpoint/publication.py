@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from configs.strict_json import sync_folder
 from trainer.checkpoint.attempts import Attempt, published
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import (
@@ -48,6 +47,7 @@ from trainer.checkpoint.snapshot import (
     with_older_evaluations,
 )
 from trainer.device import background_group
+from trainer.durable import sync_folder
 from trainer.errors import CheckpointError, StaleAttempt
 
 T = TypeVar("T")

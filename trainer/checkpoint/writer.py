@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from configs.strict_json import sync_folder
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import Retention, tidy
@@ -25,6 +24,7 @@ from trainer.checkpoint.snapshot import (
     Snapshot,
     prepare_snapshot,
 )
+from trainer.durable import sync_folder
 from trainer.errors import CheckpointError, StaleAttempt
 
 if TYPE_CHECKING:

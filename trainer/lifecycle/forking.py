@@ -18,11 +18,11 @@ from typing import Any
 
 import configs
 from configs.runs import REVISION
-from configs.strict_json import atomic_write, sync_folder
 from data_pipeline import contents
 from data_pipeline.shards.locking import unfinished
 from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
 from trainer.config import JobConfig
+from trainer.durable import atomic_write, sync_folder
 from trainer.errors import TrainingError
 from trainer.job_data.examples import tasks_of, with_examples
 from trainer.learner_names import TEACHER

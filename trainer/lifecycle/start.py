@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 import configs
 from configs.runs import DISTRIBUTION, REVISION
-from configs.strict_json import atomic_write
 from data_pipeline import Corpus, ExampleSplit, contents, open_corpora
 from trainer.checkpoint import (
     Attempt,
@@ -34,6 +33,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import JobConfig
 from trainer.control import forget
+from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 from trainer.job_data.counting import global_batches
 from trainer.job_data.examples import predicts_by_example

@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 
 from configs.devices import DeviceConfig, device_named
-from configs.strict_json import atomic_write
 from data_pipeline import DataConfig
 from model import describe
 from trainer.config import JobConfig
+from trainer.durable import atomic_write
 from trainer.learner_config import LearnerConfig
 from trainer.learners.learner import Learner
 from trainer.measure import BACKWARD, COMMUNICATION, FORWARD, STEP, Tracer, clock

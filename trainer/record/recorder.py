@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from configs.strict_json import atomic_write
 from data_pipeline import DEFAULT_VIEW
 from model import describe
 from trainer.checkpoint import live_owner, newest_intact, published
 from trainer.config import JobConfig
+from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import Scores
 from trainer.evaluation.setbacks import Setback

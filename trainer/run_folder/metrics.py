@@ -59,7 +59,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from configs.strict_json import atomic_write, is_torn, parse_json
+from configs.strict_json import is_torn, parse_json
+from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
 Row = dict[str, float]

@@ -21,9 +21,10 @@ from torch import Tensor
 from configs import ConfigError
 from configs.rules import COUNT, INDEX, NOT_EMPTY, PATH, Doc, Matches, OneOf, positive
 from configs.section import Refusal, Section
-from configs.strict_json import atomic_write, from_json, read_json
+from configs.strict_json import from_json, read_json
 from data_pipeline.shards.manifest import FileRecord, fault
 from model import ModelShape
+from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

@@ -1,0 +1,48 @@
+"""Atomic, fsynced writes of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Replace a file's content with `content` (text as UTF-8).
+
+    A reader sees either the old or the new content, also after a power loss.
+
+    Raises:
+        OSError: names `path`, whichever call failed.
+    """
+    with atomic_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Replace a file's content with what the block writes, as `atomic_write` does.
+
+    The old content stays where the block raises; an OSError of the block names `path` too.
+    """
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        with open(beside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's entries (files created, renamed or removed in it) survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
