@@ -57,7 +57,7 @@ ROOMS = {
     ),
     "trainer": (
         "errors durable device learner_names measure tracking "
-        "checkpoint optimizers watch batches denominators vocabulary_projection "
+        "checkpoint optimizers watch batches denominators fusion vocabulary_projection "
         "teacher_outputs replaced_tokens "
         "scoring stored_logits objectives tasks schedules learner_life "
         "learner_config batch_config task_facts job_tree tokenizer_rules "

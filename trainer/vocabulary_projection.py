@@ -1,67 +1,17 @@
-"""Logits over the vocabulary, row by row, teachers' distributions, and fused functions of them.
-
-Elsewhere, as on CPUs by default, they run as they are.
-"""
+"""Logits over the vocabulary, row by row, and teachers' distributions."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from functools import cache, wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from model.precision import is_native, kernel_device, product_dtype
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Options = Mapping[str, Any]  # of torch.compile
-
-_options: ContextVar[Options | None] = ContextVar("options", default=None)
-
-
-@contextlib.contextmanager
-def fusing(options: Options | None) -> Iterator[None]:
-    """Compile the functions that `fused` marks with these options; None: do not."""
-    token = _options.set(options)
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
-def fusion_options() -> Options | None:
-    """The options of the enclosing `fusing`."""
-    return _options.get()
-
-
-def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function of tensors; one that a marked function calls is compiled as its part.
-
-    A number that changes from step to step must be a tensor: each value would be compiled anew.
-    """
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        options = _options.get()
-        chosen = function if options is None else _compiled(function, **options)
-        return chosen(*args, **kwargs)
-
-    return run
-
-
-@cache
-def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    compiled: Callable[P, R] = torch.compile(function, **options)
-    return compiled
-
+from trainer.fusion import fused, fusing, fusion_options
 
 # Elements of one chunk of logits, 64 MiB in float32, and 256 MiB on a GPU, whose host launches the
 # same kernels for each. Losses hold two such arrays, one more for each temperature beyond the

@@ -1,6 +1,6 @@
 """The settings of a tokenizer's folder, and conversion of its vocabulary.
 
-`transformers` spreads it over up to five files: ``tokenizer_config.json``,
+`transformers` spreads the settings over up to five files: ``tokenizer_config.json``,
 ``special_tokens_map.json``, ``added_tokens.json``, the model's ``config.json``, and the vocabulary.
 
 Each reader returns the tokenizer and the token of each role. Some vocabularies lack roles: GPT-2

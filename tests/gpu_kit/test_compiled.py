@@ -18,6 +18,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batch_config import StepShape
 from trainer.batches import to_micro_batches
+from trainer.fusion import fusing
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners import module
 from trainer.learners.learner import Learner
@@ -27,7 +28,7 @@ from trainer.objectives.row_losses import RowLosses, cross_entropy_rows, kl_dive
 from trainer.objectives.terms import HiddenMSE, SoftKL
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
-from trainer.vocabulary_projection import Distribution, TopLogits, fusing
+from trainer.vocabulary_projection import Distribution, TopLogits
 
 STUDENTS, MICRO_BATCH, ACCUMULATION = 3, 2, 2
 

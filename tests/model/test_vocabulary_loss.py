@@ -12,6 +12,7 @@ import model
 from model.precision import kernels_of
 from tests.model.chunked import chunked_cross_entropy
 from trainer import vocabulary_projection
+from trainer.fusion import fusing
 from trainer.objectives.row_losses import (
     RowLoss,
     cross_entropy_rows,
@@ -27,7 +28,7 @@ from trainer.objectives.terms.divergences import (
 from trainer.objectives.terms.own_predictions import squared_log_z
 from trainer.objectives.terms.predictions import soft_cross_entropy
 from trainer.objectives.vocabulary import chunked_kl_divergence, project_and_sum
-from trainer.vocabulary_projection import Distribution, Projection, fusing
+from trainer.vocabulary_projection import Distribution, Projection
 
 torch.set_num_threads(1)
 

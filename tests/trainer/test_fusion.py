@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from trainer.fusion import fusing
 from trainer.objectives.terms import attention, states
-from trainer.vocabulary_projection import fusing
 
 MASK = torch.arange(6) < torch.tensor([[6], [4], [1]])
 OF_STATES = [

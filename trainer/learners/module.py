@@ -31,6 +31,7 @@ from model import (
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.errors import TrainingError
+from trainer.fusion import Options, fusing
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import OWN, derive, is_teacher, section_of
 from trainer.objectives import LossInputs, Objective
@@ -38,7 +39,6 @@ from trainer.objectives.term import ExampleLosses, Term
 from trainer.scoring.metric import Metric
 from trainer.scoring.scores import NO_TEACHERS, ScoreInputs, TeacherHeads, capture_for
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
-from trainer.vocabulary_projection import Options, fusing
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on

@@ -18,13 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data_pipeline import NO_LABEL
-from trainer.vocabulary_projection import (
-    ABSENT,
-    Distribution,
-    fused,
-    log_probabilities,
-    subtract_largest,
-)
+from trainer.fusion import fused
+from trainer.vocabulary_projection import ABSENT, Distribution, log_probabilities, subtract_largest
 
 Room = Callable[[], Tensor]
 

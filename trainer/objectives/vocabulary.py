@@ -19,16 +19,10 @@ from torch import Tensor
 from data_pipeline import MASKED, NO_LABEL
 from model import Capture
 from trainer.denominators import ATTENDED
+from trainer.fusion import fusion_options
 from trainer.objectives.row_losses import RowLoss, RowLosses, kl_divergence_rows
 from trainer.objectives.term import LossInputs, Term
-from trainer.vocabulary_projection import (
-    Distribution,
-    Projection,
-    blocks,
-    chunks,
-    fusion_options,
-    logits_of,
-)
+from trainer.vocabulary_projection import Distribution, Projection, blocks, chunks, logits_of
 
 # The gradient of a logit is the difference of two probabilities. Most of these are so small that
 # float16 rounds them to zero, and the loss scale is applied too late, in the backward pass. They

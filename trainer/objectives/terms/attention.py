@@ -32,9 +32,9 @@ from model.attention_kernel import visible_keys
 from model.model_config import WIDTH
 from model.precision import is_native, kernel_device
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS
+from trainer.fusion import fused, fusing, fusion_options
 from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
 from trainer.objectives.term import LossInputs, Term, register
-from trainer.vocabulary_projection import fused, fusing, fusion_options
 
 # Bytes of the scores of one block, float32, of which a loss holds about six such arrays. A CPU's
 # stay near its cache. A GPU's hold 32 rows of 16 heads at L = 512 in one block: in more blocks, a

@@ -23,10 +23,10 @@ from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelShape
 from trainer.denominators import ATTENDED, ROWS
+from trainer.fusion import fused
 from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermConfig
 from trainer.objectives.stages import STATES
 from trainer.objectives.term import POSITIONS, LossInputs, TeacherTermConfig, Term, Weight, register
-from trainer.vocabulary_projection import fused
 
 
 @fused

@@ -1,0 +1,58 @@
+"""Functions of losses that are fused: run through torch.compile in the pass of a compiled learner.
+
+Elsewhere, as on CPUs by default, they run as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Options = Mapping[str, Any]  # of torch.compile
+
+_options: ContextVar[Options | None] = ContextVar("options", default=None)
+
+
+@contextlib.contextmanager
+def fusing(options: Options | None) -> Iterator[None]:
+    """Compile the functions that `fused` marks with these options; None: do not."""
+    token = _options.set(options)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def fusion_options() -> Options | None:
+    """The options of the enclosing `fusing`."""
+    return _options.get()
+
+
+def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function of tensors; one that a marked function calls is compiled as its part.
+
+    A number that changes from step to step must be a tensor: each value would be compiled anew.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        options = _options.get()
+        chosen = function if options is None else _compiled(function, **options)
+        return chosen(*args, **kwargs)
+
+    return run
+
+
+@cache
+def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
+    compiled: Callable[P, R] = torch.compile(function, **options)
+    return compiled
