@@ -81,7 +81,7 @@ def assert_gradients_equal(ours: model.MaskedLanguageModel, theirs: PreTrainedMo
             continue
         expected_gradient = gradients[names[name]]
         difference = (parameter.grad - expected_gradient).norm()
-        assert difference <= 1e-5 * expected_gradient.norm().clamp_min(1e-6), name
+        assert difference <= 3e-5 * expected_gradient.norm().clamp_min(1e-6), name
         compared += 1
     assert compared >= len(gradients) - ours.config.layers
 
