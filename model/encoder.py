@@ -180,9 +180,9 @@ def run_layer(
     pattern: AttentionPattern,
     angles: Tensor | None,
     rows: Tensor | None,
-    capture_attention: bool,
+    captured: int,
 ) -> tuple[Tensor, ...]:
-    """Both halves of a layer: x [B, L, H] to the next x, and where captured to q, k and v as well.
+    """Both halves of a layer: x [B, L, H] to the next x and the first `captured` of q, k and v.
 
     With `rows`, as in `Attention.forward`, the next x is [P, H]. q, k and v are [B, A, L, D]; a
     compiled backward pass would fill gradients with zeros for such as nobody reads.
@@ -190,7 +190,7 @@ def run_layer(
     y, q, k, v = attention(x, pattern, angles, rows)
     layer_input = x if rows is None else at_rows(x, rows)
     y = feed_forward(y, layer_input)
-    return (y, q, k, v) if capture_attention else (y,)
+    return (y, q, k, v)[: 1 + captured]
 
 
 class Encoder(nn.Module):
@@ -261,7 +261,7 @@ class Encoder(nn.Module):
                 pattern=pattern,
                 angles=angles,
                 rows=rows,
-                capture_attention=number in capture.attention,
+                captured=(2 + capture.values) * (number in capture.attention),
             )
             if self.checkpoint_activations and self.training:
                 x, *qkv = checkpoint(run, x, use_reentrant=False)
@@ -277,7 +277,7 @@ class Encoder(nn.Module):
     def layer(self, i: int, x: Tensor, context: Context) -> Tensor:
         """Run layer `i`, from 0, alone: x [B, L, H] to [B, L, H]; `context` is of this batch."""
         pattern, angles = context[self.config.is_local(i)]
-        run = self._layer(i, x, pattern=pattern, angles=angles, rows=None, capture_attention=False)
+        run = self._layer(i, x, pattern=pattern, angles=angles, rows=None, captured=0)
         return self._normalised(i, run[0])
 
     def _normalised(self, i: int, x: Tensor) -> Tensor:
@@ -294,13 +294,13 @@ class Encoder(nn.Module):
         pattern: AttentionPattern,
         angles: Tensor | None,
         rows: Tensor | None,
-        capture_attention: bool,
+        captured: int,
     ) -> tuple[Tensor, ...]:
         attention = self.attention[self.attention_plan[i]]
         feed_forward = self.feed_forward[self.feed_forward_plan[i]]
         if self.is_compiled and pattern.tokens is not None:
             pattern.tokens.share_code(x, angles)
-        how = pattern, angles, rows, capture_attention
+        how = pattern, angles, rows, captured
         return self._run_layer(attention, feed_forward, x, *how)
 
     def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -355,4 +355,5 @@ def _on_tokens(seen: Seen, tokens: RealTokens) -> Seen:
 
 def _in_rows(qkv: QKV, tokens: RealTokens) -> QKV:
     """[B, A, L, D] each, of [1, A, T, D]; 0 at padding."""
-    return QKV(*(tokens.pad(x.transpose(1, 2)).transpose(1, 2) for x in qkv))
+    padded = (tokens.pad(x.transpose(1, 2)).transpose(1, 2) for x in qkv if x is not None)
+    return QKV(*padded)

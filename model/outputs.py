@@ -15,7 +15,7 @@ class QKV(NamedTuple):
 
     q: Tensor
     k: Tensor
-    v: Tensor
+    v: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,18 @@ class Capture:
     """The intermediate states and outputs that a forward pass returns, by layer number.
 
     Hidden state 0 is the embedding output, hidden state i the output of layer i, from 1 to N.
-    Attention layers are numbered from 1 to N. `all_positions` asks for the vocabulary projection's
-    input at every position, in addition to the masked ones. `last_hidden_state` asks for that state
-    at every position, and for the pooled state. A caller that reads neither should leave it off: it
-    gets the same losses and gradients for less work. `heads` are the names of the task heads to
-    run. `exits` are layers whose output the masked-LM head reads, as it reads the last layer's.
-    `branches` are task heads whose earlier branches are to run.
+    Attention layers are numbered from 1 to N; they give queries and keys, and with `values` all
+    three. `all_positions` asks for the vocabulary projection's input at every position, in addition
+    to the masked ones. `last_hidden_state` asks for that state at every position, and for the
+    pooled state. A caller that reads neither should leave it off: it gets the same losses and
+    gradients for less work. `heads` are the names of the task heads to run. `exits` are layers
+    whose output the masked-LM head reads, as it reads the last layer's. `branches` are task heads
+    whose earlier branches are to run.
     """
 
     hidden_states: tuple[int, ...] = ()
     attention: tuple[int, ...] = ()
+    values: bool = False
     all_positions: bool = False
     last_hidden_state: bool = False
     heads: tuple[str, ...] = ()

@@ -246,7 +246,8 @@ class Model(nn.Module, ABC):
             all_positions = self._transform(states) if capture.all_positions else None
             if masked_positions is not None:
                 states = states.index_select(0, masked_positions)
-        pooled = self.pool(first, last, segment_ids, mask)
+        reads_texts = capture.last_hidden_state or capture.heads or masked_positions is None
+        pooled = self.pool(first, last, segment_ids, mask) if reads_texts else None
         features = Features(
             vocabulary_input=self._transform(states),
             hidden_states=encoded.hidden_states,

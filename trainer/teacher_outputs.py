@@ -45,7 +45,7 @@ class TeacherOutputs:
 
     last_hidden_state: Tensor | None  # [B, L, H]; None where the teacher does not compute it
     hidden_states: dict[int, Tensor]  # layer -> [B, L, H]; 0 is the embedding output
-    attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values, each [B, A, L, D]
+    attention: dict[int, QKV]  # layer, from 1 -> queries, keys, values if read: [B, A, L, D]
     # Outputs of the task heads that students requested, by name: one for each teacher.
     heads: dict[str, tuple[Tensor, ...]]
     # At masked positions, and at all positions where requested; empty if no student reads logits.
@@ -72,7 +72,7 @@ def detach(
         last_hidden_state=None if last is None else last.detach(),
         hidden_states={layer: state.detach() for layer, state in features.hidden_states.items()},
         attention={
-            layer: QKV(*(tensor.detach() for tensor in qkv))
+            layer: QKV(*(tensor.detach() for tensor in qkv if tensor is not None))
             for layer, qkv in features.attention.items()
         },
         heads={name: (logits.detach(),) for name, logits in features.heads.items()},
@@ -130,6 +130,7 @@ def union(captures: Iterable[Capture]) -> Capture:
     return Capture(
         hidden_states=tuple(sorted(set[int]().union(*map(attrgetter("hidden_states"), captures)))),
         attention=tuple(sorted(set[int]().union(*map(attrgetter("attention"), captures)))),
+        values=any(map(attrgetter("values"), captures)),
         all_positions=any(map(attrgetter("all_positions"), captures)),
         last_hidden_state=any(map(attrgetter("last_hidden_state"), captures)),
         heads=tuple(sorted(set[str]().union(*map(attrgetter("heads"), captures)))),

@@ -104,7 +104,8 @@ def layers_on_tokens(name):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         for mask in (Padded(LENGTHS, int(LENGTHS.sum())), LENGTHS):
             with kernels_of("cuda"), takes_varlen():
-                features = model.features(ids, None, mask, capture=Capture(layers, layers))
+                capture = Capture(layers, layers, values=True)
+                features = model.features(ids, None, mask, capture=capture)
             captured.append([*features.hidden_states.values()])
             qkv = [x.transpose(1, 2) for layer in features.attention.values() for x in layer]
             captured[-1] += qkv

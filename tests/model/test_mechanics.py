@@ -87,7 +87,7 @@ def test_a_last_layer_at_masked_positions_only_has_the_same_gradients(family: st
     positions = torch.tensor([1, 5, 14, 14, 0])
     found = {}
     for whole in (False, True):
-        capture = model.Capture((0, 2), (3,), last_hidden_state=whole)
+        capture = model.Capture((0, 2), (3,), values=True, last_hidden_state=whole)
         got = trained.features(ids(), masked_positions=positions, capture=capture)
         assert (got.last_hidden_state is not None) == whole
         loss = loss_of(got.vocabulary_input) + loss_of(got.attention[3].v)
@@ -100,7 +100,7 @@ def test_a_last_layer_at_masked_positions_only_has_the_same_gradients(family: st
 
 def test_captured_tensors_are_in_the_graph_and_shaped_by_head() -> None:
     trained = built("bert")
-    found = trained.features(ids(), capture=model.Capture((3,), (2,)))
+    found = trained.features(ids(), capture=model.Capture((3,), (2,), values=True))
     assert list(found.hidden_states) == [3]
     assert found.hidden_states[3] is found.last_hidden_state
     q, k, v = found.attention[2]
@@ -170,7 +170,7 @@ def test_compiled_layers_compute_the_same_without_graph_breaks(family: str, back
     assert plain.state_dict().keys() == compiled.state_dict().keys()
     expected_gradients = gradients(plain, loss_of(expected.vocabulary_input))
     for name, gradient in gradients(compiled, loss_of(got.vocabulary_input)).items():
-        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=3e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

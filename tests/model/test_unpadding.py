@@ -48,7 +48,7 @@ def features(model: MaskedLanguageModel, capture: Capture, mask: Padded | Tensor
     return model.features(ids, None, mask, torch.tensor([7, 0, 9, 28, 31]), capture)
 
 
-@pytest.mark.parametrize("capture", [Capture(), Capture((2,), (1, 4), True, True)])
+@pytest.mark.parametrize("capture", [Capture(), Capture((2,), (1, 4), True, True, True)])
 def test_positions_are_those_of_padded_rows(capture: Capture) -> None:
     model = MaskedLanguageModel(tiny.encoder()).eval()
     rows = []

@@ -159,7 +159,6 @@ class LayerTerm(Term):
     layer at the same relative depth is used (`at_depth`).
     """
 
-    reads_attention: ClassVar[bool] = False  # instead of hidden states
     averaged = False  # whether to divide by the layers of the map, also those of weight 0
 
     def __init__(self, config: LayerTermConfig, student: ModelShape, teacher: ModelShape) -> None:
@@ -205,5 +204,4 @@ class LayerTerm(Term):
         self.teacher_layers = teacher_layers
 
     def _capture(self, layers: set[int]) -> Capture:
-        numbers = tuple(sorted(layers))
-        return Capture(attention=numbers) if self.reads_attention else Capture(numbers)
+        return Capture(tuple(sorted(layers)))

@@ -197,8 +197,8 @@ class Objective(nn.Module):
             losses.append(part / totals[denominator])
             shares |= {name: value / totals[denominator] for name, value in sums.items()}
         loss = torch.stack(losses).sum()
-        zero = loss.detach().new_zeros(())
-        return loss, torch.stack([shares.get(name, zero) for name in self.terms]).detach()
+        of_all = [shares[name] if name in shares else loss.new_zeros(()) for name in self.terms]
+        return loss, torch.stack(of_all).detach()
 
     def _parts(self, inputs: LossInputs) -> Iterator[tuple[Denominator, Tensor, dict[str, Tensor]]]:
         """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from configs.rules import Doc
 from configs.section import Refusal
-from model import QKV, ModelShape
+from model import QKV, Capture, ModelShape
 from model.attention_kernel import visible_keys
 from model.model_config import WIDTH
 from model.precision import is_native, kernel_device
@@ -383,8 +383,6 @@ class KeyRelation(RelationTermConfig):
 class MatrixTerm(LayerTerm):
     """A loss between one matrix of each attention head and the same matrix of the teacher's."""
 
-    reads_attention = True
-
     def __init__(
         self,
         config: LayerTermConfig,
@@ -417,6 +415,9 @@ class MatrixTerm(LayerTerm):
             )
             for pair in pairs
         ]
+
+    def _capture(self, layers: set[int]) -> Capture:
+        return Capture(attention=tuple(sorted(layers)), values="v" in self.factors)
 
     def _window(self, pair: LayerPair) -> int:
         """The wider of the two layers' windows, in the units of `ModelShape.window`."""
