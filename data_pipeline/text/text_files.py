@@ -49,14 +49,20 @@ def files_in(folder: str) -> list[Path]:
     """The files in a folder and in its folders, sorted, each path beginning with that of `folder`.
 
     Names that begin with a dot are left out, and so is what is in such folders: an archive of macOS
-    has a ``._x.jsonl`` beside ``x.jsonl``, which is no text.
+    has a ``._x.jsonl`` beside ``x.jsonl``, which is no text. Pipes, broken links and links to
+    folders are in the list, so that whoever opens them says why they are not read. Raises DataError
+    for a folder that cannot be listed.
     """
-    root = Path(folder)
-    return [path for path in sorted(root.rglob("*")) if path.is_file() and _is_shown(path, root)]
 
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}")
 
-def _is_shown(path: Path, folder: Path) -> bool:
-    return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    files = []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        files += [Path(place, name) for name in links + names if not name.startswith(".")]
+    return sorted(files)
 
 
 def is_plain(path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import errno
 import gzip
 import html
 import io
@@ -165,7 +166,9 @@ def test_a_zstd_file_with_a_long_window(tmp_path: Path) -> None:
     assert list(read_documents([str(path)])) == DOCUMENTS
 
 
-def test_skipped_files_and_unusable_documents_are_told(tmp_path: Path, tokenizer_dir: Path) -> None:
+def test_skipped_files_and_unusable_documents_are_told(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder := tmp_path / "in").mkdir()
     (folder / "a.txt").write_bytes(GOOD)
     (folder / "README.md").write_text("Not of the corpus.")
@@ -176,6 +179,17 @@ def test_skipped_files_and_unusable_documents_are_told(tmp_path: Path, tokenizer
     expected = "3 files skipped", "README.md: holds no records", "csv: has no column 'text'"
     assert [line for line in expected if line not in told] == []
     assert "0 unusable documents" in told
+    (tmp_path / "far").mkdir()
+    (folder / "gone.txt").symlink_to("nowhere.txt")
+    (folder / "linked").symlink_to(tmp_path / "far")
+    told = find_inputs([str(folder)], ReadOptions()).skipped
+    assert [line for line in told if "gone.txt: cannot be read: No such" in line] != []
+    assert [line for line in told if "linked: cannot be read: Is a directory" in line] != []
+    denied = PermissionError(errno.EACCES, "Permission denied", str(folder / "locked"))
+    monkeypatch.setattr("os.walk", lambda folder, onerror: onerror(denied))
+    with pytest.raises(DataError, match="locked: cannot be read: Permission denied"):
+        find_inputs([str(folder)], ReadOptions())
+    monkeypatch.undo()
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"body": "b"}\n{"body": "c"}\n')
     message = r"most documents are unusable, 2 of 3; the first: .*bad.jsonl:2: no field 'text'"
