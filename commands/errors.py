@@ -21,7 +21,13 @@ import click
 FAILED = 1
 INTERRUPTED = "tandem: interrupted"  # sys.exit prints it, with exit code 1
 LONGEST = 2000  # characters of a message
-NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
+ADVICE = {
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some space, or choose another folder",
+    errno.EROFS: "choose another folder",
+    errno.EACCES: "change its permissions, or choose another folder",
+    errno.EPERM: "change its permissions, or choose another folder",
+}
 USER_ERRORS = [
     ("configs", "ConfigError"),
     ("data_pipeline", "DataError"),
@@ -93,8 +99,9 @@ def _system_error(error: OSError) -> str:
         if file is not None:
             return f"{file}: is a file, where a folder is needed"
     reason = error.strerror or str(error) or type(error).__name__
-    advice = "; free some space, or choose another folder" if error.errno in NOT_WRITABLE else ""
-    return " ".join(f"{' to '.join(names)}{': ' if names else ''}{reason}{advice}".split())
+    advice = ADVICE.get(error.errno or 0)
+    words = f"{' to '.join(names)}{': ' if names else ''}{reason}{f'; {advice}' if advice else ''}"
+    return " ".join(words.split())
 
 
 @contextmanager

@@ -174,6 +174,10 @@ def new_file(path: Path) -> Iterator[Path]:
     from data_pipeline.shards.writing import refuse_existing
 
     refuse_existing([path])
-    with unfinished(path) as part:
-        yield part / path.name
-        os.replace(part / path.name, path)
+    try:
+        with unfinished(path) as part:
+            yield part / path.name
+            os.replace(part / path.name, path)
+    except OSError as error:  # that of a write names no file
+        error.filename = error.filename or str(path)
+        raise

@@ -42,6 +42,8 @@ def init(file: str, force: bool, **options: Any) -> None:
 
     In a terminal it asks for everything that you have not given as an option.
     """
+    from trainer.durable import atomic_write
+
     path = Path(file)
     if path.exists() and not force:
         raise click.UsageError(f"{file}: exists; give another name, or --force to overwrite it")
@@ -49,7 +51,7 @@ def init(file: str, force: bool, **options: Any) -> None:
     text = job_text(answers)
     _check(text, file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    atomic_write(path, text)
     click.echo(f"The job is in {file}. Next:")
     for command in [*commands, *_to_train(shlex.quote(file), answers)]:
         click.echo(f"  {command}")

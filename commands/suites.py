@@ -58,6 +58,7 @@ def compare(
     with exit code 75. Raises as `prepare_suite` does.
     """
     from configs.strict_json import strict_json
+    from trainer.durable import atomic_write
     from trainer.suites import comparison_table, to_json, write_comparison
 
     with _stopping():
@@ -68,7 +69,7 @@ def compare(
             }
         results = _results(plan.suite, plan.models, evaluations, plan.words)
     text = strict_json(to_json(results))
-    (out / RESULTS).write_text(f"{text}\n")
+    atomic_write(out / RESULTS, f"{text}\n")
     about = plan.suite.about
     write_comparison(out / REPORT, Path(name).stem, about, results)
     table = f"{about}\n\n{comparison_table(results)}\n\nReport: {out / REPORT}"

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import tandem as command_line
 from commands.errors import one_line as one_line_for
+from commands.prediction import new_file
 from configs import ConfigError
 from data_pipeline import DataError
 from model import ModelError
@@ -259,6 +260,24 @@ def test_more_ranks_than_samples(tmp_path):
 def test_a_full_disk_is_one_line(corpus, tmp_path):
     with mounted(tmp_path, "size=700k"):
         failed = tandem("train", TINY_JOB, f"data.path={corpus}", f"output_dir={tmp_path}")
+        file = tmp_path / "full.yaml"
+        (tmp_path / "rest").write_bytes(bytes(shutil.disk_usage(tmp_path).free))
+        line = fails("init", file, "--for", "pretrain", "--data", corpus, "--hardware", "cpu")
+        assert f"{file}: No space left on device; free some space" in line
+        with pytest.raises(OSError, match=r"full\.npy"), new_file(tmp_path / "full.npy") as path:
+            path.write_bytes(bytes(100_000))
+        assert not file.exists()
     assert failed.returncode == 1
     assert "space" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
+
+
+def test_advice_fits_the_error_of_the_system():
+    advice = {
+        errno.ENOSPC: "free some space, or choose another folder",
+        errno.EROFS: "choose another folder",
+        errno.EACCES: "change its permissions, or choose another folder",
+    }
+    for number, words in advice.items():
+        line = one_line_for(OSError(number, "no", "runs/r/config.yaml"))
+        assert line == f"runs/r/config.yaml: no; {words}"
