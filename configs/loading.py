@@ -321,7 +321,7 @@ def _parse(override: str) -> dict[str, Any]:
     key, *values = re.split(r"(?<!\\)=", override, maxsplit=1)
     if key.count(".") + key.count("[") >= MAX_DEPTH:
         raise ConfigError(f"{shown(key)}: no key has this many levels")
-    keys = _keys_of(key)
+    keys = _keys_of(key.strip())
     if not values or not all(keys):
         raise ConfigError(f"{shown(override)} is not an override; write key=value")
     tree = parse(values[0], shown(override)[:60])
@@ -348,8 +348,10 @@ def _keys_of(path: str) -> list[str]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         tree = _tree(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8; convert it, as with iconv") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not tree:
         raise ConfigError(f"{path}: is empty; to change nothing, write {{base: NAME}}")
     return tree

@@ -111,6 +111,8 @@ def _unknown(key: Any, kinds: Mapping[str, Any], fields: Sequence[str]) -> str:
     others = [name for name, schema in kinds.items() if key in schema.__dataclass_fields__]
     if others:
         return f"is for kind: {', '.join(others)}; remove it"
+    if key == "base":
+        return "must be the name or the path of one file"
     ours = our_key(str(key), fields)
     return f"unknown key{f'; here it is {ours}' if ours else nearest(str(key), fields)}"
 

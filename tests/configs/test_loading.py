@@ -121,7 +121,7 @@ def test_a_list_of_sections():
     [("1e-5", 1e-5), ("3", 3.0), (".5", 0.5), ("5E-4", 5e-4)],
 )
 def test_numbers_are_read_as_people_write_them(override, value):
-    job = load("demo", f"teacher.optimizer.learning_rate={override}")
+    job = load("demo", f" teacher.optimizer.learning_rate ={override}")
     assert job.teacher.optimizer.learning_rate == value
 
 

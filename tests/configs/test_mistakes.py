@@ -45,6 +45,8 @@ pytestmark = pytest.mark.usefixtures("shipped")
         ("students.tiny=smal", "students.tiny: expected keys and values (model, optimizer, layer"),
         ("teacher.model=no/such.yaml", "teacher.model: no/such.yaml: no such file"),
         ("teacher.model=''", "teacher.model: the name is empty"),
+        ("base=[a, b]", "base: must be the name or the path of one file"),
+        ("teacher.base=null", "teacher.base: must be the name or the path of one file"),
         ("steps=many", "steps: must be a whole number, not many"),
         ("steps=2.5", "steps: must be a whole number, not 2.5"),
         ("steps=true", "steps: must be a whole number, not true"),
@@ -114,7 +116,7 @@ def test_a_file_that_is_not_a_config(text, reason):
 
 def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
-    assert "cannot be read" in message(str(tmp_path / "binary.yaml"))
+    assert "binary.yaml: is not UTF-8; convert it" in message(str(tmp_path / "binary.yaml"))
     assert message(str(tmp_path / "here")).endswith("here: is a folder; name a YAML file in it")
     assert message("configs/job").startswith("configs/job: is a folder")
     os.mkdir("folder")
