@@ -69,6 +69,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     assert f"{file}: is a file; a corpus is a folder" in fails("data", "check", file)
     assert model in fails("import", file, "--out", tmp_path / "out")
     assert model in fails("embed", file, "hello")
+    assert "bert-base: no such folder; name the fol" in fails("embed", "bert-base", "hello")
     assert needed in fails("tokenizer", "train", text, *sizes, "--out", file)
 
 

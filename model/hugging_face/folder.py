@@ -372,6 +372,10 @@ def _read_value(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if not path.parent.exists():
+            raise ModelError(
+                f"{path.parent}: no such folder; name the folder of a model: none is downloaded"
+            ) from error
         exports = path.parent / "exports"
         hint = f"; the models of this run are in {exports}" if exports.is_dir() else ""
         raise ModelError(f"{path}: not found; a model folder has a config.json{hint}") from error
