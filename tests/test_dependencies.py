@@ -59,11 +59,12 @@ optimizer = torch.optim.AdamW(model.parameters())
 model(torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()
 optimizer.step()
 optimizer.zero_grad()
-print("transformers" in sys.modules, os.environ["WANDB_ERROR_REPORTING"])
+unneeded = {"transformers", "mlflow"} & sys.modules.keys()
+print(unneeded, os.environ["WANDB_ERROR_REPORTING"])
 """
 
 
-def test_training_imports_no_transformers_and_nothing_that_speaks():
+def test_training_imports_neither_transformers_nor_mlflow_and_nothing_that_speaks():
     """DeepSpeed would print which device it guesses, and W&B report crashes to a third party."""
     environment = command_environment()
     for variable in ("DS_ACCELERATOR", "WANDB_ERROR_REPORTING"):
@@ -75,4 +76,4 @@ def test_training_imports_no_transformers_and_nothing_that_speaks():
         text=True,
         timeout=120,
     )
-    assert (done.stdout, done.stderr) == ("False false\n", "")
+    assert (done.stdout, done.stderr) == ("set() false\n", "")

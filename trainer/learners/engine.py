@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,14 @@ import torch.distributed as dist
 # Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
-import deepspeed
+# DeepSpeed's autotuner, of no use here, would import mlflow where it is installed: 2 s a rank.
+try:
+    sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]  # importing it fails
+    import deepspeed
+finally:
+    if sys.modules["mlflow"] is None:
+        del sys.modules["mlflow"]
+
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
