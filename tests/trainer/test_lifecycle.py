@@ -11,6 +11,7 @@ import torch
 
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
+from tests.thorough import IS_THOROUGH
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
 from trainer.checkpoint import Checkpoint, full_state_dict, published
 from trainer.checkpoint.folder import scores_of, step_name
@@ -27,6 +28,7 @@ from trainer.schedules.learning_rate import schedule_config
 from trainer.watch.guard import SPIKE, Guard, GuardConfig
 
 EVERYONE = ("teacher", "students/tinybert", "students/late")
+ALONE = ("copy", "tinybert", "late") if IS_THOROUGH else ("copy",)
 
 
 def students_of(job):
@@ -103,7 +105,7 @@ def let_go():
 
 
 def limited_jobs(corpus, runs):
-    """Three students together, interrupted once they are done; each one alone; and no student."""
+    """Three students together, interrupted once they are done; and some of them alone."""
     job = three_students(corpus, runs)
     modules, joined = let_go(), first_weights()
     run(job, stop_after=6)
@@ -114,9 +116,9 @@ def limited_jobs(corpus, runs):
         run(with_students(job, late=late))
     assert str(too_late.value).startswith("students.late.budget: a larger budget comes too late")
     joined, count = dict(joined), len(modules)
-    for name, student in job.students.items():
-        run(with_students(dataclasses.replace(job, name=f"only-{name}"), **{name: student}))
-    run(dataclasses.replace(job, name="nobody", students={}))
+    for name in ALONE:
+        student = {name: job.students[name]}
+        run(with_students(dataclasses.replace(job, name=f"only-{name}"), **student))
     return count, len(alive), joined, beats
 
 
@@ -182,16 +184,14 @@ def test_while_rank_0_ends_the_run_the_others_hear_that_it_gets_on(launched):
     assert first == second > 9
 
 
-@pytest.mark.parametrize("name", ["tinybert", "late", "copy"])
-def test_each_of_three_students_is_what_it_is_alone(runs, name):
-    together, alone = (curve(RunFolder(runs / run), name) for run in ("limited", f"only-{name}"))
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("learner", ["student", "teacher"])
+def test_a_student_and_its_teacher_are_what_they_are_without_two_others(runs, name, learner):
+    """A step is compared with and without any student in tests/trainer/test_step.py."""
+    key = name if learner == "student" else "teacher"
+    together, alone = (curve(RunFolder(runs / run), key) for run in ("limited", f"only-{name}"))
     assert len(together) > 10
     assert alone == together
-
-
-def test_the_teacher_is_what_it_is_without_students(runs):
-    alone, taught = (curve(RunFolder(runs / run), "teacher") for run in ("nobody", "limited"))
-    assert alone == taught
 
 
 def test_first_weights_are_the_teachers_of_that_moment_or_the_folders(launched):

@@ -17,21 +17,15 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.step import train_step
 
-RANKS, ACCUMULATION = 2, 2
+RANKS, ACCUMULATION, STEPS = 2, 2, 2
 STAGES = (0, 3, 1)
 
 
-def counted_forwards(students):
-    """The number of teacher forwards in one step with this many students."""
-    learners = tiny.learners(STAGES, 2, ACCUMULATION)[: 1 + students]
-    calls = []
-    learners[0].engine.module.register_forward_hook(lambda *_: calls.append(1))
-    train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(0)), 0)
-    return len(calls)
-
-
 def alone_and_together():
-    """The final weights of learners trained in different sets, and with one that diverges."""
+    """Of learners trained in different sets, and with one that diverges.
+
+    By the set's title: the number of the teacher's forward passes, and the final weights.
+    """
     company = {"all": (0, 1, 2), "first": (0, 1), "second": (0, 2), "nobody": (0,)}
     outcomes = {}
     for title, members in company.items():
@@ -40,15 +34,16 @@ def alone_and_together():
     return outcomes
 
 
-def weights_after(members, astray=None, steps=3):
-    everyone = tiny.learners(STAGES, 2, ACCUMULATION)
-    learners = [everyone[number] for number in members]
-    for step in range(steps):
+def weights_after(members, astray=None):
+    learners = tiny.learners(STAGES, 2, ACCUMULATION, members=members)
+    forwards = []
+    learners[0].engine.module.register_forward_hook(lambda *_: forwards.append(1))
+    for step in range(STEPS):
         if astray is not None:  # before each step: ZeRO renews weights from its own copy
             with torch.no_grad():
-                everyone[astray].model.embeddings.word.weight.fill_(float("nan"))
+                learners[astray].model.embeddings.word.weight.fill_(float("nan"))
         train_step(learners[0], learners[1:], tiny.my_rows(tiny.random_batch(step)), step)
-    return {
+    return len(forwards), {
         learner.name: (
             learner.counters.skipped_steps,
             {name: p.detach().clone() for name, p in learner.engine.module.named_parameters()},
@@ -58,11 +53,10 @@ def weights_after(members, astray=None, steps=3):
 
 
 def everything():
-    forwards = [counted_forwards(students) for students in (0, 1, 2)]
     with mock.patch.object(torch, "manual_seed", wraps=torch.manual_seed) as seeding:
         accompanied = dropout_losses(2)
     seeds = [call.args[0] for call in seeding.call_args_list]
-    return forwards, alone_and_together(), (dropout_losses(0), accompanied), seeds
+    return alone_and_together(), (dropout_losses(0), accompanied), seeds
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +65,16 @@ def results():
 
 
 def test_one_teacher_forward_and_no_influence_between_learners(results):
-    for forwards, outcomes, *_ in results:
-        assert forwards == [ACCUMULATION] * 3
+    for counted, *_ in results:
+        assert [forwards for forwards, _ in counted.values()] == [STEPS * ACCUMULATION] * 5
+        outcomes = {title: outcome for title, (_, outcome) in counted.items()}
         everyone = outcomes.pop("all")
         astray = outcomes.pop("astray")
         for company in outcomes.values():
             for name, outcome in company.items():
                 assert_same_bits(outcome, everyone[name])
         lost = astray.pop("students/tinybert")
-        assert lost[0] == 3  # every step skipped, on both ranks alike
+        assert lost[0] == STEPS  # every step skipped, on both ranks alike
         for name, outcome in astray.items():
             assert_same_bits(outcome, everyone[name])
 
@@ -91,8 +86,9 @@ def assert_same_bits(ours, theirs):
 
 
 def dropout_losses(companions):
-    learners = tiny.learners((0, 0, 0), 2, ACCUMULATION, dropout=0.1)[: 1 + companions]
-    batches = [tiny.my_rows(tiny.random_batch(step)) for step in range(3)]
+    members = range(1 + companions)
+    learners = tiny.learners((0, 0, 0), 2, ACCUMULATION, dropout=0.1, members=members)
+    batches = [tiny.my_rows(tiny.random_batch(step)) for step in range(STEPS)]
     return [
         train_step(learners[0], learners[1:], batch, step).losses[TEACHER]
         for step, batch in enumerate(batches)
@@ -101,14 +97,14 @@ def dropout_losses(companions):
 
 def test_dropout_is_drawn_for_each_learner_by_itself(results):
     """The teacher drops the same units whichever students train; they change with every step."""
-    alone, accompanied = results[0][2]
+    alone, accompanied = results[0][1]
     assert alone == accompanied
-    assert len(set(alone)) == 3
+    assert len(set(alone)) == STEPS
 
 
 def test_dropout_is_drawn_anew_for_every_step_micro_batch_learner_and_rank(results):
-    seeds = list(chain.from_iterable(rank[3] for rank in results))
-    assert len(seeds) == len(set(seeds)) == 3 * ACCUMULATION * 3 * RANKS
+    seeds = list(chain.from_iterable(rank[2] for rank in results))
+    assert len(seeds) == len(set(seeds)) == STEPS * ACCUMULATION * 3 * RANKS
 
 
 def views_trained() -> tuple[list[dict[str, float]], list[dict[str, float]]]:

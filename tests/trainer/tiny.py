@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,19 @@ def learner_configs(stages: tuple[int, int, int]) -> dict[str, LearnerConfig]:
 
 
 def learners(
-    stages: tuple[int, int, int], micro_batch: int, accumulation: int, dropout: float = 0.0
+    stages: tuple[int, int, int],
+    micro_batch: int,
+    accumulation: int,
+    dropout: float = 0.0,
+    members: Sequence[int] = (0, 1, 2),
 ) -> list[Learner]:
-    """Started engines, teacher first. Collective."""
+    """Started engines of the teacher, member 0, and of the other members. Collective."""
     step_shape = StepShape(STEPS, SEED, micro_batch, accumulation)
     configs = learner_configs(stages)
     teacher = configs[TEACHER].model
     return [
         Learner(name, dataclasses.replace(config, dropout=dropout), teacher, step_shape)
-        for name, config in configs.items()
+        for name, config in (list(configs.items())[number] for number in members)
     ]
 
 

@@ -28,7 +28,8 @@ from trainer.optimizers.gated import LossScaleConfig
 from trainer.step import train_step
 
 ROWS = 12 if IS_THOROUGH else 4
-SAVED_AT, END = 4, 7
+SAVED_AT, END = (4, 7) if IS_THOROUGH else (2, 4)
+INITIAL_SCALE = 2.0 ** (22 if IS_THOROUGH else 20)  # float16 overflows before the save
 TOLERANCES = {"fp32": 1e-6, "fp16": 1e-3, "bf16_weights": 1e-3, "fp8": 1e-3}
 OFFLOAD = ("none", "optimizer", "optimizer", "parameters")  # the most there is at each stage
 
@@ -74,7 +75,7 @@ def start(way: str, stage: int, seed: int) -> Learner:
         average=ExponentialAverage() if how.average else None,
         freeze_positions=how.original,
         precision=how.precision,
-        loss_scale=LossScaleConfig(initial=2.0**22, growth_interval=3),
+        loss_scale=LossScaleConfig(initial=INITIAL_SCALE, growth_interval=3),
         gradient_clipping=0.5,
         zero_stage=stage,
         offload=OFFLOAD[stage] if how.offload else "none",
