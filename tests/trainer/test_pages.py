@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from model.attention_heads import UNIFORM, Head
-from tests.chromium import TALLEST, WIDTHS, look_at
+from tests.chromium import HEIGHT, WIDTHS, look_at
 from tests.trainer import test_report as reports
 from tests.trainer.test_suites import results_of_models
 from trainer.analysis.analysis import Analysis, Effect, Effects
@@ -110,7 +110,7 @@ def test_no_text_of_a_page_is_cut_off_on_a_desktop_or_a_phone(tmp_path: Path) ->
     assert problems == {"run": [], "suite": [], "analysis": []}
     header = picture.read_bytes()[:24]
     assert header.startswith(b"\x89PNG")
-    assert int.from_bytes(header[20:24], "big") == TALLEST
+    assert int.from_bytes(header[20:24], "big") == HEIGHT
 
 
 def test_learners_that_score_alike_lie_apart() -> None:
