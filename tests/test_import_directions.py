@@ -6,6 +6,7 @@ A room is a folder or a file. Imports inside functions and for type checkers cou
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,10 +179,16 @@ def _imports(folder: Path, room: str) -> Iterator[tuple[str, str]]:
     """(file, imported module or name of a module) for all files in a room."""
     files = sorted((folder / room).rglob("*.py")) or [folder / f"{room}.py"]
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                yield from ((str(file), alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                yield str(file), node.module
-                names = (f"{node.module}.{alias.name}" for alias in node.names)
-                yield from ((str(file), name) for name in names)
+        yield from ((str(file), name) for name in _imported(file))
+
+
+@functools.cache
+def _imported(file: Path) -> list[str]:
+    """The modules and the names of modules that a file imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return names

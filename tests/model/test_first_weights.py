@@ -69,8 +69,17 @@ def size_of(tensor: Tensor) -> float:
     return float(tensor.detach().square().mean().sqrt())
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "source"),
+    [
+        pytest.param(
+            *(family, source),
+            marks=[pytest.mark.slow] * (family != "Bert" and source != "pre-trained"),
+        )
+        for family in FAMILIES
+        for source in SOURCES
+    ],
+)
 def test_every_head_begins_as_in_transformers(tmp_path: Path, family: str, source: str) -> None:
     given = source_of(family, source, tmp_path)
     for kind in FINE_TUNED:

@@ -21,7 +21,15 @@ def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> No
     model = finished[0] / "exports" / "teacher"
     columns = [f"data.train={table}", "data.columns.text=review", "data.columns.label=stars"]
     few = [f"output_dir={tmp_path}/runs", "epochs=null", "steps=2", "batch.size=8"]
-    words = ["single_sentence", "--model", model, *columns, *few, "data.sequence_length=16"]
+    words = [
+        "single_sentence",
+        "--model",
+        model,
+        *columns,
+        *few,
+        "data.sequence_length=16",
+        "log.wandb=disabled",
+    ]
     done = tandem("finetune", *words, "--seeds", "1,2")
     assert done.returncode == 0, done.stderr
     assert "single_sentence_accuracy over 2 seeds" in done.stdout

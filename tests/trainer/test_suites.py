@@ -33,7 +33,8 @@ about: One small task, and pairs.
 tasks:
   moods: {task: single_sentence, job: {epochs: 1, data: {train: moods.tsv, validation: moods.tsv}}}
 minimal_pairs: {pairs: pairs.jsonl}
-job: {batch: {size: 4, micro_batch: 4}, epochs: 5, data: {sequence_length: 16}}
+job:
+  {batch: {size: 4, micro_batch: 4}, epochs: 5, data: {sequence_length: 16}, log: {wandb: disabled}}
 """
 
 

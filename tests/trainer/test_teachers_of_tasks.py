@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from model import from_pretrained
-from tests.conftest import tandem
+from model import build, from_pretrained, save_pretrained
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_joint_tasks import (  # noqa: F401 - fixtures
     EXAMPLES,
     job_of_several,
     load,
-    several_of_two,
 )
 from trainer.batches import to_device
 from trainer.checkpoint import Owner
@@ -37,17 +36,18 @@ HARD = "{moods: {single_sentence: {weight: 0.5}}, alike: {sentence_pair: {weight
 
 
 @pytest.fixture(scope="module")
-def words(of_two, tmp_path_factory) -> list[str]:
-    """A teacher of `moods`, one that is as large of `moods` and `alike`, and their student."""
+def words(job, corpus, tmp_path_factory) -> list[str]:
+    """A teacher of all tasks, one of `moods`, one of `alike`, each untrained; their student."""
     folder = tmp_path_factory.mktemp("teachers")
-    for name in ("moods", "alike"):
-        out = folder / name
-        made = tandem("export", of_two.path, "--learner", "small", "--head", name, "--out", out)
-        assert made.returncode == 0, made.stderr
+    every = load(job).students["cut"].architecture
+    for seed, heads in enumerate((EXAMPLES, ["moods"], ["alike"])):
+        chosen = {name: every.task_heads[name] for name in heads}
+        model = build(dataclasses.replace(every, task_heads=chosen), seed)
+        save_pretrained(model, folder / "_".join(heads), corpus / "tokenizer")
     further = {"of_moods": folder / "moods", "of_alike": folder / "alike"}
     return [
         "teacher=null", "teacher.frozen=true",
-        f"teacher.init.pretrained={of_two.path / 'exports' / 'cut'}",
+        f"teacher.init.pretrained={folder / '_'.join(EXAMPLES)}",
         *(
             f"teachers.{name}={{frozen: true, init: {{pretrained: {path}}}}}"
             for name, path in further.items()

@@ -226,7 +226,7 @@ def test_a_student_learns_the_vectors_of_any_folder(
     folder, corpus, tmp_path, teacher, pooling, more
 ) -> None:
     """Its held-out score is that of the cosines of `transformers` and sentence-transformers."""
-    rate = ["students.small.optimizer.learning_rate=3e-3", f"output_dir={tmp_path}", "epochs=12"]
+    rate = ["students.small.optimizer.learning_rate=3e-3", f"output_dir={tmp_path}", "epochs=8"]
     done = tandem(*words(folder, teacher, *rate, *more))
     assert done.returncode == 0, done.stderr
     run = tmp_path / "distil_vectors"
