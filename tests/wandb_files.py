@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
-
 BLOCK = 32768
 
 
 def records(path: Path) -> Iterator[Any]:
     """The protobuf records of a ``.wandb`` file: LevelDB log framing after a 7-byte header."""
+    from wandb.proto import wandb_internal_pb2
+
     content = path.read_bytes()
     offset, pending = 7, b""
     while offset + 7 <= len(content):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from html import escape
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from benchmarks.studies.results import Result
 from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
@@ -99,4 +98,6 @@ def _columns(models: Sequence[Scored]) -> np.ndarray:
 
 
 def _spearman(columns: np.ndarray) -> str:
+    from scipy.stats import spearmanr
+
     return f"{spearmanr(*columns).statistic:.2f}"

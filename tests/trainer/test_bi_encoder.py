@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 import yaml
 from click.testing import CliRunner
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 import configs
@@ -90,6 +88,9 @@ def vectors(folder: Path, texts: list[str], pooling: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.slow)])
 def test_scores_and_predictions_are_cosines(folder, corpus, tmp_path, pooling: str) -> None:
+    import scipy.stats
+    from sentence_transformers import SentenceTransformer
+
     words = f"output_dir={tmp_path}"
     run = RunFolder(
         Path(run_distributed(train, 2, folder, corpus, f"pooling: {pooling}", words)[0])
@@ -117,6 +118,8 @@ def test_scores_and_predictions_are_cosines(folder, corpus, tmp_path, pooling: s
 
 
 def test_an_export_without_a_head_gives_sentence_transformers_the_mean(corpus, tmp_path) -> None:
+    from sentence_transformers import SentenceTransformer
+
     model = build(EncoderConfig(**yaml.safe_load(f"{{{SIZES}}}")), seed=1)
     save_pretrained(model, tmp_path, corpus / "tokenizer")
     texts = ["the end of that", "his"]

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from seqeval.metrics import f1_score
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from data_pipeline.tokenization.tokenizer import load
 from model import (
@@ -54,6 +52,8 @@ def batch_of(folder: Path, rows: int, **target: MicroTarget) -> tuple[MicroBatch
 
 
 def test_classes_are_counted_as_sklearn_counts_them(corpus: Path) -> None:
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
     right = torch.randint(0, 3, (200,), generator=torch.Generator().manual_seed(1))
     right[7] = -100
     predicted = torch.randint(0, 3, (200,), generator=torch.Generator().manual_seed(2))
@@ -79,6 +79,8 @@ def test_classes_are_counted_as_sklearn_counts_them(corpus: Path) -> None:
 
 
 def test_labels_that_may_all_be_right_are_counted_as_sklearn_counts_them(corpus: Path) -> None:
+    from sklearn.metrics import precision_recall_fscore_support
+
     right, predicted = (
         torch.randint(0, 2, (60, 3), generator=torch.Generator().manual_seed(seed))
         for seed in (1, 2)
@@ -132,6 +134,8 @@ def test_queries_whose_right_answer_stands_low_come_first(corpus: Path) -> None:
 
 
 def test_entities_are_counted_by_type_and_the_wrong_words_are_named(corpus: Path) -> None:
+    from seqeval.metrics import f1_score
+
     folder = corpus.parent / "tokenizer"
     right = [[1, 2, 0, 0, 3], [0, 0, 3, 0, 1]]
     guesses = [[1, 2, 0, 0, 3], [0, 0, 1, 0, 1]]

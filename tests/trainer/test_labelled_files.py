@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from seqeval.metrics import f1_score as entity_f1
-from sklearn.metrics import accuracy_score, classification_report, f1_score
 
 import tandem
 from data_pipeline.tokenization.tokenizer import load
@@ -101,6 +99,8 @@ def table(path: Path, header: str, labels: Sequence[str]) -> Path:
 
 
 def test_classes_as_scikit_learn_counts_them(model: Make, tmp_path: Path) -> None:
+    from sklearn.metrics import accuracy_score, classification_report, f1_score
+
     facts = TaskFacts(columns={"text": "review"}, sequence_length=64)
     folder = model({"mood": TaskHeadConfig(CLASSIFICATION, LABELS)}, mood=facts)
     told = [LABELS[number % 3] for number in range(len(TEXTS))]
@@ -122,6 +122,8 @@ def test_classes_as_scikit_learn_counts_them(model: Make, tmp_path: Path) -> Non
 
 
 def test_tags_as_seqeval_counts_them(model: Make, tmp_path: Path) -> None:
+    from seqeval.metrics import f1_score as entity_f1
+
     folder = model({"tagging": TaskHeadConfig(TAGGING, TAGS)})
     words = [text.split() for text in TEXTS]
     tags = [[TAGS[(n + len(one)) % 3] for n in range(len(one))] for one in words]

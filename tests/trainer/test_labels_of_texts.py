@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from sklearn.metrics import accuracy_score, f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import configs
@@ -126,6 +125,8 @@ def test_labels_are_shown_by_their_names(corpus, tmp_path, settings: str, severa
 
 
 def check_scores_and_export(run: RunFolder, dev: Path) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
     rows = [json.loads(line) for line in dev.read_text().splitlines()]
     exported = run.path / "exports" / "teacher"
     model = AutoModelForSequenceClassification.from_pretrained(exported).eval()

@@ -11,7 +11,6 @@ import pytest
 import pytrec_eval
 import torch
 from click.testing import CliRunner
-from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 import configs
@@ -125,6 +124,8 @@ def finders(folder: Path, corpus: Path) -> tuple[RunFolder, dict[str, Any]]:
 
 
 def test_a_dual_encoder_is_scored_and_predicts_alike(folder, finders) -> None:
+    from sentence_transformers import SentenceTransformer
+
     run, scores = finders
     exported = run.path / "exports" / "teacher"
     found = predicted(

@@ -19,7 +19,6 @@ from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.tracking import trackers
 from trainer.tracking.log_config import LogConfig
 from trainer.tracking.trackers import Tail, current_id, first_id
-from trainer.tracking.wandb_tracker import Alerts, by_step, is_prefix
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -266,6 +265,8 @@ def alerted(run):
 
 
 def test_alerts_of_a_stall_and_a_spike(run):
+    from trainer.tracking.wandb_tracker import Alerts
+
     sent = []
     now = 0.0
     alerts = Alerts(lambda *told: sent.append(told), run, clock=lambda: now)
@@ -283,6 +284,8 @@ def test_alerts_of_a_stall_and_a_spike(run):
 
 
 def test_no_stall_is_alerted_while_batches_are_scored(run):
+    from trainer.tracking.wandb_tracker import Alerts
+
     now = 0.0
     alerts = Alerts(print, run, clock=lambda: now)
     alerts.add_row({"step": 1})
@@ -298,6 +301,8 @@ def test_no_stall_is_alerted_while_batches_are_scored(run):
 @pytest.mark.slow
 def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
     """In the third attempt in a row without a new step; the first two are on record."""
+    from trainer.tracking.wandb_tracker import Alerts
+
     log(run, {"step": 5})
     (run / "wandb").mkdir()
     for expected in ([5, 0], [5, 1], [5, 2]):
@@ -312,6 +317,8 @@ def test_an_alert_of_a_crash_loop_is_recorded_offline(run):
 @pytest.mark.parametrize("left", [b"", b"\0\0", b"[5", b"[5]", b"[1, Infinity]", b"{}", b"\xff"])
 def test_files_that_a_crash_has_torn_count_as_missing(run, left):
     """An empty ``attempts.json`` ended W&B and its alerts at every later start."""
+    from trainer.tracking.wandb_tracker import Alerts
+
     (run / "wandb").mkdir()
     (run / "wandb/attempts.json").write_bytes(left)
     Alerts(print, run).check_crash_loop(5)
@@ -364,6 +371,8 @@ def row(step, loss):
 
 
 def test_what_agrees_with_the_file():
+    from trainer.tracking.wandb_tracker import by_step, is_prefix
+
     def theirs(*steps, loss=0.5):
         return [{"_step": step, "step": step, "loss": loss} for step in steps]
 

@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch.nn import functional as F
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
@@ -170,6 +167,9 @@ def sentences_of(corpus: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain texts, a folder of sentence-transformers, and a student's first weights."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     folder = tmp_path_factory.mktemp("vectors")
     lines = sentences_of(corpus)
     (folder / "texts.txt").write_text("\n".join([*lines[:60], "", *lines[60:]]) + "\n")
@@ -226,6 +226,9 @@ def test_a_student_learns_the_vectors_of_any_folder(
     folder, corpus, tmp_path, teacher, pooling, more
 ) -> None:
     """Its held-out score is that of the cosines of `transformers` and sentence-transformers."""
+    import scipy.stats
+    from sentence_transformers import SentenceTransformer
+
     rate = ["students.small.optimizer.learning_rate=3e-3", f"output_dir={tmp_path}", "epochs=8"]
     done = tandem(*words(folder, teacher, *rate, *more))
     assert done.returncode == 0, done.stderr
@@ -251,6 +254,8 @@ def test_a_student_learns_the_vectors_of_any_folder(
 
 def test_sentences_a_prefix_and_a_table(folder, tmp_path) -> None:
     """Terms beside the task, two ranks, and an export with the prefix as its prompt."""
+    from sentence_transformers import SentenceTransformer
+
     lines = [f"{line}. And {line}!" for line in (folder / "texts.txt").read_text().split("\n")[:40]]
     rows = [json.dumps({"body": line}) for line in [*lines, "\u200b"]]
     (table := tmp_path / "texts.jsonl").write_text("\n".join(rows))
@@ -323,6 +328,9 @@ def test_what_does_not_fit_is_refused(folder, changes, message) -> None:
 @pytest.mark.slow
 def test_mteb_runs_on_an_export(folder, tmp_path) -> None:
     """A task of its own on local pairs gives the correlation of the export's cosines."""
+    import scipy.stats
+    from sentence_transformers import SentenceTransformer
+
     mteb = pytest.importorskip("mteb")
     datasets = pytest.importorskip("datasets")
     done = tandem(*words(folder, "pooled", f"output_dir={tmp_path}", "steps=2", "epochs=null"))
