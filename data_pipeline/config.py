@@ -279,8 +279,8 @@ class DataConfig(TaskFilesConfig):
                 yield key, "is for stage; set that too, or remove it"
         units = {phase.masking.unit for phase in self.phases if phase.masking}
         if self.masking.is_causal and units <= {None, NEXT_TOKEN}:
-            masks = "rate", "final_rate", "copies", "mask_fraction", "random_fraction"
-            for key in self.masking.changed(*masks):
+            rates = "rate", "final_rate", "held_out_rate"
+            for key in self.masking.changed(*rates, "copies", "mask_fraction", "random_fraction"):
                 yield f"masking.{key}", "is for masks, and unit: next_token has none; remove it"
         if self.masking.is_causal and PACKINGS[self.packing].pair_labels:
             yield "masking.unit", f"next_token does not go with pairs, as packing: {self.packing}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,12 +25,20 @@ class MaskingConfig(Section):
         FRACTION,
         Doc(
             "The rate changes linearly until it has this value at `final_rate_step`, and then "
-            "stays constant. Held-out text is masked at this rate."
+            "stays constant."
         ),
     ] = None
     final_rate_step: Annotated[
         int, INDEX, Unit("steps"), Doc("The step at which `final_rate` is reached.")
     ] = 0
+    held_out_rate: Annotated[
+        float | None,
+        FRACTION,
+        Doc(
+            "The rate at which held-out text is masked, so that runs of different rates can be "
+            "compared; null: `final_rate`, or else `rate`."
+        ),
+    ] = None
     unit: Annotated[
         str,
         OneOf(*UNITS),
@@ -112,6 +121,11 @@ class MaskingConfig(Section):
         rate = self.rate + progress * (self.final_rate - self.rate)
         return min(rate, self.highest_rate)  # rounding may go beyond, and there are no slots then
 
+    def for_held_out(self) -> MaskingConfig:
+        """The masks of held-out text: at one rate, which is not 0 even where training has none."""
+        rate = self.held_out_rate or self.final_rate or self.rate or MaskingConfig().rate
+        return dataclasses.replace(self, rate=rate, final_rate=None, final_rate_step=0)
+
     @property
     def highest_rate(self) -> float:
         """The highest rate of any step."""
@@ -127,7 +141,7 @@ class MaskingConfig(Section):
 
     def without_slots(self, length: int) -> Iterator[Refusal]:
         """The rates that are meant to mask, but choose nothing in a sequence of `length` tokens."""
-        for key in ("rate", "final_rate"):
+        for key in ("rate", "final_rate", "held_out_rate"):
             rate = getattr(self, key)
             if rate and not _slots(rate, length):
                 yield key, f"{rate:g} masks no token of sequences of {length}; raise it"

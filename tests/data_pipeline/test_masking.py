@@ -339,7 +339,11 @@ def test_ngram_lengths_are_albert_s_also_at_the_end_of_a_segment() -> None:
 
 @pytest.mark.parametrize(
     ("masking", "key"),
-    [({"rate": 0.05}, "rate"), ({"final_rate": 0.01, "final_rate_step": 9}, "final_rate")],
+    [
+        ({"rate": 0.05}, "rate"),
+        ({"final_rate": 0.01, "final_rate_step": 9}, "final_rate"),
+        ({"held_out_rate": 0.05}, "held_out_rate"),
+    ],
 )
 def test_a_rate_that_masks_no_token_is_refused(masking: dict, key: str) -> None:
     with pytest.raises(ValueError, match=rf"masking\.{key}: 0\.0\d masks no token of .* of 8;"):

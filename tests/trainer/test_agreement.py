@@ -75,7 +75,7 @@ def test_vocabularies_of_two_sizes_are_not_compared(validation):
 
 
 def test_held_out_sequences_have_one_masking_rate(corpus):
-    """That at which the job's training ends."""
+    """The one that is given, or at which the job's training ends."""
     teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
 
     def labels(**masking: float):
@@ -86,6 +86,7 @@ def test_held_out_sequences_have_one_masking_rate(corpus):
 
     falling = labels(rate=0.3, final_rate=0.15, final_rate_step=9)
     np.testing.assert_array_equal(falling, labels(rate=0.15))
+    np.testing.assert_array_equal(falling, labels(rate=0.3, held_out_rate=0.15))
     assert not np.array_equal(falling, labels(rate=0.3))
 
 

@@ -114,11 +114,9 @@ class ValidationSet:
 
     def _open(self, masking: MaskingConfig) -> dict[str, _HeldOutCorpus | _HeldOutExamples]:
         # So that held-out scores can be compared over time, there is one length, one packing and
-        # one masking rate, also for learners that train on unmasked text: that at which training
-        # ends, if it changes.
+        # one masking rate, also for learners that train on unmasked text.
         config, heartbeat = self._config, self._heartbeat
-        rate = masking.final_rate or masking.rate or MaskingConfig().rate
-        still = dataclasses.replace(masking, rate=rate, final_rate=None, final_rate_step=0)
+        still = masking.for_held_out()
         data = dataclasses.replace(config.data, phases=[], mixture={}, masking=still)
         wanted = config.evaluation.sequences
         return {
