@@ -68,7 +68,7 @@ def import_plugins(paths: Sequence[str]) -> None:
     Raises ConfigError, naming the file, where one does not exist or cannot be imported.
     """
     names: list[str] = []
-    for path in map(Path, paths):
+    for path in dict.fromkeys(map(Path, paths)):
         names.append(path.stem)
         same = names.count(path.stem)  # plugins of one name are told apart by their order
         name = f"tandem_plugin{same if same > 1 else ''}_{path.stem}"
@@ -92,6 +92,6 @@ def _import_file(name: str, path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
         del sys.modules[name]
         raise ConfigError(f"plugins: {path}: {type(error).__name__}: {error}") from error

@@ -332,8 +332,9 @@ def read_folder(folder: Path, kind: str = "") -> tuple[ModelConfig, dict[str, Te
         else:
             config, state = from_transformers(theirs, weights)
         return config, checked_state(config, state)
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from error
+    except ModelError as error:  # that of reading the weights names the folder itself
+        names_it = str(error).startswith(str(folder))
+        raise ModelError(f"{error}" if names_it else f"{folder}: {error}") from error
     except _WRONG_VALUES as error:
         raise ModelError(f"{path}: {' '.join(str(error).split())[:300]}") from error
 

@@ -77,4 +77,4 @@ def test_importing_something_else_is_one_line(tmp_path: Path) -> None:
     result = tandem_command("import", str(tmp_path), "--out", str(tmp_path / "out"))
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
-    assert "has neither" in result.stderr
+    assert result.stderr.startswith(f"tandem: {tmp_path}: has neither")

@@ -75,7 +75,7 @@ def test_a_users_file_adds_a_key_to_every_objective(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(PLUGIN.replace("NAME", "twice"))
     with pytest.raises(ConfigError, match=r"teacher\.objective\.twice: unknown key"):
         loaded(tmp_path, "twice", "")
-    job = loaded(tmp_path, "twice", str(tmp_path / "twice.py"))
+    job = loaded(tmp_path, "twice", ", ".join([str(tmp_path / "twice.py")] * 2))
     assert list(job.teacher.objective.terms()) == ["mlm", "twice"]
     objective = build_objective(job.teacher, job.teacher.model, 0)
     assert list(objective.terms) == ["mlm", "twice"]
@@ -89,6 +89,7 @@ def test_a_users_file_adds_a_key_to_every_objective(tmp_path: Path) -> None:
         (None, "wrong.py: no such file"),
         ("def f(:", "wrong.py: SyntaxError: "),
         ("import nothing_of_the_kind", "wrong.py: ModuleNotFoundError: "),
+        ("import sys; sys.exit(3)", "wrong.py: SystemExit: 3"),
     ],
 )
 def test_what_is_wrong_with_a_plugin_is_one_line(tmp_path, text, message) -> None:
