@@ -270,8 +270,9 @@ def announce_if_finished(job: JobConfig) -> bool:
         return False
     click.echo(f"{folder.path} is finished.\n")
     if changed := [str(change) for change in changes_since_run(job)]:
+        changed[3:] = [f"and {len(changed) - 3} more"] if len(changed) > 3 else []
         way_out = "for another run, set another name"
-        click.echo(f"changed since, without effect: {'; '.join(changed[:3])}; {way_out}", err=True)
+        click.echo(f"changed since, without effect: {'; '.join(changed)}; {way_out}", err=True)
     if folder.missing_exports(results) or not folder.has_final_report():
         from trainer.run import finalize
 
