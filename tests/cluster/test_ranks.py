@@ -21,6 +21,7 @@ from cluster.ranks import (
     reserved_port,
     tasks_on_node,
 )
+from tests.thorough import IS_THOROUGH
 
 # As seen by the third task of a step of 2 + 2 tasks (Debian's SLURM 22.05).
 SLURM = {
@@ -145,7 +146,7 @@ groups = st.builds(
 
 
 @pytest.mark.skipif(not shutil.which("scontrol"), reason="needs SLURM's scontrol (slurm-client)")
-@settings(max_examples=40)
+@settings(max_examples=100 if IS_THOROUGH else 15)
 @given(st.lists(groups, min_size=1, max_size=3).map(",".join))
 def test_first_host_is_slurms_own(tmp_path_factory, node_list):
     conf = tmp_path_factory.getbasetemp() / "slurm.conf"

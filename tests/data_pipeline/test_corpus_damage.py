@@ -18,6 +18,7 @@ from data_pipeline.packing.sequences import PackingRules
 from data_pipeline.shards import manifest
 from tests.damage import Damage, damages, harmed
 from tests.data_pipeline.conftest import make_documents
+from tests.thorough import IS_THOROUGH
 
 KEPT = "sequences-"
 RULES = PackingRules("full_sentences", 64)
@@ -56,10 +57,14 @@ def said_by(act: Callable[[str], object], folder: Path) -> str:
 
 
 def test_no_damage_of_any_file_passes(tiny: Path) -> None:
-    """Except for cached sequence counts: a job recomputes them and reads the same."""
+    """Except for cached sequence counts: a job recomputes them and reads the same.
+
+    `make test` inflicts every third damage on a file, and another third on the next file.
+    """
     sound, seen = read(tiny), 0
-    for path in files(tiny):
-        for damage in damages(path.read_bytes()):
+    for number, path in enumerate(files(tiny)):
+        some = slice(None) if IS_THOROUGH else slice(number % 3, None, 3)
+        for damage in list(damages(path.read_bytes()))[some]:
             with harmed(path, damage):
                 case, seen = f"{path.relative_to(tiny)}: {damage.name}", seen + 1
                 kept = path.name.startswith(KEPT)
@@ -71,7 +76,7 @@ def test_no_damage_of_any_file_passes(tiny: Path) -> None:
                 elif not damage.is_folder:
                     np.testing.assert_array_equal(read(tiny), sound, case)
                     assert check(str(tiny)) == [], case  # mended
-    assert seen > 500
+    assert seen > (500 if IS_THOROUGH else 160)
     assert check(str(tiny)) == []
 
 

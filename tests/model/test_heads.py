@@ -82,7 +82,11 @@ def compare(got: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
-        (family, kind)
+        # Regression and several labels have the class of `classification`.
+        pytest.param(
+            *(family, kind),
+            marks=[pytest.mark.slow] * (family != "Bert" and kind in ("regression", "multi_label")),
+        )
         for family in FAMILIES
         for kind in FINE_TUNED
         if hasattr(transformers, family + ENDINGS[kind])

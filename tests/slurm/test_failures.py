@@ -80,8 +80,12 @@ def test_nothing_of_the_environment_is_given_but_the_script_sets_it_right(
     ("site", "line"),
     [
         ({"modules": ["cuda/12.4"]}, "module load cuda/12.4"),
-        ({"venv": "/no/venv", "python": sys.executable}, ". /no/venv/bin/activate"),
-        ({"before": ["false"]}, "false"),
+        pytest.param(
+            {"venv": "/no/venv", "python": sys.executable},
+            ". /no/venv/bin/activate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"before": ["false"]}, "false", marks=pytest.mark.slow),
     ],
 )
 def test_a_set_up_that_fails_ends_the_job(
@@ -110,7 +114,12 @@ def test_module_is_found_as_a_login_shell_finds_it(slurm: RealSlurm, source: Pat
 @pytest.mark.parametrize(
     ("config", "code", "words"),
     [
-        ({"fail_at": 2}, "1:0", "the ranks failed: data.path: no such corpus: gone"),
+        pytest.param(
+            {"fail_at": 2},
+            "1:0",
+            "the ranks failed: data.path: no such corpus: gone",
+            marks=pytest.mark.slow,
+        ),
         (
             {"killed_at": 2},
             "137:0",

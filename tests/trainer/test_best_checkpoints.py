@@ -33,6 +33,7 @@ UNSTEADY = [
     "students.small.optimizer.learning_rate=0.05",
     "students.lstm.optimizer.learning_rate=0.1",
 ]
+LAST = 15
 LEARNERS = ("teacher", "students/small", "students/lstm")
 
 
@@ -63,18 +64,18 @@ def best_step(by_step: dict[int, float]) -> int:
 
 @pytest.fixture(scope="module", name="run")
 def run_that_keeps_the_best(job) -> RunFolder:
-    words = ["name=best", "steps=25", *BEST, *UNSTEADY]
+    words = ["name=best", f"steps={LAST}", *BEST, *UNSTEADY]
     return RunFolder(Path(run_distributed(finished, 2, job, *words)[0]))
 
 
 def test_each_learner_is_scored_and_exported_as_it_was_at_its_best(run) -> None:
     results = json.loads(run.evaluation.read_text())
     best = {name: best_step(scores(run, name)) for name in LEARNERS}
-    assert max(scores(run, "teacher")) == 25, "the last step is evaluated too"
+    assert max(scores(run, "teacher")) == LAST, "the last step is evaluated too"
     assert len(set(best.values())) > 1
-    assert min(best.values()) < 25
-    assert results["step"] == 25
-    assert published(run.checkpoints) == sorted({*best.values(), 25})
+    assert min(best.values()) < LAST
+    assert results["step"] == LAST
+    assert published(run.checkpoints) == sorted({*best.values(), LAST})
     rows = [line.split("\t") for line in lines(21, 400)]
     labels = torch.tensor([LABELS.index(label) for _, label in rows])
     for name, step in best.items():
@@ -102,10 +103,10 @@ def test_a_checkpoint_is_chosen_at_the_export(run, tmp_path) -> None:
         words = ["export", run.path, "--learner", "small", "--out", out, "--step", step]
         ended = tandem(*words)
         assert ended.returncode == 0, ended.stderr
-        assert f"after {25 if step == 'last' else best} steps" in ended.stdout
+        assert f"after {LAST if step == 'last' else best} steps" in ended.stdout
         weights[step] = from_pretrained(out).state_dict()
         card = (out / "README.md").read_text()
-        assert f"{by_step[25 if step == 'last' else best]:.4g}"[:5] in card
+        assert f"{by_step[LAST if step == 'last' else best]:.4g}"[:5] in card
     assert all(torch.equal(one, weights[best][key]) for key, one in weights["best"].items())
     assert not all(torch.equal(one, weights[best][key]) for key, one in weights["last"].items())
     words = ["export", run.path, "--learner", "small", "--out", tmp_path / "none", "--step"]

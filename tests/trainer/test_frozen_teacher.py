@@ -28,6 +28,7 @@ from trainer.run_folder.folder import RunFolder
 
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
+STEPS = "steps=5"
 STUDENTS = ("students/distilbert", "students/tinybert")
 
 
@@ -37,17 +38,18 @@ def offline_and_online(corpus, runs, teacher):
         import_folder(teacher, runs / "imported")
     dist.barrier()
     pretrained = f"teacher.init.pretrained={teacher}"
-    run(tiny_job(corpus, runs, "name=online", pretrained, "teacher.optimizer.learning_rate=1e-30"))
-    offline = tiny_job(corpus, runs, "name=offline", pretrained, *FROZEN)
+    standing = "teacher.optimizer.learning_rate=1e-30"
+    run(tiny_job(corpus, runs, "name=online", STEPS, pretrained, standing))
+    offline = tiny_job(corpus, runs, "name=offline", STEPS, pretrained, *FROZEN)
     counted = counted_in_mfu()
     finish(run(offline))
     assert counted == {"teacher", *STUDENTS}
     imported = f"teacher.init.pretrained={runs / 'imported'}"
     parts = tiny_job(
-        corpus, runs, "name=parts", imported, *FROZEN, "teacher.zero_stage=3",
+        corpus, runs, "name=parts", STEPS, imported, *FROZEN, "teacher.zero_stage=3",
         f"teacher.model={runs / 'imported' / 'model.yaml'}",
     )  # fmt: skip
-    run(parts, stop_after=5)
+    run(parts, stop_after=3)
     if dist.get_rank() == 0:
         shutil.rmtree(runs / "imported")
     dist.barrier()
@@ -81,12 +83,12 @@ def runs(corpus, tmp_path_factory, teacher):
 @pytest.mark.parametrize("name", STUDENTS)
 def test_students_learn_what_they_learn_online_from_a_teacher_that_stands_still(runs, name):
     offline, online = (curve(RunFolder(runs / run), name) for run in ("offline", "online"))
-    assert len(offline) > 40
+    assert len(offline) > 20
     assert offline == online
 
 
 def test_partitioned_interrupted_and_without_the_folder_it_came_from(runs):
-    """A ZeRO-3 teacher, a stop at step 5, and the imported folder removed before the restart."""
+    """A ZeRO-3 teacher, a stop at step 3, and the imported folder removed before the restart."""
     assert curve(RunFolder(runs / "parts")) == curve(RunFolder(runs / "offline"))
 
 

@@ -118,7 +118,7 @@ def trec_eval(folder: Path, found: list[dict[str, Any]], measure: str) -> float:
 
 @pytest.fixture(scope="module")
 def finders(folder: Path, corpus: Path) -> tuple[RunFolder, dict[str, Any]]:
-    job = folder, corpus, "retrieval", 30, SETTINGS, "data.validation=dev.tsv"
+    job = folder, corpus, "retrieval", 20, SETTINGS, "data.validation=dev.tsv"
     run = RunFolder(Path(run_distributed(train, 2, *job)[0]))
     return run, json.loads(run.evaluation.read_text())["learners"]["teacher"]
 
@@ -161,7 +161,7 @@ def test_a_cross_encoder_reranks_what_was_found(folder, corpus, finders) -> None
     first.write_text("".join(f"{json.dumps(one)}\n" for one in found))
     settings = "{negatives: 2, depth: 10}"
     more = "data.validation=dev.tsv", "data.files.candidates=first.jsonl"
-    job = folder, corpus, "reranking", 10, settings, *more
+    job = folder, corpus, "reranking", 6, settings, *more
     run = RunFolder(Path(run_distributed(train, 2, *job)[0]))
     scores = json.loads(run.evaluation.read_text())["learners"]["teacher"]
     reranker = run.path / "exports" / "teacher"
