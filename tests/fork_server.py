@@ -5,8 +5,8 @@ process's folder and module path. The server runs no tensor operation, so that a
 threads. ZeRO-3 patches functions of torch for the whole process: here, for one fork only.
 
 One process imports for all workers of a test session. It forks a server for each worker; that one
-forks a guardian, which forks the process, waits for it and reports its end. A server and all of its
-forks end with their worker, and the process that has imported ends with the last of its servers.
+forks the processes, waits for them and reports their ends. A server and all of its forks end with
+their worker, and the process that has imported ends with the last of its servers.
 """
 
 from __future__ import annotations

@@ -99,38 +99,47 @@ def _is_ours(connection: socket.socket) -> bool:
 
 
 def serve(requests: socket.socket) -> Call | None:
-    """Fork for each request until the client has gone; returns, in a fork, what it has to call."""
+    """Fork for each request until the client has gone; returns, in a fork, what it has to call.
+
+    The client is told each fork's process id and, once that has ended, how.
+    """
+    forks: dict[int, tuple[int, int]] = {}  # by descriptor of the process: its id, and the pipe
     while True:
+        ready = select.select([requests.fileno(), *forks], [], [])[0]
+        for fork in forks.keys() & {*ready}:
+            _report(fork, *forks.pop(fork))
+        if requests.fileno() not in ready:
+            continue
         head, files, _, _ = socket.recv_fds(requests, 8, 3)
-        _reap()
         if not head:
             return None
         data, size = b"", struct.unpack("Q", head)[0]
         while len(data) < size:  # and not a byte more: the next request may wait behind it
             data += requests.recv(size - len(data))
-        if os.fork() == 0:
+        output, errors, status = files
+        pid = os.fork()
+        if pid == 0:
             requests.close()
+            for file in (status, *forks, *(pipe for _, pipe in forks.values())):
+                os.close(file)
             _end_with_parent()
-            return _guard(pickle.loads(data), *files)
-        for file in files:
+            os.setsid()
+            _redirect(output, errors)
+            call: Call = pickle.loads(data)
+            return call
+        forks[os.pidfd_open(pid)] = pid, status
+        os.write(status, struct.pack("i", pid))
+        for file in (output, errors):
             os.close(file)
 
 
-def _guard(call: Call, output: int, errors: int, status: int) -> Call:
-    """Fork once more; the guardian reports that process's id and end, and never returns."""
-    pid = os.fork()
-    if pid == 0:
-        os.close(status)
-        _end_with_parent()
-        os.setsid()
-        _redirect(output, errors)
-        return call
-    for file in (output, errors):
-        os.close(file)
-    os.write(status, struct.pack("i", pid))
+def _report(fork: int, pid: int, status: int) -> None:
+    """Tell the client how a fork has ended, unless it does not listen any more."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(status, struct.pack("i", code))
-    os._exit(0)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, struct.pack("i", code))
+    for file in (fork, status):
+        os.close(file)
 
 
 def _reap() -> int:

@@ -40,7 +40,7 @@ students:
   small:
     model: {{layers: 1, hidden_size: 16, heads: 2, ffn_size: 32, vocab_size: 600}}
     objective: {{mlm: {{}}, soft_kl: {{temperature: 2.0}}, hidden_mse: {{}}}}
-evaluation: {{every: 2, sequences: 8}}
+evaluation: {{every: 4, sequences: 8}}
 checkpoint: {{every: 2}}
 log: {{every: 1, wandb: disabled}}
 """
