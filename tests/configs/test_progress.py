@@ -1,4 +1,4 @@
-"""Progress on standard error: a line every few seconds, and none for short work."""
+"""Progress on standard error, and the words for durations and for the time that is left."""
 
 from __future__ import annotations
 
@@ -92,3 +92,18 @@ def test_a_closed_stream_ends_no_work(clock, monkeypatch):
     with progress.shown():
         clock.now = 11.0
         made.advance()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (0, "0s"), (59.6, "1m 0s"), (754, "12m 34s"), (11045, "3h 4m"), (183845, "2d 3h")],
+)
+def test_durations(seconds, text):
+    assert progress.duration(seconds) == text
+
+
+def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less():
+    assert progress.seconds_left(90, 100, pace=1.0, seconds=90.0, hours=None) == 10.0
+    assert progress.seconds_left(90, 100, pace=1.0, seconds=90.0, hours=0.5) == 10.0
+    assert progress.seconds_left(90, 100, pace=1.0, seconds=1795.0, hours=0.5) == 5.0
+    assert progress.seconds_left(90, 100, pace=1.0, seconds=1900.0, hours=0.5) == 0.0
