@@ -539,7 +539,7 @@ def test_input_that_cannot_be_read(classifier, exported, tokenizer, tmp_path) ->
     bare = tmp_path / "bare"
     save_pretrained(build(tiny.encoder(vocab_size=300), seed=1), bare, tokenizer=tokenizer)
     assert "bare: has no head of a task" in refused(bare, tmp_path / "a.tsv")
-    assert "config.json" in refused(tmp_path / "nowhere", tmp_path / "a.tsv")
+    assert "nowhere: no such folder" in refused(tmp_path / "nowhere", tmp_path / "a.tsv")
     (classifier / "task.json").rename(tmp_path / "kept.json")
     (classifier / "task.json").write_text("{}")
     assert "task.json: fields: must be set" in refused(classifier, tmp_path / "a.tsv")
