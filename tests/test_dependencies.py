@@ -6,7 +6,9 @@ import ast
 import re
 import subprocess
 import sys
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
+
+from packaging.specifiers import SpecifierSet
 
 from tests.conftest import REPOSITORY, command_environment
 
@@ -44,6 +46,19 @@ def test_every_package_that_is_imported_is_asked_for():
     assert unasked == set()
     text = (REPOSITORY / "pyproject.toml").read_text()
     assert "transformers" not in text.partition("[project.optional-dependencies]")[0]
+
+
+def test_pinned_packages_take_the_first_patch_release_of_this_python():
+    """Debian 12 has Python 3.11.2, on which a pin that needs 3.11.5 makes `make setup` fail."""
+    first = f"{sys.version_info.major}.{sys.version_info.minor}.0"
+    pins = (REPOSITORY / "constraints.txt").read_text()
+    asked = {
+        f"{it.name}=={it.version}": SpecifierSet(it.metadata["Requires-Python"] or "")
+        for it in distributions()
+    }
+    pinned = {pin: python for pin, python in asked.items() if pin in pins}
+    assert "packaging" in " ".join(pinned)
+    assert [pin for pin, python in pinned.items() if first not in python] == []
 
 
 TRAINS = """
