@@ -74,13 +74,11 @@ optimizer = torch.optim.AdamW(model.parameters())
 model(torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()
 optimizer.step()
 optimizer.zero_grad()
-import deepspeed.runtime.zero.muon.muon_optimizer  # as each first engine does
-unneeded = {"transformers", "mlflow", "torch._inductor.compile_fx"} & sys.modules.keys()
-print(unneeded, os.environ["WANDB_ERROR_REPORTING"])
+print("transformers" in sys.modules, os.environ["WANDB_ERROR_REPORTING"])
 """
 
 
-def test_training_imports_neither_transformers_nor_mlflow_and_nothing_that_speaks():
+def test_training_imports_no_transformers_and_nothing_that_speaks():
     """DeepSpeed would print which device it guesses, and W&B report crashes to a third party."""
     environment = command_environment()
     for variable in ("DS_ACCELERATOR", "WANDB_ERROR_REPORTING"):
@@ -92,4 +90,4 @@ def test_training_imports_neither_transformers_nor_mlflow_and_nothing_that_speak
         text=True,
         timeout=120,
     )
-    assert (done.stdout, done.stderr) == ("set() false\n", "")
+    assert (done.stdout, done.stderr) == ("False false\n", "")

@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,19 +17,7 @@ import torch.distributed as dist
 # Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
-# Of no use here are DeepSpeed's autotuner, which would import mlflow where it is installed, and its
-# Muon, which every first engine imports, and which would load torch's compiler: 3 s a rank.
-try:
-    torch_compile = torch.compile
-    sys.modules.setdefault("mlflow", None)  # type: ignore[arg-type]  # importing it fails
-    torch.compile = lambda function: function  # type: ignore[assignment]
-    import deepspeed
-    import deepspeed.runtime.zero.muon.muon_optimizer
-finally:
-    torch.compile = torch_compile
-    if sys.modules["mlflow"] is None:
-        del sys.modules["mlflow"]
-
+import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
@@ -175,11 +162,11 @@ def are_flat(config: LearnerConfig) -> bool:
 
 
 def import_for_engines() -> None:
-    """Import what the first step of an optimizer would, which takes a second.
+    """Import what DeepSpeed's first engine would: it looks for its Muon, which loads a compiler.
 
-    Forks of a process that has called it do not spend it again.
+    This takes two seconds. Forks of a process that has called it do not spend them again.
     """
-    importlib.import_module("torch._dynamo")
+    importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def on_gpu() -> bool:
