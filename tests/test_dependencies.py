@@ -53,7 +53,7 @@ def test_pinned_packages_take_the_first_patch_release_of_this_python():
     first = f"{sys.version_info.major}.{sys.version_info.minor}.0"
     pins = (REPOSITORY / "constraints.txt").read_text()
     asked = {
-        f"{it.name}=={it.version}": SpecifierSet(it.metadata["Requires-Python"] or "")
+        f"{it.name}=={it.version}": SpecifierSet(it.metadata.get("Requires-Python") or "")
         for it in distributions()
     }
     pinned = {pin: python for pin, python in asked.items() if pin in pins}

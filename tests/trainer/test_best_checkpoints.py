@@ -33,7 +33,7 @@ UNSTEADY = [
     "students.small.optimizer.learning_rate=0.05",
     "students.lstm.optimizer.learning_rate=0.1",
 ]
-LAST = 15
+LAST = 25
 LEARNERS = ("teacher", "students/small", "students/lstm")
 
 

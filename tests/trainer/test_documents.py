@@ -125,7 +125,7 @@ def test_documents_are_shown_and_dumped(corpus: Path, tmp_path: Path) -> None:
     assert "padding: 0." in shown.stdout
     assert ", documents: " in shown.stdout
     out = tmp_path / "rows.npz"
-    tandem("data", "dump", *words, "--steps", "0:4", "--out", out)
+    tandem("data", "dump", *words, "--steps", "0:40", "--out", out)
     arrays = np.load(out)
     documents, is_token = arrays["document_ids"], arrays["attention_mask"] == 1
     assert ((documents > 0) == is_token).all()
