@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from data_pipeline.shards.manifest import sha256
 from trainer.checkpoint.folder import MANIFEST, StoredFile
 from trainer.checkpoint.snapshot import Fragment, Health, Snapshot, fragment_key
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, UnreadableCheckpoint
 
 FORMAT = 1
 
@@ -63,12 +64,13 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CheckpointError: it is missing, damaged, or has another format.
+        UnreadableCheckpoint: it cannot be opened, for lack of permission for instance.
     """
     path = folder / MANIFEST
     try:
         signed = json.loads(path.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"{path} is damaged ({error.strerror})") from None
+        raise _fault(path, error) from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged (not JSON: {error})") from None
     if not isinstance(signed, dict) or not {"content", "sha256"} <= signed.keys():
@@ -86,6 +88,7 @@ def check_file(folder: Path, file: StoredFile) -> None:
 
     Raises:
         CheckpointError: the file is missing, truncated or changed; names it.
+        UnreadableCheckpoint: it cannot be opened.
     """
     path = folder / file.path
     try:
@@ -95,7 +98,16 @@ def check_file(folder: Path, file: StoredFile) -> None:
         if sha256(path) != file.sha256:
             raise CheckpointError(f"{path} is damaged (its checksum differs)")
     except OSError as error:
-        raise CheckpointError(f"{path} is damaged ({error.strerror})") from None
+        raise _fault(path, error) from None
+
+
+def _fault(path: Path, error: OSError) -> CheckpointError:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
+        return CheckpointError(f"{path} is damaged ({error.strerror})")
+    return UnreadableCheckpoint(
+        f"{path} cannot be read ({error.strerror}): the checkpoint may be intact; make it readable, "
+        "and give the command again"
+    )
 
 
 def digest(snapshot: Snapshot) -> str:

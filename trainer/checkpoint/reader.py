@@ -42,7 +42,7 @@ from trainer.checkpoint.manifest import (
     read_manifest,
 )
 from trainer.checkpoint.snapshot import MASTER
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, UnreadableCheckpoint
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -301,6 +301,7 @@ def newest_intact(
 
     Raises:
         CheckpointError: all checkpoints are damaged. The user decides whether to restore one.
+        UnreadableCheckpoint: a file cannot be opened; an older checkpoint would lose what it holds.
     """
     rank = 0 if group is None else dist.get_rank(group)
     steps: list[Any] = [published(folder)]
@@ -312,6 +313,9 @@ def newest_intact(
             return Checkpoint(folder, step)
         if group is None and not (folder / step_name(step)).exists():
             return newest_intact(folder, report)  # a live run has just deleted it
+        for damage in damages:
+            if isinstance(damage, UnreadableCheckpoint):
+                raise damage
         if step == steps[0][0]:
             raise CheckpointError(
                 f"{damages[0]}, and there is no intact checkpoint before it: restore one, or "
@@ -325,11 +329,14 @@ def newest_intact(
 def best_intact(folder: Path, ranking: Ranking, report: Callable[[str], None]) -> Checkpoint | None:
     """The intact, sound checkpoint that ranks first; None if none has a score.
 
-    A damaged one is reported, and the next best is tried.
+    A damaged one is reported, and the next best is tried. Raises UnreadableCheckpoint for one that
+    cannot be opened.
     """
     for step in ranking.ranked({step: scores_of(folder, step) for step in published(folder)}):
         try:
             checkpoint = intact(folder, step)
+        except UnreadableCheckpoint:
+            raise
         except CheckpointError as error:
             report(f"{error}: using the next best checkpoint of {ranking.learner}")
             continue
@@ -374,23 +381,23 @@ def intact(folder: Path, step: int, group: dist.ProcessGroup | None = None) -> C
     CheckpointError, on every rank, for one that is missing or damaged.
     """
     for damage in _damages(folder, step, group):
-        raise CheckpointError(damage)
+        raise damage
     return Checkpoint(folder, step)
 
 
-def _damages(folder: Path, step: int, group: dist.ProcessGroup | None) -> list[str]:
-    """A message for the first damaged file that each rank finds in a checkpoint."""
+def _damages(folder: Path, step: int, group: dist.ProcessGroup | None) -> list[CheckpointError]:
+    """The first damage that each rank finds in a checkpoint."""
     rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-    damages: list[str | None] = [_damage(folder, step, rank, size)]
+    damages: list[CheckpointError | None] = [_damage(folder, step, rank, size)]
     if group is not None:
         damages *= size
         dist.all_gather_object(damages, damages[rank], group=group)
     return [damage for damage in damages if damage]
 
 
-def _damage(folder: Path, step: int, part: int, parts: int) -> str | None:
+def _damage(folder: Path, step: int, part: int, parts: int) -> CheckpointError | None:
     try:
         Checkpoint(folder, step).verify(part, parts)
     except CheckpointError as error:
-        return str(error)
+        return error
     return None

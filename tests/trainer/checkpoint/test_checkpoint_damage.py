@@ -22,6 +22,7 @@ from trainer.checkpoint import (
     reader,
 )
 from trainer.checkpoint.folder import all_steps
+from trainer.errors import UnreadableCheckpoint
 
 
 def flip_a_bit(path: Path) -> None:
@@ -58,6 +59,24 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(
     assert len(lines) == 1
     assert lines[0].startswith(f"{path} is damaged")
     assert lines[0].endswith("using the checkpoint before step 3")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_cannot_be_opened_is_no_damage(run: tuple[Path, Attempt], file: str) -> None:
+    """An older checkpoint would lose what the newest holds. A loop of links stands for permissions."""
+    checkpoints = run[0] / "checkpoints"
+    path = checkpoints / "step-000000003" / file
+    content = path.read_bytes()
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(UnreadableCheckpoint) as refused:
+        newest_intact(checkpoints, pytest.fail)
+    assert str(refused.value).startswith(
+        f"{path} cannot be read (Too many levels of symbolic links)"
+    )
+    path.unlink()
+    path.write_bytes(content)
+    assert newest(run[0]).step == 3
 
 
 @pytest.mark.parametrize(
