@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import task_job
-from commands.options import PATH
+from commands.options import PATH, PLUGINS
 from configs import assignment
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ NUMBERS, PAGE = "analysis.json", "analysis.html"
 @click.option("--prune", type=click.IntRange(min=1), help="Prune this many of the worst heads.")
 @click.option("--out", type=PATH, help="The folder to write. [runs/analysis/DIR-TEXT]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@PLUGINS
 def analyze(
     folder: str,
     named: str,

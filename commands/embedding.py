@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from commands.options import PATH, TEXT
+from commands.options import PATH, PLUGINS, TEXT
 from commands.prediction import assignment, new_file, write_lines, written
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class _Row:
     metavar="text=COLUMN",
     help="The column of the text in a table, by name or number.",
 )
+@PLUGINS
 def embed(
     folder: str,
     texts: tuple[str, ...],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -73,6 +74,14 @@ def _print_version(context: click.Context, parameter: click.Parameter, asked: bo
     context.exit()
 
 
+def _load_plugins(context: click.Context, parameter: click.Parameter, paths: Sequence[str]) -> None:
+    if not paths or context.resilient_parsing:
+        return
+    from trainer.tasks import load_plugins
+
+    load_plugins(paths)
+
+
 VERSION = click.option(
     "--version",
     is_flag=True,
@@ -90,6 +99,15 @@ SEPARATOR = click.option(
     "--separator",
     type=TEXT,
     help="The line between documents, or 'line': each line is one. Default: blank lines.",
+)
+PLUGINS = click.option(
+    "--plugin",
+    type=PATH,
+    multiple=True,
+    expose_value=False,
+    callback=_load_plugins,
+    metavar="FILE",
+    help="A Python file that the model needs, as `plugins` of its training. May be repeated.",
 )
 FIELD = click.option(
     "--field",

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from commands.options import ENCODING, FRACTION, PATH, TEXT
+from commands.options import ENCODING, FRACTION, PATH, PLUGINS, TEXT
 
 
 @click.command()
@@ -42,13 +42,7 @@ from commands.options import ENCODING, FRACTION, PATH, TEXT
     type=click.IntRange(min=1),
     help="How many documents to find, or to re-rank, for each query. [100]",
 )
-@click.option(
-    "--plugin",
-    "plugins",
-    type=PATH,
-    multiple=True,
-    help="A Python file that the model's training named in `plugins`. May be repeated.",
-)
+@PLUGINS
 def predict(
     folder: str,
     input_: str,
@@ -60,7 +54,6 @@ def predict(
     documents: str | None,
     candidates: str | None,
     top: int | None,
-    plugins: tuple[str, ...],
 ) -> None:
     """Apply the fine-tuned model in DIR to the examples in INPUT.
 
@@ -80,10 +73,8 @@ def predict(
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
     from trainer.prediction.rankings import rankings
-    from trainer.tasks import load_plugins
 
     _refuse_misuse(input_, documents, candidates, top, columns, speed)
-    load_plugins(plugins)
     chosen = dict(map(assignment, columns))
     with written(out) as file:
         device = own_device()

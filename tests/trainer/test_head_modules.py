@@ -94,6 +94,10 @@ def test_a_plugins_head_and_a_shipped_one_are_trained_resumed_exported_and_predi
         right = [line.endswith(label) for line, label in zip(lines(21, 400), labels, strict=True)]
         accuracy = results[learner]["single_sentence_accuracy"]
         assert sum(right) / len(right) == pytest.approx(accuracy)
+        told = tandem("embed", export, "a text", *plugin)
+        assert told.returncode == 0, told.stderr
+        told = tandem("analyze", export, texts, *plugin)
+        assert told.stderr.endswith("has no masked-LM head; name a task instead of a text\n")
     unknown = tandem("predict", run / "exports" / "teacher", texts)
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert "module.kind: must be one of attention_pooling, not 'max_pooling'" in unknown.stderr
