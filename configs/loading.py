@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from configs.interpolation import MARK, escaped, expanded, resolved
 from configs.kinds import chosen
 from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
-from configs.yaml_text import MAX_DEPTH, Plain, parse
+from configs.yaml_text import MAX_DEPTH, Plain, has_comment, parse
 
 SHIPPED = Path(__file__).parent
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML has it
@@ -325,6 +325,10 @@ def _parse(override: str) -> dict[str, Any]:
     if not values or not all(keys):
         raise ConfigError(f"{shown(override)} is not an override; write key=value")
     tree = parse(values[0], shown(override)[:60])
+    if has_comment(values[0]):
+        raise ConfigError(
+            f"{shown(override)}: # starts a comment; put the value in quotes, {key}='\"...\"'"
+        )
     if keys[-1] == "base" and isinstance(tree, str):
         tree = _Base(tree)
     for name in reversed(keys):

@@ -87,6 +87,12 @@ def parse(text: str, source: str) -> Any:
     return tree
 
 
+def has_comment(text: str) -> bool:
+    """Whether valid YAML of one line ends in a comment, which `parse` leaves out."""
+    node = yaml.compose(text, _Loader)
+    return "#" in (text if node is None else text[node.end_mark.index :])
+
+
 def _require_shallow(text: str) -> None:
     """Raise YAMLError for too many levels, which would exhaust the stack of a loader."""
     depth = 0

@@ -41,3 +41,10 @@ def test_a_file_that_a_config_names_is_cleared(word):
 def test_a_text_that_has_a_value_by_default_is_not_cleared():
     with pytest.raises(configs.ConfigError, match=r"^.*teacher\.precision: must not be null"):
         configs.load("bert", JobConfig, "job", ["teacher.precision="])
+
+
+@pytest.mark.parametrize("word", ["log.notes=issue #5", "log.notes=#5", "data.mixture=[a, b] # c"])
+def test_an_assignment_whose_end_yaml_would_leave_out_is_refused(word):
+    with pytest.raises(configs.ConfigError, match=r"# starts a comment; put the value in quotes"):
+        configs.assigned([word])
+    assert configs.assigned(["a='issue #5'", "b=x#5"]) == {"a": "issue #5", "b": "x#5"}
