@@ -102,6 +102,12 @@ def test_sync_makes_one_complete_offline_run_of_it(copied):
         steps = sorted({int(row["step"]) for row in metrics.read(run / "metrics.jsonl")})
         assert list(history(run)) == steps
     assert history(run)[8]["val/data/teacher/loss"] > 0
+    (run / "logs/wandb.log").unlink()
+    (run / "logs/wandb.log").mkdir()
+    refused = tandem("sync", run)
+    assert refused.returncode == 1
+    assert "Is a directory" in refused.stderr
+    assert refused.stderr.endswith("Weights & Biases was not started, as the line above says\n")
 
 
 def test_a_finished_run_says_so(copied, corpus):

@@ -138,12 +138,27 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
 
 
 def _expanded(name: str) -> list[str]:
-    """The names that a brace pattern of `webdataset` stands for, such as ``{0000..0012}.tar``."""
-    if name == STDIN or not re.search(r"\{.*(,|\.\.).*\}", name) or os.path.exists(name):
-        return [name]
-    from webdataset.shardlists import expand_urls  # imports torch, which a build does not need
+    """The names that a pattern stands for: of `webdataset`, such as ``{0000..0012}.tar``, or a glob.
 
-    return [*expand_urls(name)]
+    As a shell's, a glob stands for folders too. With ``**`` it is for the files within.
+    """
+    if name == STDIN or os.path.exists(name):
+        return [name]
+    names = [name]
+    if re.search(r"\{.*(,|\.\.).*\}", name):
+        from webdataset.shardlists import expand_urls  # imports torch, which a build does not need
+
+        names = [*expand_urls(name)]
+    return [path for part in names for path in _matches(part) or [part]]
+
+
+def _matches(pattern: str) -> list[str]:
+    """The files and folders that a glob stands for, sorted as strings; none if it is no glob."""
+    if is_remote(pattern) or os.path.exists(pattern):
+        return []
+    paths = sorted(glob.glob(pattern, recursive=True))
+    folders = "**" not in pattern
+    return [path for path in paths if os.path.isfile(path) or folders and os.path.isdir(path)]
 
 
 def _find_local(name: str) -> tuple[list[str], bool]:
@@ -153,9 +168,7 @@ def _find_local(name: str) -> tuple[list[str], bool]:
     """
     if os.path.isdir(name):
         return sorted(map(str, files_in(name))), True
-    if name == STDIN or os.path.isfile(name):
-        return [name], False
-    return sorted(filter(os.path.isfile, glob.glob(name, recursive=True))), False
+    return [name] if name == STDIN or os.path.isfile(name) else [], False
 
 
 def _add_folder(result: Inputs, folder: str, paths: Sequence[str], reading: ReadOptions) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_files([str(tmp_path / "*.jsonl*")]) == sorted(
         str(p) for p in paths if "jsonl" in p.name
     )
+    folders = tmp_path / "parts" / "first", tmp_path / "parts" / "second"
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text("read")
+    files = [str(folder / "a.txt") for folder in folders]
+    assert find_files([str(tmp_path / "parts" / "*")]) == files  # as of a shell's glob
+    assert find_files([str(tmp_path / "parts" / "**")]) == files
+    shutil.rmtree(tmp_path / "parts")
     text = ("\n\n".join(DOCUMENTS)).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert list(read_documents(["-"])) == DOCUMENTS

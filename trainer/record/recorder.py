@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -298,6 +299,8 @@ def sync(folder: RunFolder) -> str:
         verify=True,
     )
     if following is None:
+        if os.environ.get("WANDB_MODE") != "disabled":
+            raise TrainingError("Weights & Biases was not started, as the line above says")
         if not lines:
             raise TrainingError("WANDB_MODE=disabled: Weights & Biases is off; unset it")
         return "\n".join(lines)
