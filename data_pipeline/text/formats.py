@@ -138,7 +138,7 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
 
 
 def _expanded(name: str) -> list[str]:
-    """The names that a pattern stands for: of `webdataset`, such as ``{0000..0012}.tar``, or a glob.
+    """The names that a glob stands for, or a brace pattern of `webdataset`, as ``{0000..0012}.tar``.
 
     As a shell's, a glob stands for folders too. With ``**`` it is for the files within.
     """
@@ -158,7 +158,7 @@ def _matches(pattern: str) -> list[str]:
         return []
     paths = sorted(glob.glob(pattern, recursive=True))
     folders = "**" not in pattern
-    return [path for path in paths if os.path.isfile(path) or folders and os.path.isdir(path)]
+    return [path for path in paths if os.path.isfile(path) or (folders and os.path.isdir(path))]
 
 
 def _find_local(name: str) -> tuple[list[str], bool]:

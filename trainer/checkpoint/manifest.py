@@ -105,7 +105,7 @@ def _fault(path: Path, error: OSError) -> CheckpointError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
         return CheckpointError(f"{path} is damaged ({error.strerror})")
     return UnreadableCheckpoint(
-        f"{path} cannot be read ({error.strerror}): the checkpoint may be intact; make it readable, "
+        f"{path} cannot be read ({error.strerror}): it may be intact; make it readable, "
         "and give the command again"
     )
 
