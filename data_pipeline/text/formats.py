@@ -138,7 +138,7 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
 
 
 def _expanded(name: str) -> list[str]:
-    """The names that a glob stands for, or a brace pattern of `webdataset`, as ``{0000..0012}.tar``.
+    """The names that a glob stands for, or a brace pattern of `webdataset`: ``{0000..0012}.tar``.
 
     As a shell's, a glob stands for folders too. With ``**`` it is for the files within.
     """

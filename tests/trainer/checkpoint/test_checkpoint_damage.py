@@ -63,7 +63,7 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_cannot_be_opened_is_no_damage(run: tuple[Path, Attempt], file: str) -> None:
-    """An older checkpoint would lose what the newest holds. A loop of links acts as no permission."""
+    """An older checkpoint would lose steps. A loop of links acts as no permission."""
     checkpoints = run[0] / "checkpoints"
     path = checkpoints / "step-000000003" / file
     content = path.read_bytes()
