@@ -325,6 +325,8 @@ class TransformersModel(Model):
         tables = {
             module.weight for module in self.library.modules() if isinstance(module, nn.Embedding)
         }
+        if (projection := self.library.get_output_embeddings()) is not None:
+            tables.add(projection.weight)  # of size `words`, whether tied to it or not
         weights = {*self.library.parameters()} - tables
         matrices = sum(weight.numel() for weight in weights if weight.ndim > 1)
         attention = 4 * config.layers * config.hidden_size * length

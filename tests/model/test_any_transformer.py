@@ -143,6 +143,16 @@ def test_a_model_without_a_head_has_states_only(tmp_path: Path) -> None:
     assert ours(torch.arange(5, 9)[None], output_hidden_states=True).hidden_states[3].shape[1] == 4
 
 
+def test_a_projection_of_its_own_is_counted_at_masked_tokens_alone(tmp_path: Path) -> None:
+    found = []
+    for tied in (True, False):
+        config = transformers.BertConfig(**SIZES, tie_word_embeddings=tied)
+        transformers.BertForMaskedLM(config).save_pretrained(tmp_path / str(tied))
+        model = from_pretrained(tmp_path / str(tied), "transformers")
+        found.append(model.flops_per_token(8, 0.15))
+    assert found[0] == found[1]
+
+
 def test_its_size_is_counted(tmp_path: Path) -> None:
     saved(tmp_path, "RoFormer", "ForMaskedLM")
     config = read_config(tmp_path)
