@@ -235,6 +235,8 @@ class EncoderConfig(ModelConfig):
             yield "heads", f"rotary positions need an even head size, not {self.head_size}"
         if self.embedding_projection == "none" and self.word_size != self.hidden_size:
             yield "embedding_projection", "must be word or sum if embedding_size is set"
+        if self.embedding_projection == "word" and self.word_size > self.hidden_size:
+            yield "embedding_size", "must not exceed hidden_size with embedding_projection: word"
         if self.trigram and self.embedding_projection != "word":
             yield "trigram", "needs embedding_projection: word"
         if self.groups > self.layers:
