@@ -16,17 +16,7 @@ from typing import Annotated, Any
 
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED, PORT
-from configs.rules import (
-    GIGABYTES,
-    INDEX,
-    PATH,
-    VERBATIM,
-    Doc,
-    Matches,
-    Range,
-    Unit,
-    positive,
-)
+from configs.rules import GIGABYTES, INDEX, PATH, VERBATIM, Matches, Range, Unit, positive
 from configs.section import Refusal, Section
 from configs.typed import hints_of, options_of
 
@@ -126,93 +116,80 @@ class ClusterConfig(Section):
     nodes: Annotated[
         str,
         Matches(r"[1-9]\d*(-[1-9]\d*)?", "a number, or a range such as 2-4"),
-        Doc("The number of nodes, or a range MIN-MAX."),
+        "The number of nodes, or a range MIN-MAX.",
     ] = "1"
     gpus_per_node: Annotated[
         str,
         Matches(r"([A-Za-z][\w.-]*:)?\d+", "a number, or one of a kind such as a100:8"),
-        Doc("GPUs on each node; some sites need `sbatch.gres` instead."),
+        "GPUs on each node; some sites need `sbatch.gres` instead.",
     ] = "0"
     ranks_per_node: Annotated[
-        int, Range(1, 2**20), Doc("Ranks on each node without GPUs; with GPUs, one rank per GPU.")
+        int, Range(1, 2**20), "Ranks on each node without GPUs; with GPUs, one rank per GPU."
     ] = 1
     sbatch: Annotated[
         dict[OptionName, str],
-        Doc(
-            "Options of sbatch by their long names. For an option without a value write `true` "
-            "or an empty string; `false` removes an option that a `base` sets."
-        ),
+        "Options of sbatch by their long names. For an option without a value write `true` "
+        "or an empty string; `false` removes an option that a `base` sets.",
     ] = field(default_factory=dict)
-    srun: Annotated[dict[OptionName, str], Doc("Options of srun, written as in `sbatch`.")] = field(
+    srun: Annotated[dict[OptionName, str], "Options of srun, written as in `sbatch`."] = field(
         default_factory=dict
     )
     warning_seconds: Annotated[
         int,
         Range(1, 10**9),
         Unit("s"),
-        Doc("How long before the time limit the ranks are signalled to save."),
+        "How long before the time limit the ranks are signalled to save.",
     ] = 300
-    requeue: Annotated[bool, Doc("Requeue the job when it is interrupted.")] = True
+    requeue: Annotated[bool, "Requeue the job when it is interrupted."] = True
     max_requeues_without_progress: Annotated[
-        int,
-        INDEX,
-        Doc("The job fails after this many requeues in a row without a new step."),
+        int, INDEX, "The job fails after this many requeues in a row without a new step."
     ] = 3
     max_requeues: Annotated[
         int | None,
         INDEX,
-        Doc(
-            "The most requeues of one submission or chain, for any reason; null: no "
-            "limit. Submitting the run again restarts the count."
-        ),
+        "The most requeues of one submission or chain, for any reason; null: no "
+        "limit. Submitting the run again restarts the count.",
     ] = 100
     max_gpu_hours: Annotated[
         float | None,
         positive(1e9),
         Unit("GPU hours"),
-        Doc(
-            "The budget of all starts of one submission or chain; when it is spent, the job saves "
-            "and ends."
-        ),
+        "The budget of all starts of one submission or chain; when it is spent, the job saves "
+        "and ends.",
     ] = None
-    preflight: Annotated[bool, Doc("Check every node before the ranks start.")] = True
+    preflight: Annotated[bool, "Check every node before the ranks start."] = True
     min_free_gb: Annotated[
-        float,
-        GIGABYTES,
-        Unit("GB"),
-        Doc("Free space that the preflight requires in the run folder."),
+        float, GIGABYTES, Unit("GB"), "Free space that the preflight requires in the run folder."
     ] = 10.0
-    modules: Annotated[list[str], Doc("Environment modules to load.")] = field(default_factory=list)
-    venv: Annotated[str, PATH, Doc("A virtual environment to activate.")] = ""
-    conda: Annotated[str, PATH, Doc("A conda environment to activate.")] = ""
+    modules: Annotated[list[str], "Environment modules to load."] = field(default_factory=list)
+    venv: Annotated[str, PATH, "A virtual environment to activate."] = ""
+    conda: Annotated[str, PATH, "A conda environment to activate."] = ""
     container: Annotated[
-        list[str], Doc("A prefix of the ranks' command: `[apptainer, exec, image.sif]`.")
+        list[str], "A prefix of the ranks' command: `[apptainer, exec, image.sif]`."
     ] = field(default_factory=list)
     python: Annotated[
         str,
         PATH,
-        Doc(
-            "The ranks' Python interpreter. Empty: `python` if `venv`, `conda` or `container` "
-            "is set, otherwise the interpreter that submits."
-        ),
+        "The ranks' Python interpreter. Empty: `python` if `venv`, `conda` or `container` "
+        "is set, otherwise the interpreter that submits.",
     ] = ""
     interface: Annotated[
         str,
         Matches(r"[\w.=^,:-]*", "the name of an interface, such as ib0"),
-        Doc("The network interface for NCCL and gloo, if a node has several."),
+        "The network interface for NCCL and gloo, if a node has several.",
     ] = ""
     variables: Annotated[
         dict[Annotated[str, Matches(r"[A-Za-z_]\w*", "a variable's name")], str],
-        Doc("Environment variables of the ranks."),
+        "Environment variables of the ranks.",
     ] = field(default_factory=dict)
     before: Annotated[
-        list[str], VERBATIM, Doc("Shell commands on the first node, before the ranks start.")
+        list[str], VERBATIM, "Shell commands on the first node, before the ranks start."
     ] = field(default_factory=list)
     after: Annotated[
-        list[str], VERBATIM, Doc("Shell commands after the ranks end, in every attempt.")
+        list[str], VERBATIM, "Shell commands after the ranks end, in every attempt."
     ] = field(default_factory=list)
     at_end: Annotated[
-        list[str], VERBATIM, Doc("Shell commands that run once, when the run has ended.")
+        list[str], VERBATIM, "Shell commands that run once, when the run has ended."
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from configs.loading import SHIPPED, load
-from configs.rules import COUNT, Doc, OneOf, Unit, positive
+from configs.rules import COUNT, OneOf, Unit, positive
 from configs.section import Refusal, Section
 
 KIND = "device"
@@ -17,34 +17,32 @@ KIND = "device"
 class DeviceConfig(Section):
     """One type of accelerator in one type of node; rates are the vendor's dense peaks."""
 
-    memory_gb: Annotated[float, positive(1e9), Unit("GB"), Doc("Memory of one accelerator.")]
+    memory_gb: Annotated[float, positive(1e9), Unit("GB"), "Memory of one accelerator."]
     tflops: Annotated[
         dict[Annotated[str, OneOf("fp32", "bf16", "fp16", "fp8")], float],
         positive(1e9),
         Unit("TFLOP/s"),
-        Doc(
-            "Dense matrix products, by precision; a missing precision has the rate of "
-            "`fp32`. For a GPU with TF32 give its TF32 rate as `fp32`, since products in "
-            "fp32 use it."
-        ),
+        "Dense matrix products, by precision; a missing precision has the rate of "
+        "`fp32`. For a GPU with TF32 give its TF32 rate as `fp32`, since products in "
+        "fp32 use it.",
     ]
     memory_bandwidth: Annotated[
-        float, positive(1e9), Unit("GB/s"), Doc("Bandwidth of the accelerator's memory.")
+        float, positive(1e9), Unit("GB/s"), "Bandwidth of the accelerator's memory."
     ]
     link_bandwidth: Annotated[
-        float, positive(1e9), Unit("GB/s"), Doc("Bandwidth to another GPU of the node, one way.")
+        float, positive(1e9), Unit("GB/s"), "Bandwidth to another GPU of the node, one way."
     ]
     network_bandwidth: Annotated[
-        float, positive(1e9), Unit("GB/s"), Doc("Bandwidth to another node, per GPU.")
+        float, positive(1e9), Unit("GB/s"), "Bandwidth to another node, per GPU."
     ]
-    names: Annotated[list[str], Doc("Ends of `torch.cuda.get_device_name`.")] = field(
+    names: Annotated[list[str], "Ends of `torch.cuda.get_device_name`."] = field(
         default_factory=list
     )
     per_node: Annotated[
-        int, COUNT, Doc("Accelerators of a usual node, which `tandem plan` assumes.")
+        int, COUNT, "Accelerators of a usual node, which `tandem plan` assumes."
     ] = 8
     is_cpu: Annotated[
-        bool, Doc("A CPU: its memory is the node's memory, and a rank has all of its cores.")
+        bool, "A CPU: its memory is the node's memory, and a rank has all of its cores."
     ] = False
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from configs.kinds import KIND, kinds_of, must_be_named
-from configs.rules import PATH, Doc, Rule, Unit
+from configs.rules import PATH, Rule, Unit
 from configs.section import annotated_hints, default_of, rules_in, split
 from configs.typed import options_of
 
@@ -36,8 +36,8 @@ class Declared:
 
     @property
     def doc(self) -> str:
-        """The meaning of the key; empty if the field has no `Doc`."""
-        return next((note.text for note in notes_within(self.hint) if isinstance(note, Doc)), "")
+        """The meaning of the key; empty if no text stands beside its type."""
+        return next((note for note in notes_within(self.hint) if isinstance(note, str)), "")
 
     @property
     def unit(self) -> str:

@@ -1,6 +1,8 @@
 """The declarations beside the type of a config's field: bounds or choices, unit, and meaning.
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Between two evaluations.")] = 500
+    every: Annotated[int, COUNT, Unit("steps"), "Between two evaluations."] = 500
+
+The text is the meaning of the key, in one or two sentences.
 
 A rule applies to a scalar, to each item of a list, and to each value of a mapping. A rule with
 `whole` applies to the container itself. A rule inside a type applies to that part:
@@ -19,13 +21,6 @@ from numbers import Real
 from typing import Any, ClassVar, TypeGuard
 
 from configs.typed import shown
-
-
-@dataclass(frozen=True)
-class Doc:
-    """The meaning of a key, in one or two sentences."""
-
-    text: str
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from configs.rules import NOT_EMPTY, Doc, Range
+from configs.rules import NOT_EMPTY, Range
 from configs.section import Refusal, Section
 
 KIND = "study"
@@ -18,23 +18,19 @@ class ArmConfig(Section):
 
     job: Annotated[
         dict[str, Any],
-        Doc(
-            "Job keys that override those shared by all arms; `$seed`, `$runs` and `$models` are "
-            "replaced."
-        ),
+        "Job keys that override those shared by all arms; `$seed`, `$runs` and `$models` are "
+        "replaced.",
     ] = field(default_factory=dict)
     learners: Annotated[
-        list[str], Doc("The learners with a row in the table: `teacher`, or a student's name.")
+        list[str], "The learners with a row in the table: `teacher`, or a student's name."
     ] = field(default_factory=lambda: ["teacher"])
     task: Annotated[
-        str, Doc("The task with which its job begins; empty: the task of the study, if it has one.")
+        str, "The task with which its job begins; empty: the task of the study, if it has one."
     ] = ""
     speeds: Annotated[
         list[Annotated[float, Range(0.0, 1.0)]],
-        Doc(
-            "Thresholds at which examples leave a teacher with branches early. Each has a row, "
-            "scored on the validation file."
-        ),
+        "Thresholds at which examples leave a teacher with branches early. Each has a row, "
+        "scored on the validation file.",
     ] = field(default_factory=list)
 
     @property
@@ -52,43 +48,34 @@ def at_speed(speed: float) -> str:
 class StudyConfig(Section):
     """A question, the job shared by all arms, and the scores in the table."""
 
-    question: Annotated[str, Doc("The question, printed above the table.")]
-    job: Annotated[dict[str, Any], Doc("Job keys shared by all arms.")]
-    arms: Annotated[dict[str, ArmConfig], Doc("The arms by name.")]
-    seeds: Annotated[list[int], Doc("Every arm runs once with each of these seeds.")]
+    question: Annotated[str, "The question, printed above the table."]
+    job: Annotated[dict[str, Any], "Job keys shared by all arms."]
+    arms: Annotated[dict[str, ArmConfig], "The arms by name."]
+    seeds: Annotated[list[int], "Every arm runs once with each of these seeds."]
     task: Annotated[
-        str,
-        Doc("A task (a name of configs/task) with which the jobs begin; empty: they read text."),
+        str, "A task (a name of configs/task) with which the jobs begin; empty: they read text."
     ] = ""
     files: Annotated[
         dict[str, list[str]],
-        Doc(
-            "Files that arms name as `$runs/NAME`: the `tandem` command that makes each of them, "
-            "without its --out."
-        ),
+        "Files that arms name as `$runs/NAME`: the `tandem` command that makes each of them, "
+        "without its --out.",
     ] = field(default_factory=dict)
     scores: Annotated[
         list[str],
-        Doc(
-            "Columns of the table, named as in `evaluation.json`, which also has retention, "
-            "parameters and sequences_per_second. Differences use the first column."
-        ),
+        "Columns of the table, named as in `evaluation.json`, which also has retention, "
+        "parameters and sequences_per_second. Differences use the first column.",
     ] = field(default_factory=lambda: ["accuracy", "loss"])
     against: Annotated[
         dict[str, str],
-        Doc(
-            "The row, as `ARM.LEARNER`, with which a learner is compared. A key is a learner's "
-            "name, for all arms, or `ARM.LEARNER`, for one arm. Other learners are compared "
-            "with the first row."
-        ),
+        "The row, as `ARM.LEARNER`, with which a learner is compared. A key is a learner's "
+        "name, for all arms, or `ARM.LEARNER`, for one arm. Other learners are compared "
+        "with the first row.",
     ] = field(default_factory=dict)
     minimal_pairs: Annotated[
         str | None,
         NOT_EMPTY,
-        Doc(
-            "A file of minimal pairs in the corpus's folder. The models in the table are also "
-            "scored on it: the score `minimal_pairs`."
-        ),
+        "A file of minimal pairs in the corpus's folder. The models in the table are also "
+        "scored on it: the score `minimal_pairs`.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from configs.rules import INDEX, PATH, Doc
+from configs.rules import INDEX, PATH
 from configs.section import Refusal, Section
 
 KIND = "suite"
@@ -17,16 +17,12 @@ class SuiteTaskConfig(Section):
     """One task of a suite."""
 
     task: Annotated[
-        str,
-        PATH,
-        Doc("A task: a file, or a name from configs/task/; empty: the key of this entry."),
+        str, PATH, "A task: a file, or a name from configs/task/; empty: the key of this entry."
     ] = ""
     job: Annotated[
         dict[str, Any],
-        Doc(
-            "Keys of the task's job. They override the task's own keys, and the "
-            "keys shared by all tasks."
-        ),
+        "Keys of the task's job. They override the task's own keys, and the "
+        "keys shared by all tasks.",
     ] = field(default_factory=dict)
 
 
@@ -34,24 +30,18 @@ class SuiteTaskConfig(Section):
 class SuiteConfig(Section):
     """Tasks, and the seeds with which every model is fine-tuned on each of them."""
 
-    about: Annotated[str, Doc("What the suite measures, printed above the table.")]
-    tasks: Annotated[dict[str, SuiteTaskConfig], Doc("The tasks by name.")] = field(
-        default_factory=dict
-    )
+    about: Annotated[str, "What the suite measures, printed above the table."]
+    tasks: Annotated[dict[str, SuiteTaskConfig], "The tasks by name."] = field(default_factory=dict)
     minimal_pairs: Annotated[
         dict[str, str],
         PATH,
-        Doc(
-            "Files or folders of minimal pairs (BLiMP's JSON lines) by name, which are scored "
-            "without fine-tuning; relative names start from job.data.root."
-        ),
+        "Files or folders of minimal pairs (BLiMP's JSON lines) by name, which are scored "
+        "without fine-tuning; relative names start from job.data.root.",
     ] = field(default_factory=dict)
-    seeds: Annotated[list[Annotated[int, INDEX]], Doc("Every model is fine-tuned with each.")] = (
-        field(default_factory=lambda: [1])
+    seeds: Annotated[list[Annotated[int, INDEX]], "Every model is fine-tuned with each."] = field(
+        default_factory=lambda: [1]
     )
-    job: Annotated[dict[str, Any], Doc("Keys of the job of every task.")] = field(
-        default_factory=dict
-    )
+    job: Annotated[dict[str, Any], "Keys of the job of every task."] = field(default_factory=dict)
 
     def conflicts(self) -> Iterator[Refusal]:
         if not self.tasks and not self.minimal_pairs:

@@ -16,7 +16,6 @@ from configs.rules import (
     TEXT_ENCODING,
     VERBATIM,
     Ascending,
-    Doc,
     Matches,
     OneKeyOf,
     OneOf,
@@ -41,14 +40,12 @@ TASK_NAME = Matches(r"(?!\d)\w+", "made of letters, digits and _, and begin with
 class SourceConfig(Section):
     """One corpus of a mixture."""
 
-    path: Annotated[str, PATH, NOT_EMPTY, Doc("A corpus folder or URL.")]
+    path: Annotated[str, PATH, NOT_EMPTY, "A corpus folder or URL."]
     weight: Annotated[
         float,
         WEIGHT_OF_CORPUS,
-        Doc(
-            "Its share of the rows of each batch, relative to the other corpora; 0: it is read in "
-            "later `phases` only."
-        ),
+        "Its share of the rows of each batch, relative to the other corpora; 0: it is read in "
+        "later `phases` only.",
     ] = 1.0
 
 
@@ -56,58 +53,46 @@ class SourceConfig(Section):
 class TaskFilesConfig(Section):
     """A task's files of labelled examples, and which of their columns are read."""
 
-    train: Annotated[
-        str, PATH, Doc("A task's training file; the job then reads no text corpus.")
-    ] = ""
+    train: Annotated[str, PATH, "A task's training file; the job then reads no text corpus."] = ""
     validation: Annotated[
-        str,
-        PATH,
-        Doc("A task's file to score on; empty: `validation_fraction` of the training file."),
+        str, PATH, "A task's file to score on; empty: `validation_fraction` of the training file."
     ] = ""
     test: Annotated[
         str,
         PATH,
-        Doc(
-            "A task's labelled file that is scored as well, at the end; without labels, give it to "
-            "`tandem predict` instead."
-        ),
+        "A task's labelled file that is scored as well, at the end; without labels, give it to "
+        "`tandem predict` instead.",
     ] = ""
     max_trained: Annotated[
         int | None,
         COUNT,
         Unit("examples"),
-        Doc("Train on, or augment, only this many from the training file's start; null: all."),
+        "Train on, or augment, only this many from the training file's start; null: all.",
     ] = None
     max_scored: Annotated[
         int | None,
         COUNT,
         Unit("examples"),
-        Doc("Score only this many from the start of the validation and test files; null: all."),
+        "Score only this many from the start of the validation and test files; null: all.",
     ] = None
     root: Annotated[
-        str,
-        PATH,
-        Doc("The folder of these files; a name may leave out .gz, .bz2, .xz, .zst or .zip."),
+        str, PATH, "The folder of these files; a name may leave out .gz, .bz2, .xz, .zst or .zip."
     ] = ""
     columns: Annotated[
         dict[str, str],
-        Doc(
-            "The column that holds each field of a task: its name (doc.text in nested "
-            "records), or, in a file without a header, its number from 1."
-        ),
+        "The column that holds each field of a task: its name (doc.text in nested "
+        "records), or, in a file without a header, its number from 1.",
     ] = field(default_factory=dict)
-    encoding: Annotated[str, TEXT_ENCODING, Doc("The character encoding of a task's files.")] = (
-        "utf-8"
-    )
+    encoding: Annotated[str, TEXT_ENCODING, "The character encoding of a task's files."] = "utf-8"
     files: Annotated[
         dict[str, str],
         PATH,
-        Doc("Other files that a task reads, by the names that it gives them, in the same folder."),
+        "Other files that a task reads, by the names that it gives them, in the same folder.",
     ] = field(default_factory=dict)
     validation_fraction: Annotated[
         float,
         positive(0.5),
-        Doc("Fraction of a task's training examples to score on, without a validation file."),
+        "Fraction of a task's training examples to score on, without a validation file.",
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -140,13 +125,13 @@ class TaskDataConfig(TaskFilesConfig):
     path: Annotated[
         str,
         PATH,
-        Doc("The folder of its encoded examples; empty: one beside the runs, named by content."),
+        "The folder of its encoded examples; empty: one beside the runs, named by content.",
     ] = ""
     sequence_length: Annotated[
         int | None,
         LENGTHS,
         Unit("tokens"),
-        Doc("The longest sequence of this task; null: data.sequence_length."),
+        "The longest sequence of this task; null: data.sequence_length.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -168,85 +153,71 @@ class DataConfig(TaskFilesConfig):
     path: Annotated[
         str,
         PATH,
-        Doc(
-            "A corpus folder or URL; or set `mixture`. For a task, the folder of its encoded "
-            "examples; empty: one beside the runs, named after its content."
-        ),
+        "A corpus folder or URL; or set `mixture`. For a task, the folder of its encoded "
+        "examples; empty: one beside the runs, named after its content.",
     ] = ""
     tasks: Annotated[
         dict[Annotated[str, TASK_NAME], TaskDataConfig],
-        Doc("The examples of each task, by name, if several tasks are learned together."),
+        "The examples of each task, by name, if several tasks are learned together.",
     ] = field(default_factory=dict)
     tokenizer: Annotated[
         str | None,
         PATH,
         NOT_EMPTY,
-        Doc(
-            "A task's tokenizer; null: the tokenizer of the first learner with "
-            "init.pretrained, teachers before students."
-        ),
+        "A task's tokenizer; null: the tokenizer of the first learner with "
+        "init.pretrained, teachers before students.",
     ] = None
-    mixture: Annotated[
-        dict[str, SourceConfig], Doc("Several corpora, by name, instead of `path`.")
-    ] = field(default_factory=dict)
+    mixture: Annotated[dict[str, SourceConfig], "Several corpora, by name, instead of `path`."] = (
+        field(default_factory=dict)
+    )
     sequence_length: Annotated[
         int,
         LENGTHS,
         Unit("tokens"),
-        Doc(
-            "The length of every sequence, special tokens included; for a task, the largest "
-            "length of an example."
-        ),
+        "The length of every sequence, special tokens included; for a task, the largest "
+        "length of an example.",
     ] = 128
     packing: Annotated[
-        str, OneKeyOf(PACKINGS), Doc("How documents become sequences or pairs of segments.")
+        str, OneKeyOf(PACKINGS), "How documents become sequences or pairs of segments."
     ] = "full_sentences"
     short_sequence_probability: Annotated[
-        float,
-        FRACTION,
-        Doc("How often a sequence is packed to a random shorter length (BERT: 0.1)."),
+        float, FRACTION, "How often a sequence is packed to a random shorter length (BERT: 0.1)."
     ] = 0.0
     phases: Annotated[
         list[PhaseConfig],
         Ascending(by="from_step"),
-        Doc(
-            "Changes at later steps. A change of length, packing or mixture begins a new pass "
-            "over the corpora."
-        ),
+        "Changes at later steps. A change of length, packing or mixture begins a new pass "
+        "over the corpora.",
     ] = field(default_factory=list)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     on_bad_shard: Annotated[
         str,
         OneOf("stop", "skip"),
-        Doc("skip: a sample that cannot be read keeps its row, without labels."),
+        "skip: a sample that cannot be read keeps its row, without labels.",
     ] = "stop"
     cache_dir: Annotated[
         str | None,
         PATH,
         NOT_EMPTY,
-        Doc(
-            "The folder for shards from URLs, shared by the ranks of a node; null: "
-            "`$XDG_CACHE_HOME/tandem`, or `~/.cache/tandem`. If a web server can send parts of "
-            "files, only the index is kept there."
-        ),
+        "The folder for shards from URLs, shared by the ranks of a node; null: "
+        "`$XDG_CACHE_HOME/tandem`, or `~/.cache/tandem`. If a web server can send parts of "
+        "files, only the index is kept there.",
     ] = None
     cache_gb: Annotated[
         float,
         positive(1e9),
         Unit("GB"),
-        Doc("The largest size of the cache; each corpus of a mixture has an equal part of it."),
+        "The largest size of the cache; each corpus of a mixture has an equal part of it.",
     ] = 50.0
     stage: Annotated[
         str | None,
         VERBATIM,
         NOT_EMPTY,
-        Doc(
-            "A folder on each node's own disk, or a variable of its environment such as "
-            "`$TMPDIR`. The data that the node will read next is copied there."
-        ),
+        "A folder on each node's own disk, or a variable of its environment such as "
+        "`$TMPDIR`. The data that the node will read next is copied there.",
     ] = None
     stage_gb: Annotated[
-        float, positive(1e9), Unit("GB"), Doc("The largest size of the data copied ahead.")
+        float, positive(1e9), Unit("GB"), "The largest size of the data copied ahead."
     ] = 20.0
 
     def conflicts(self) -> Iterator[Refusal]:

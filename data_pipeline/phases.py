@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import COUNT, FRACTION, ROWS, Doc, OneKeyOf, OneOf, Range, Unit, positive
+from configs.rules import COUNT, FRACTION, ROWS, OneKeyOf, OneOf, Range, Unit, positive
 from configs.section import Refusal, Section
 from data_pipeline.masking.config import NEXT_TOKEN, UNITS, MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
@@ -23,14 +23,14 @@ class PhaseMaskingConfig(Section):
     rate: Annotated[
         float | None,
         FRACTION,
-        Doc("The rate of the phase; `final_rate` has no effect during the phase."),
+        "The rate of the phase; `final_rate` has no effect during the phase.",
     ] = None
-    unit: Annotated[str | None, OneOf(*UNITS), Doc("What is chosen as one.")] = None
+    unit: Annotated[str | None, OneOf(*UNITS), "What is chosen as one."] = None
     mask_fraction: Annotated[
-        float | None, FRACTION, Doc("Fraction of the chosen positions that is masked.")
+        float | None, FRACTION, "Fraction of the chosen positions that is masked."
     ] = None
     random_fraction: Annotated[
-        float | None, FRACTION, Doc("Fraction that becomes a random ordinary token.")
+        float | None, FRACTION, "Fraction that becomes a random ordinary token."
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -50,27 +50,25 @@ class PhaseMaskingConfig(Section):
 class PhaseConfig(Section):
     """The keys that change from a step on; a key that is null keeps its value."""
 
-    from_step: Annotated[int, COUNT, Unit("steps"), Doc("The first step of the phase.")]
+    from_step: Annotated[int, COUNT, Unit("steps"), "The first step of the phase."]
     sequence_length: Annotated[
-        int | None, LENGTHS, Unit("tokens"), Doc("Its sequence length; null: as before.")
+        int | None, LENGTHS, Unit("tokens"), "Its sequence length; null: as before."
     ] = None
-    packing: Annotated[str | None, OneKeyOf(PACKINGS), Doc("Its packing; null: as before.")] = None
+    packing: Annotated[str | None, OneKeyOf(PACKINGS), "Its packing; null: as before."] = None
     mixture: Annotated[
         dict[str, float],
         WEIGHT_OF_CORPUS,
-        Doc("Weights of corpora of `mixture`; the others keep theirs. 0: not read in the phase."),
+        "Weights of corpora of `mixture`; the others keep theirs. 0: not read in the phase.",
     ] = field(default_factory=dict)
     masking: PhaseMaskingConfig | None = None
     batch: Annotated[
-        int | None, ROWS, Unit("sequences"), Doc("Its global batch; null: as `batch` says.")
+        int | None, ROWS, Unit("sequences"), "Its global batch; null: as `batch` says."
     ] = None
     rope_theta: Annotated[
         float | None,
         positive(1e12),
-        Doc(
-            "The base of the rotary positions of the global layers of all learners that are "
-            "trained; null: as before, at first each model's `global_rope_theta`."
-        ),
+        "The base of the rotary positions of the global layers of all learners that are "
+        "trained; null: as before, at first each model's `global_rope_theta`.",
     ] = None
 
     @property

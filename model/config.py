@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from configs.rules import FRACTION, PROBABILITY, Doc, OneOf, Range, Unit, positive
+from configs.rules import FRACTION, PROBABILITY, OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.model_config import (
     REPEATS,
@@ -42,32 +42,30 @@ class EncoderConfig(ModelConfig):
         *ModelConfig.training_keys, "attention_dropout", "dropout_at", "initializer"
     )  # fmt: skip
 
-    kind: Annotated[str, OneOf("encoder"), Doc("The kind of model.")] = field(
+    kind: Annotated[str, OneOf("encoder"), "The kind of model."] = field(
         default="encoder", kw_only=True
     )
 
     # Sizes
     vocab_size: VocabularySize = 30522
-    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
-    layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 12
-    heads: Annotated[int, WIDTH, Doc("Attention heads in a layer.")] = 12
-    ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 3072
+    hidden_size: Annotated[int, WIDTH, "Width of the hidden states."] = 768
+    layers: Annotated[int, REPEATS, "Number of layers."] = 12
+    heads: Annotated[int, WIDTH, "Attention heads in a layer."] = 12
+    ffn_size: Annotated[int, WIDTH, "Width inside a feed-forward network."] = 3072
     kv_heads: Annotated[
         int,
         _WIDTH_OR_NONE,
-        Doc(
-            "Heads of keys and values, each read by an equal group of the `heads` (GQA, arXiv "
-            "2305.13245); 0: as many as `heads`."
-        ),
+        "Heads of keys and values, each read by an equal group of the `heads` (GQA, arXiv "
+        "2305.13245); 0: as many as `heads`.",
     ] = 0
     embedding_size: Annotated[
-        int, _WIDTH_OR_NONE, Doc("Width of the word vectors; 0: the hidden size.")
+        int, _WIDTH_OR_NONE, "Width of the word vectors; 0: the hidden size."
     ] = 0
     max_positions: Annotated[
-        int, WIDTH, Unit("tokens"), Doc("Rows of the position embedding; the longest sequence.")
+        int, WIDTH, Unit("tokens"), "Rows of the position embedding; the longest sequence."
     ] = 512
     segment_types: Annotated[
-        int, _WIDTH_OR_NONE, Doc("Rows of the segment embedding; 0: no segment embedding.")
+        int, _WIDTH_OR_NONE, "Rows of the segment embedding; 0: no segment embedding."
     ] = 2
     pad_token_id: PaddingToken = 0
 
@@ -75,151 +73,127 @@ class EncoderConfig(ModelConfig):
     positions: Annotated[
         str,
         OneOf("learned", "learned_after_padding", "rotary"),
-        Doc("learned_after_padding: RoBERTa's, which count tokens from `pad_token_id` + 1."),
+        "learned_after_padding: RoBERTa's, which count tokens from `pad_token_id` + 1.",
     ] = "learned"
     embedding_projection: Annotated[
         str,
         OneOf("none", "word", "sum"),
-        Doc(
-            "Where word vectors are projected to the hidden size. word: before they are added to "
-            "the other embeddings (MobileBERT); sum: afterwards (ALBERT)."
-        ),
+        "Where word vectors are projected to the hidden size. word: before they are added to "
+        "the other embeddings (MobileBERT); sum: afterwards (ALBERT).",
     ] = "none"
     trigram: Annotated[
-        bool, Doc("Concatenate the next, current and previous word vector (MobileBERT).")
+        bool, "Concatenate the next, current and previous word vector (MobileBERT)."
     ] = False
-    embedding_norm: Annotated[bool, Doc("Normalise the embedding output.")] = True
+    embedding_norm: Annotated[bool, "Normalise the embedding output."] = True
 
     # Layers
     norm: Annotated[
         str,
         OneOf("layer_norm", "rms_norm", "no_norm"),
-        Doc(
-            "The kind of norm of embeddings and layers; rms_norm: g * x / rms(x) (arXiv "
-            "1910.07467); no_norm: g * x + b (MobileBERT). Heads have layer norms."
-        ),
+        "The kind of norm of embeddings and layers; rms_norm: g * x / rms(x) (arXiv "
+        "1910.07467); no_norm: g * x + b (MobileBERT). Heads have layer norms.",
     ] = "layer_norm"
-    norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-12
+    norm_eps: Annotated[float, positive(1.0), "Added to the variance in a layer norm."] = 1e-12
     fixed_norm_eps: Annotated[
         float,
         FRACTION,
-        Doc("The epsilon of the embedding norm and the last feed-forward norm; 0: `norm_eps`."),
+        "The epsilon of the embedding norm and the last feed-forward norm; 0: `norm_eps`.",
     ] = 0.0
-    norm_bias: Annotated[bool, Doc("Layer norms have a bias.")] = True
+    norm_bias: Annotated[bool, "Layer norms have a bias."] = True
     qk_norm: Annotated[
         bool,
-        Doc(
-            "Each head's queries and keys pass an RMS norm before rotary positions, so that scores "
-            "stay bounded (arXiv 2302.05442; Qwen3)."
-        ),
+        "Each head's queries and keys pass an RMS norm before rotary positions, so that scores "
+        "stay bounded (arXiv 2302.05442; Qwen3).",
     ] = False
     norm_placement: Annotated[
         str,
         OneOf("post", "pre"),
-        Doc("post: norms after each residual sum; pre: norms before each part."),
+        "post: norms after each residual sum; pre: norms before each part.",
     ] = "post"
-    activation: Annotated[
-        str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
-    ] = "gelu"
+    activation: Annotated[str, OneOf(*ACTIVATIONS), "Activation of the feed-forward networks."] = (
+        "gelu"
+    )
     feed_forward: Annotated[
-        str,
-        OneOf("mlp", "glu"),
-        Doc("The feed-forward network; glu: gated linear unit (ModernBERT)."),
+        str, OneOf("mlp", "glu"), "The feed-forward network; glu: gated linear unit (ModernBERT)."
     ] = "mlp"
     feed_forwards: Annotated[
-        int, REPEATS, Doc("Feed-forward networks stacked in a layer (MobileBERT: 4).")
+        int, REPEATS, "Feed-forward networks stacked in a layer (MobileBERT: 4)."
     ] = 1
-    attention_bias: Annotated[bool, Doc("The attention's projections have biases.")] = True
-    ffn_bias: Annotated[bool, Doc("The feed-forward networks have biases.")] = True
+    attention_bias: Annotated[bool, "The attention's projections have biases."] = True
+    ffn_bias: Annotated[bool, "The feed-forward networks have biases."] = True
     bottleneck_size: Annotated[
-        int,
-        _WIDTH_OR_NONE,
-        Doc("Width inside a layer; 0: the hidden size (MobileBERT: a smaller one)."),
+        int, _WIDTH_OR_NONE, "Width inside a layer; 0: the hidden size (MobileBERT: a smaller one)."
     ] = 0
     bottleneck_attention: Annotated[
         str,
         OneOf("hidden", "shared", "inner"),
-        Doc(
-            "The input of Q and K: the hidden states, a bottleneck that they share, or the "
-            "layer's inner states, which V then reads too."
-        ),
+        "The input of Q and K: the hidden states, a bottleneck that they share, or the "
+        "layer's inner states, which V then reads too.",
     ] = "hidden"
     local_window: Annotated[
         int,
         Range(0, 2**31),
         Unit("tokens"),
-        Doc("The window of a local attention layer, both sides together; 0: no limit."),
+        "The window of a local attention layer, both sides together; 0: no limit.",
     ] = 0
     global_every: Annotated[
-        int,
-        REPEATS,
-        Unit("layers"),
-        Doc("The first of every group of this many layers is global."),
+        int, REPEATS, Unit("layers"), "The first of every group of this many layers is global."
     ] = 1
     global_rope_theta: Annotated[
-        float, positive(1e12), Doc("Base of the rotary positions in global layers.")
+        float, positive(1e12), "Base of the rotary positions in global layers."
     ] = 160000.0
     local_rope_theta: Annotated[
-        float, positive(1e12), Doc("Base of the rotary positions in local layers.")
+        float, positive(1e12), "Base of the rotary positions in local layers."
     ] = 10000.0
 
     # Sharing
     sharing: Annotated[
         str,
         OneOf("none", "all", "attention", "ffn"),
-        Doc("The weights that the layers of a group share (ALBERT)."),
+        "The weights that the layers of a group share (ALBERT).",
     ] = "none"
     groups: Annotated[
-        int, REPEATS, Doc("Groups of sharing layers; layer i is in floor(i * groups / layers).")
+        int, REPEATS, "Groups of sharing layers; layer i is in floor(i * groups / layers)."
     ] = 1
 
     # Heads
     pooler: Annotated[
         str,
         OneOf("none", "first", "tanh"),
-        Doc(
-            "The pooled state; first: the first token's state; tanh: after a dense layer and tanh."
-        ),
+        "The pooled state; first: the first token's state; tanh: after a dense layer and tanh.",
     ] = "tanh"
     head_activation: Annotated[
-        str,
-        OneOf("", *ACTIVATIONS),
-        Doc("Activation of the masked-LM transform; empty: `activation`."),
+        str, OneOf("", *ACTIVATIONS), "Activation of the masked-LM transform; empty: `activation`."
     ] = ""
     head_transform: Annotated[
         bool,
-        Doc(
-            "The masked-LM head has a dense layer, an activation and a norm; false: it has none "
-            "of these."
-        ),
+        "The masked-LM head has a dense layer, an activation and a norm; false: it has none "
+        "of these.",
     ] = True
-    head_bias: Annotated[bool, Doc("The masked-LM transform has a bias.")] = True
+    head_bias: Annotated[bool, "The masked-LM transform has a bias."] = True
     tied_decoder: Annotated[
-        bool,
-        Doc("The vocabulary projection is the word embedding; false: a matrix of its own."),
+        bool, "The vocabulary projection is the word embedding; false: a matrix of its own."
     ] = True
-    decoder_bias: Annotated[bool, Doc("The vocabulary projection has a bias.")] = True
+    decoder_bias: Annotated[bool, "The vocabulary projection has a bias."] = True
 
     # Training
-    dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability, except for attention weights.")
-    ] = 0.1
+    dropout: Annotated[float, PROBABILITY, "Dropout probability, except for attention weights."] = (
+        0.1
+    )
     attention_dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability of attention weights.")
+        float, PROBABILITY, "Dropout probability of attention weights."
     ] = 0.1
     dropout_at: Annotated[
-        list[str], OneOf(*DROPOUT_PLACES), Doc("The parts whose outputs get dropout.")
+        list[str], OneOf(*DROPOUT_PLACES), "The parts whose outputs get dropout."
     ] = field(default_factory=lambda: [*DROPOUT_PLACES])
     initializer: Annotated[
         str,
         OneOf("truncated_normal", "normal", "scaled_truncated_normal"),
-        Doc(
-            "Distribution of random weights. Truncated: at two standard deviations; scaled: output "
-            "weights of each residual branch are multiplied by 1 / sqrt(2 * layers)."
-        ),
+        "Distribution of random weights. Truncated: at two standard deviations; scaled: output "
+        "weights of each residual branch are multiplied by 1 / sqrt(2 * layers).",
     ] = "truncated_normal"
     initializer_range: Annotated[
-        float, positive(100.0), Doc("Standard deviation of random weights.")
+        float, positive(100.0), "Standard deviation of random weights."
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:

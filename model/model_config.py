@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from configs.rules import Doc, Range, Unit
+from configs.rules import Range, Unit
 from configs.section import Refusal, Section, within
 from model.task_head_config import WIDEST, TaskHeadConfig
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 WIDTH = Range(1, WIDEST)
 REPEATS = Range(1, 4096)
 # Keys of every kind.
-VocabularySize = Annotated[int, WIDTH, Unit("tokens"), Doc("Rows of the word embedding.")]
+VocabularySize = Annotated[int, WIDTH, Unit("tokens"), "Rows of the word embedding."]
 PaddingToken = Annotated[
     int,
     Range(-1, WIDEST),
-    Doc("The padding token: its word vector gets no gradient from the input side; -1: none."),
+    "The padding token: its word vector gets no gradient from the input side; -1: none.",
 ]
 
 PAIRS = "pairs"  # the name of the pair head's output
@@ -107,15 +107,15 @@ class ModelConfig(Section, ABC):
     # Keys that do not change what is computed from given weights.
     training_keys: ClassVar[tuple[str, ...]] = ("dropout", "initializer_range")
 
-    kind: Annotated[str, Doc("The kind of model.")] = "encoder"
+    kind: Annotated[str, "The kind of model."] = "encoder"
     pair_head: Annotated[
-        bool, Doc("Add two logits on the pooled state, for next sentence or sentence order.")
+        bool, "Add two logits on the pooled state, for next sentence or sentence order."
     ] = False
     mlm_head: Annotated[
-        bool, Doc("The model has a masked-LM head; a fine-tuned classifier has none.")
+        bool, "The model has a masked-LM head; a fine-tuned classifier has none."
     ] = True
-    task_heads: Annotated[dict[str, TaskHeadConfig], Doc("The heads that tasks add, by name.")] = (
-        field(default_factory=dict)
+    task_heads: Annotated[dict[str, TaskHeadConfig], "The heads that tasks add, by name."] = field(
+        default_factory=dict
     )
 
     @classmethod

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from configs.kinds import add_kind
-from configs.rules import PROBABILITY, Doc, OneOf, Range
+from configs.rules import PROBABILITY, OneOf, Range
 from configs.section import Refusal, Section
 
 CLASSIFICATION, REGRESSION, CHOICE = "classification", "regression", "choice"
@@ -25,7 +25,7 @@ PER_TOKEN = (TAGGING, SPAN, DETECTION)  # the others have one output per text
 ONE_OF_LABELS = (CLASSIFICATION, TAGGING)
 LABELLED = (*ONE_OF_LABELS, MULTI_LABEL, OTHER)
 WIDEST = 2**24  # no machine could hold a larger model
-HEAD_KIND = Doc("The module of the head.")
+HEAD_KIND = "The module of the head."
 _Config = TypeVar("_Config", bound="type[HeadModuleConfig]")
 
 
@@ -73,88 +73,72 @@ class TaskHeadConfig(Section):
     kind: Annotated[
         str,
         OneOf(*KINDS),
-        Doc(
-            "Its output, which decides what `tandem predict` prints and what is exported. "
-            "classification: a logit per label, one of which is right; multi_label: a logit per "
-            "label, each right or not by itself; regression: a number; choice: the score of a text "
-            "among several; tagging: a logit per label at every token; span: two logits at every "
-            "token, of the first and the last of the answer; detection: a logit at every token, of "
-            "whether it was replaced; vector: a vector; other: a number per "
-            "label, which only its task can read."
-        ),
+        "Its output, which decides what `tandem predict` prints and what is exported. "
+        "classification: a logit per label, one of which is right; multi_label: a logit per "
+        "label, each right or not by itself; regression: a number; choice: the score of a text "
+        "among several; tagging: a logit per label at every token; span: two logits at every "
+        "token, of the first and the last of the answer; detection: a logit at every token, of "
+        "whether it was replaced; vector: a vector; other: a number per "
+        "label, which only its task can read.",
     ] = CLASSIFICATION
     labels: Annotated[
-        list[str], Doc("The names of the classes or tags, in the order of the logits.")
+        list[str], "The names of the classes or tags, in the order of the logits."
     ] = field(default_factory=list)
     pooling: Annotated[
         str,
         OneOf("", "pooler", "first", "mean"),
-        Doc(
-            "What a head with one output per text reads: the model's pooler, the state of the "
-            "first token, or the mean over the tokens; empty: as `transformers` does."
-        ),
+        "What a head with one output per text reads: the model's pooler, the state of the "
+        "first token, or the mean over the tokens; empty: as `transformers` does.",
     ] = ""
     layers: Annotated[
         list[int],
         Range(-4097, 4096),
-        Doc(
-            "The hidden states that it reads, concatenated: 0 is the embedding output, 1 the "
-            "output of the first layer, -1 of the last; empty: the last."
-        ),
+        "The hidden states that it reads, concatenated: 0 is the embedding output, 1 the "
+        "output of the first layer, -1 of the last; empty: the last.",
     ] = field(default_factory=list)
     transform: Annotated[
         str,
         OneOf("", "none", "tanh", "relu", "gelu", "norm"),
-        Doc(
-            "A dense layer before the output, with tanh, relu or gelu; norm: with the activation "
-            "and norm of the masked-LM transform; empty: as `transformers` does."
-        ),
+        "A dense layer before the output, with tanh, relu or gelu; norm: with the activation "
+        "and norm of the masked-LM transform; empty: as `transformers` does.",
     ] = ""
     activation: Annotated[
-        str,
-        OneOf("", "relu"),
-        Doc("The activation before the output layer; TinyBERT's code has relu."),
+        str, OneOf("", "relu"), "The activation before the output layer; TinyBERT's code has relu."
     ] = ""
     numbers: Annotated[
         list[str],
-        Doc("The columns of a table whose numbers its output layer reads beside the pooled state."),
+        "The columns of a table whose numbers its output layer reads beside the pooled state.",
     ] = field(default_factory=list)
     means: Annotated[
-        list[float], Doc("The mean of each of `numbers` in training, which is subtracted.")
+        list[float], "The mean of each of `numbers` in training, which is subtracted."
     ] = field(default_factory=list, compare=False)
     deviations: Annotated[
-        list[float], Doc("The standard deviation of each in training, by which it is divided.")
+        list[float], "The standard deviation of each in training, by which it is divided."
     ] = field(default_factory=list, compare=False)
     size: Annotated[
-        int,
-        Range(0, WIDEST),
-        Doc("Width of a vector; 0: the width of its input, without a projection."),
+        int, Range(0, WIDEST), "Width of a vector; 0: the width of its input, without a projection."
     ] = 0
-    normalise: Annotated[bool, Doc("Scale a vector to length 1.")] = False
+    normalise: Annotated[bool, "Scale a vector to length 1."] = False
     crf: Annotated[
-        bool, Doc("A conditional random field over the tags: weights for each pair of neighbours.")
+        bool, "A conditional random field over the tags: weights for each pair of neighbours."
     ] = False
 
     dropout: Annotated[
         float | None,
         PROBABILITY,
-        Doc("Dropout probability of the input of its last layer; null: the model's dropout."),
+        "Dropout probability of the input of its last layer; null: the model's dropout.",
     ] = field(default=None, compare=False)
     branches: Annotated[
         bool,
-        Doc(
-            "A classifier of FastBERT's form after every layer: a dense layer to 128 with tanh, "
-            "self-attention of 2 heads, the first token, a dense layer with tanh. Examples can "
-            "then leave at any layer; the last layer's gives the output."
-        ),
+        "A classifier of FastBERT's form after every layer: a dense layer to 128 with tanh, "
+        "self-attention of 2 heads, the first token, a dense layer with tanh. Examples can "
+        "then leave at any layer; the last layer's gives the output.",
     ] = False
 
     module: Annotated[
         HeadModuleConfig | None,
-        Doc(
-            "The module of the head, which reads the states of all tokens and gives the "
-            "output; null: a pooled state, a transform and an output layer."
-        ),
+        "The module of the head, which reads the states of all tokens and gives the "
+        "output; null: a pooled state, a transform and an output layer.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:

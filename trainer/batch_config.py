@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import COUNT, ROWS, Ascending, Doc, Range, Unit
+from configs.rules import COUNT, ROWS, Ascending, Range, Unit
 from configs.section import Refusal, Section
 
 DEFAULT_SIZE = 64
@@ -31,9 +31,9 @@ def micro_rows(micro_batch: int, micro_tokens: int | None, length: int) -> int:
 class GrowthConfig(Section):
     """A new global batch size from a given step on, in sequences or in tokens."""
 
-    step: Annotated[int, COUNT, Unit("steps"), Doc("The first step with this size.")]
-    size: Annotated[int | None, ROWS, Unit("sequences"), Doc("The size in sequences.")] = None
-    tokens: Annotated[int | None, TOKENS, Unit("tokens"), Doc("Or the size in tokens.")] = None
+    step: Annotated[int, COUNT, Unit("steps"), "The first step with this size."]
+    size: Annotated[int | None, ROWS, Unit("sequences"), "The size in sequences."] = None
+    tokens: Annotated[int | None, TOKENS, Unit("tokens"), "Or the size in tokens."] = None
 
     def conflicts(self) -> Iterator[Refusal]:
         if (self.size is None) == (self.tokens is None):
@@ -48,48 +48,40 @@ class BatchConfig(Section):
         int | None,
         ROWS,
         Unit("sequences"),
-        Doc(f"The global batch in sequences; {DEFAULT_SIZE} if `tokens` is not set either."),
+        f"The global batch in sequences; {DEFAULT_SIZE} if `tokens` is not set either.",
     ] = None
     tokens: Annotated[
         int | None,
         TOKENS,
         Unit("tokens"),
-        Doc(
-            "About this many tokens without padding, instead of `size`, whatever the sequence "
-            "length and packing. The size in sequences is then a multiple of `multiple`."
-        ),
+        "About this many tokens without padding, instead of `size`, whatever the sequence "
+        "length and packing. The size in sequences is then a multiple of `multiple`.",
     ] = None
     multiple: Annotated[
         int,
         ROWS,
         Unit("sequences"),
-        Doc(
-            "Sizes that follow from `tokens` are multiples of this. It must be a multiple of the "
-            "number of ranks."
-        ),
+        "Sizes that follow from `tokens` are multiples of this. It must be a multiple of the "
+        "number of ranks.",
     ] = 8
     micro_batch: Annotated[
         int,
         ROWS,
         Unit("sequences"),
-        Doc(
-            "The largest micro-batch on one rank. It determines the gradient accumulation of each "
-            "step, together with the number of ranks."
-        ),
+        "The largest micro-batch on one rank. It determines the gradient accumulation of each "
+        "step, together with the number of ranks.",
     ] = 64
     micro_tokens: Annotated[
         int | None,
         TOKENS,
         Unit("tokens"),
-        Doc(
-            "A micro-batch also has at most this many tokens, so that a phase of longer "
-            "sequences fits into memory; null: only `micro_batch` limits it."
-        ),
+        "A micro-batch also has at most this many tokens, so that a phase of longer "
+        "sequences fits into memory; null: only `micro_batch` limits it.",
     ] = None
     growth: Annotated[
         list[GrowthConfig],
         Ascending(by="step"),
-        Doc("Other sizes from later steps on. Each epoch is still read completely."),
+        "Other sizes from later steps on. Each epoch is still read completely.",
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:

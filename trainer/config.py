@@ -16,7 +16,6 @@ from configs.rules import (
     NOT_EMPTY,
     PATH,
     SECONDS,
-    Doc,
     FolderName,
     Matches,
     OneOf,
@@ -51,31 +50,27 @@ class EvaluationConfig(Section):
         int | None,
         COUNT,
         Unit("steps"),
-        Doc("Steps between evaluations. null: 500, or a tenth of the job's steps if that is less."),
+        "Steps between evaluations. null: 500, or a tenth of the job's steps if that is less.",
     ] = None
     sequences: Annotated[
-        int, COUNT, Unit("sequences"), Doc("How many sequences of each corpus are scored.")
+        int, COUNT, Unit("sequences"), "How many sequences of each corpus are scored."
     ] = 512
     metric: Annotated[
         str | None,
         NOT_EMPTY,
-        Doc(
-            "The run's primary metric: a held-out score of the teacher. On text it is loss, "
-            "accuracy or pair_accuracy; on a task it is HEAD_SCORE, such as "
-            "single_sentence_accuracy, or bleu. It decides when students start and which "
-            "checkpoints are kept, and learners are compared by it. null: the primary score of "
-            "the first head; with several tasks task_mean, the mean of their primary scores. "
-            "If a student does not have this score, the primary score of its own first head is "
-            "used."
-        ),
+        "The run's primary metric: a held-out score of the teacher. On text it is loss, "
+        "accuracy or pair_accuracy; on a task it is HEAD_SCORE, such as "
+        "single_sentence_accuracy, or bleu. It decides when students start and which "
+        "checkpoints are kept, and learners are compared by it. null: the primary score of "
+        "the first head; with several tasks task_mean, the mean of their primary scores. "
+        "If a student does not have this score, the primary score of its own first head is "
+        "used.",
     ] = None
     final: Annotated[
         str,
         OneOf("last", "best"),
-        Doc(
-            "Which checkpoint of each learner is scored and exported at the end: the last one, or "
-            "the one with its best evaluation.metric."
-        ),
+        "Which checkpoint of each learner is scored and exported at the end: the last one, or "
+        "the one with its best evaluation.metric.",
     ] = "last"
 
     def every_in(self, steps: int) -> int:
@@ -91,10 +86,8 @@ class StopConfig(Section):
         int | None,
         COUNT,
         Unit("evaluations"),
-        Doc(
-            "A learner's training ends after this many held-out evaluations in a row "
-            "without a new best; its own `budget.patience` takes precedence. null: never."
-        ),
+        "A learner's training ends after this many held-out evaluations in a row "
+        "without a new best; its own `budget.patience` takes precedence. null: never.",
     ] = None
 
 
@@ -102,23 +95,19 @@ class StopConfig(Section):
 class CheckpointConfig(Section):
     """When checkpoints are saved, and which of them are kept."""
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between checkpoints.")] = 500
-    keep: Annotated[int, COUNT, Doc("How many of the newest are kept.")] = 3
+    every: Annotated[int, COUNT, Unit("steps"), "Steps between checkpoints."] = 500
+    keep: Annotated[int, COUNT, "How many of the newest are kept."] = 3
     keep_every: Annotated[
-        int | None, COUNT, Unit("steps"), Doc("Also keep checkpoints at multiples of this step.")
+        int | None, COUNT, Unit("steps"), "Also keep checkpoints at multiples of this step."
     ] = None
     keep_best: Annotated[
         int,
         INDEX,
-        Doc(
-            "For each trained learner, also keep this many checkpoints with its best "
-            "evaluation.metric, among the checkpoints saved right after an evaluation. In a "
-            "job of a task, and if evaluation.final is best, every new best is saved."
-        ),
+        "For each trained learner, also keep this many checkpoints with its best "
+        "evaluation.metric, among the checkpoints saved right after an evaluation. In a "
+        "job of a task, and if evaluation.final is best, every new best is saved.",
     ] = 1
-    max_failures: Annotated[
-        int, COUNT, Doc("The run fails after this many failed saves in a row.")
-    ] = 3
+    max_failures: Annotated[int, COUNT, "The run fails after this many failed saves in a row."] = 3
 
 
 @dataclass
@@ -129,20 +118,16 @@ class WatchConfig(Section):
         int,
         COUNT,
         Unit("steps"),
-        Doc(
-            "Steps between comparisons of the ranks' replicas. The ranks also compare them "
-            "before every checkpoint."
-        ),
+        "Steps between comparisons of the ranks' replicas. The ranks also compare them "
+        "before every checkpoint.",
     ] = 100
     hang_timeout_s: Annotated[
         float,
         SECONDS,
         Unit("s"),
-        Doc(
-            "A rank without progress for this long writes its stacks to its log and exits. "
-            "Progress is a step, a scored batch, a part of the start or an export. Collectives "
-            "time out a minute later."
-        ),
+        "A rank without progress for this long writes its stacks to its log and exits. "
+        "Progress is a step, a scored batch, a part of the start or an export. Collectives "
+        "time out a minute later.",
     ] = 1800.0
 
 
@@ -150,33 +135,31 @@ class WatchConfig(Section):
 class JobConfig(Section):
     """One job: everything that `tandem train` needs."""
 
-    name: Annotated[str, FolderName(), Doc("The name of the run and of its folder.")]
+    name: Annotated[str, FolderName(), "The name of the run and of its folder."]
     data: DataConfig
-    teacher: Annotated[LearnerConfig, Doc("The model that the students learn from.")]
+    teacher: Annotated[LearnerConfig, "The model that the students learn from."]
     teachers: Annotated[
         dict[Annotated[str, LEARNER_NAME], LearnerConfig],
-        Doc("Further teachers, frozen, by name; a term names one of them, or their mean."),
+        "Further teachers, frozen, by name; a term names one of them, or their mean.",
     ] = field(default_factory=dict, kw_only=True)
     steps: Annotated[
-        int, INDEX, Unit("steps"), Doc("Optimizer steps of the job; 0: `epochs` decides.")
+        int, INDEX, Unit("steps"), "Optimizer steps of the job; 0: `epochs` decides."
     ] = 0
     epochs: Annotated[
         float | None,
         positive(1e6),
         Unit("epochs"),
-        Doc("How often each training example of a task is read; instead of `steps`."),
+        "How often each training example of a task is read; instead of `steps`.",
     ] = None
     tasks: Annotated[
         dict[Annotated[str, TASK_NAME], str],
         PATH,
-        Doc(
-            "Tasks that are learned together, one in each step: for each task a name of "
-            "configs/task, or a file. They become `data.tasks` and the `tasks` of objectives."
-        ),
+        "Tasks that are learned together, one in each step: for each task a name of "
+        "configs/task, or a file. They become `data.tasks` and the `tasks` of objectives.",
     ] = field(default_factory=dict)
     students: Annotated[
         dict[Annotated[str, LEARNER_NAME], LearnerConfig],
-        Doc("Models that learn from the teacher in the same job, by name."),
+        "Models that learn from the teacher in the same job, by name.",
     ] = field(default_factory=dict)
     batch: BatchConfig = field(default_factory=BatchConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -186,52 +169,40 @@ class JobConfig(Section):
     log: LogConfig = field(default_factory=LogConfig)
     rollback: Annotated[
         list[RollbackConfig],
-        Doc(
-            "Returns to a checkpoint and skips batches. Leave entries in place once they have been "
-            "applied."
-        ),
+        "Returns to a checkpoint and skips batches. Leave entries in place once they have been "
+        "applied.",
     ] = field(default_factory=list)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     output_dir: Annotated[
-        str, PATH, NOT_EMPTY, Doc("The folder in which the run's folder is created.")
+        str, PATH, NOT_EMPTY, "The folder in which the run's folder is created."
     ] = "runs"
     plugins: Annotated[
         list[str],
         PATH,
-        Doc(
-            "Your own Python files that define tasks, terms of objectives, optimizers, schedules, "
-            "packings, trackers or kinds of models."
-        ),
+        "Your own Python files that define tasks, terms of objectives, optimizers, schedules, "
+        "packings, trackers or kinds of models.",
     ] = field(default_factory=list)
-    seed: Annotated[int, Doc("The seed of order, masks, dropout and random weights.")] = 0
+    seed: Annotated[int, "The seed of order, masks, dropout and random weights."] = 0
     deterministic: Annotated[
         bool,
-        Doc(
-            "On GPUs, use kernels that add in a fixed order. They are slower, but repeated "
-            "runs are then equal to the last bit, as they always are on CPUs."
-        ),
+        "On GPUs, use kernels that add in a fixed order. They are slower, but repeated "
+        "runs are then equal to the last bit, as they always are on CPUs.",
     ] = False
     hours: Annotated[
         float | None,
         HOURS,
         Unit("hours"),
-        Doc(
-            "The job also ends when it has trained for this long, over all restarts. Learning-rate "
-            "schedules that span the job then reach their end at this deadline."
-        ),
+        "The job also ends when it has trained for this long, over all restarts. Learning-rate "
+        "schedules that span the job then reach their end at this deadline.",
     ] = None
     device: Annotated[
         str,
         OneOf("auto", "cuda", "cpu"),
-        Doc(
-            "Where the job computes. auto: on GPUs if PyTorch sees any, otherwise on the CPU; "
-            "a GPU that PyTorch cannot use is refused. cuda: only on GPUs."
-        ),
+        "Where the job computes. auto: on GPUs if PyTorch sees any, otherwise on the CPU; "
+        "a GPU that PyTorch cannot use is refused. cuda: only on GPUs.",
     ] = "auto"
     license: Annotated[
-        str,
-        NOT_EMPTY,
-        Doc("The license of exported models, as an identifier of the Hugging Face Hub."),
+        str, NOT_EMPTY, "The license of exported models, as an identifier of the Hugging Face Hub."
     ] = "other"
 
     @classmethod

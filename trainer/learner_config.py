@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import trainer.tasks  # noqa: F401 - their terms are keys of an objective
-from configs.rules import (
-    NOT_EMPTY,
-    PATH,
-    PROBABILITY,
-    WEIGHT,
-    Doc,
-    OneOf,
-)
+from configs.rules import NOT_EMPTY, PATH, PROBABILITY, WEIGHT, OneOf
 from configs.section import Refusal, Section, within
 from data_pipeline import DEFAULT_VIEW
 from model import Ability, ModelConfig, default_model
@@ -77,132 +70,102 @@ class LearnerConfig(Section):
     view: Annotated[
         str,
         NOT_EMPTY,
-        Doc(
-            "The form in which the learner reads an example, if its task has several. "
-            "sentence_pair has `first` and `second`; translation has `masked` and "
-            "`every_token`, for models without a decoder. default: the whole example."
-        ),
+        "The form in which the learner reads an example, if its task has several. "
+        "sentence_pair has `first` and `second`; translation has `masked` and "
+        "`every_token`, for models without a decoder. default: the whole example.",
     ] = DEFAULT_VIEW
     generator: Annotated[
         str | None,
         NOT_EMPTY,
-        Doc(
-            "The learner whose samples replace the masked tokens in this learner's text, so "
-            "that `rtd` can detect them (ELECTRA): `teacher`, or the name of a student. null: "
-            "this learner reads the masked text."
-        ),
+        "The learner whose samples replace the masked tokens in this learner's text, so "
+        "that `rtd` can detect them (ELECTRA): `teacher`, or the name of a student. null: "
+        "this learner reads the masked text.",
     ] = None
     tokenizer: Annotated[
         str | None,
         PATH,
         NOT_EMPTY,
-        Doc(
-            "The folder of the learner's own tokenizer. A corpus of text must be built with "
-            "`--also` that folder. null: the job's tokenizer."
-        ),
+        "The folder of the learner's own tokenizer. A corpus of text must be built with "
+        "`--also` that folder. null: the job's tokenizer.",
     ] = None
     embedding_sharing: Annotated[
         str,
         OneOf(SEPARATE, DISENTANGLED),
-        Doc(
-            "The word embedding of a learner with a `generator`. disentangled: the generator's "
-            "embedding, without gradient, plus a table of its own that begins at zero "
-            "(DeBERTaV3, arXiv 2111.09543, section 3.2)."
-        ),
+        "The word embedding of a learner with a `generator`. disentangled: the generator's "
+        "embedding, without gradient, plus a table of its own that begins at zero "
+        "(DeBERTaV3, arXiv 2111.09543, section 3.2).",
     ] = SEPARATE
     masked_only: Annotated[
         bool,
-        Doc(
-            "The teacher's last layer computes only the masked positions. If a task reads only "
-            "the first tokens, it computes only these. This saves up to 12% of the computing. "
-            "Students can then learn only from the teacher's predictions at these positions. A "
-            "student's last layer does this automatically."
-        ),
+        "The teacher's last layer computes only the masked positions. If a task reads only "
+        "the first tokens, it computes only these. This saves up to 12% of the computing. "
+        "Students can then learn only from the teacher's predictions at these positions. A "
+        "student's last layer does this automatically.",
     ] = False
     stacking: StackingConfig = field(default_factory=StackingConfig)
-    frozen: Annotated[bool, Doc("The teacher is not trained (offline distillation).")] = False
+    frozen: Annotated[bool, "The teacher is not trained (offline distillation)."] = False
     stored: Annotated[
         StoredConfig | None,
-        Doc(
-            "A frozen teacher's predictions are read from here in each step, and the teacher does "
-            "not run. It still runs for held-out scores."
-        ),
+        "A frozen teacher's predictions are read from here in each step, and the teacher does "
+        "not run. It still runs for held-out scores.",
     ] = None
-    freeze_positions: Annotated[bool, Doc("Do not train the position embeddings (DistilBERT).")] = (
-        False
-    )
+    freeze_positions: Annotated[bool, "Do not train the position embeddings (DistilBERT)."] = False
     encoder: Annotated[
         str,
         OneOf("trained", "frozen"),
-        Doc(
-            "frozen: train only the heads; embeddings and layers keep their initial weights, and "
-            "have no dropout."
-        ),
+        "frozen: train only the heads; embeddings and layers keep their initial weights, and "
+        "have no dropout.",
     ] = "trained"
     zero_stage: Annotated[
-        int,
-        OneOf(0, 1, 2, 3),
-        Doc("DeepSpeed's ZeRO stage, which decides what the ranks partition."),
+        int, OneOf(0, 1, 2, 3), "DeepSpeed's ZeRO stage, which decides what the ranks partition."
     ] = 0
     offload: Annotated[
         str,
         OneOf(*OFFLOADS),
-        Doc(
-            "What is kept in host memory. optimizer: the optimizer states; parameters: "
-            "parameters and optimizer states."
-        ),
+        "What is kept in host memory. optimizer: the optimizer states; parameters: "
+        "parameters and optimizer states.",
     ] = "none"
     precision: Annotated[
         str,
         OneOf(*PRECISIONS),
-        Doc(
-            "The precision of matrix products. bf16 and fp16: by autocast, on float32 weights. "
-            "bf16_weights: weights and the states between layers are bfloat16 too, and the "
-            "optimizer has float32 masters of the weights, as in DeepSpeed's and Megatron's bf16 "
-            "and torchtitan's param_dtype. fp8: as bf16_weights, and the linear layers of the "
-            "encoder multiply in 8 bits. Gradients are summed, losses computed and optimizer "
-            "states kept in float32."
-        ),
+        "The precision of matrix products. bf16 and fp16: by autocast, on float32 weights. "
+        "bf16_weights: weights and the states between layers are bfloat16 too, and the "
+        "optimizer has float32 masters of the weights, as in DeepSpeed's and Megatron's bf16 "
+        "and torchtitan's param_dtype. fp8: as bf16_weights, and the linear layers of the "
+        "encoder multiply in 8 bits. Gradients are summed, losses computed and optimizer "
+        "states kept in float32.",
     ] = "fp32"
     communication: Annotated[
         str,
         OneOf(*COMMUNICATIONS),
-        Doc(
-            "The precision in which ranks exchange gradients and, at stage 3, the parameters "
-            "of the layers that are computed next. bf16 halves the bytes. Each rank's gradient "
-            "is then rounded before it is summed, so results depend on the number of ranks."
-        ),
+        "The precision in which ranks exchange gradients and, at stage 3, the parameters "
+        "of the layers that are computed next. bf16 halves the bytes. Each rank's gradient "
+        "is then rounded before it is summed, so results depend on the number of ranks.",
     ] = "fp32"
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     gradient_clipping: Annotated[
-        float, WEIGHT, Doc("The largest L2 norm of the gradient; 0: no clipping.")
+        float, WEIGHT, "The largest L2 norm of the gradient; 0: no clipping."
     ] = 1.0
     clip_each_parameter: Annotated[
         bool,
-        Doc(
-            "Clip the gradient of each parameter by its own norm, as the Adam of BERT's "
-            "PyTorch code does (TinyBERT, PKD); false: by the norm of the whole gradient."
-        ),
+        "Clip the gradient of each parameter by its own norm, as the Adam of BERT's "
+        "PyTorch code does (TinyBERT, PKD); false: by the norm of the whole gradient.",
     ] = False
     guard: GuardConfig = field(default_factory=GuardConfig)
     dropout: Annotated[
         float,
         PROBABILITY,
-        Doc(
-            "Hidden and attention dropout in this training; exports keep the rate of the "
-            "model's config. A frozen teacher with dropout runs in training mode, as "
-            "TinyBERT's does."
-        ),
+        "Hidden and attention dropout in this training; exports keep the rate of the "
+        "model's config. A frozen teacher with dropout runs in training mode, as "
+        "TinyBERT's does.",
     ] = 0.0
     checkpoint_activations: Annotated[
-        bool, Doc("Store only each layer's input, and recompute the rest in the backward pass.")
+        bool, "Store only each layer's input, and recompute the rest in the backward pass."
     ] = False
     compile: Annotated[
         bool | None,
-        Doc(
-            "Compile layers and losses with torch.compile; not at ZeRO stage 3. null: on GPUs, "
-            "where the model can, and Triton and a C compiler are installed."
-        ),
+        "Compile layers and losses with torch.compile; not at ZeRO stage 3. null: on GPUs, "
+        "where the model can, and Triton and a C compiler are installed.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:

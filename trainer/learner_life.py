@@ -20,7 +20,6 @@ from configs.rules import (
     NOT_EMPTY,
     PATH,
     Ascending,
-    Doc,
     OneOf,
     Range,
     Unit,
@@ -38,16 +37,14 @@ class ThresholdConfig(Section):
     metric: Annotated[
         str | None,
         NOT_EMPTY,
-        Doc(
-            "The score; null: evaluation.metric. loss_over_unigram and accuracy_over_unigram are "
-            "the differences to the unigram baseline."
-        ),
+        "The score; null: evaluation.metric. loss_over_unigram and accuracy_over_unigram are "
+        "the differences to the unigram baseline.",
     ] = None
     at_least: Annotated[
-        float | None, Range(-1000, 1000), Doc("Reached when the score is at least this.")
+        float | None, Range(-1000, 1000), "Reached when the score is at least this."
     ] = None
     at_most: Annotated[
-        float | None, Range(-1000, 1000), Doc("Reached when the score is at most this.")
+        float | None, Range(-1000, 1000), "Reached when the score is at most this."
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -59,12 +56,12 @@ class ThresholdConfig(Section):
 class StartConfig(Section):
     """When a student joins: at a step, and once the teacher has reached a threshold."""
 
-    step: Annotated[int, INDEX, Unit("steps"), Doc("The job's step from which it may join.")] = 0
+    step: Annotated[int, INDEX, Unit("steps"), "The job's step from which it may join."] = 0
     fraction: Annotated[
-        float | None, FRACTION, Doc("Or the fraction of the job's steps after which it may join.")
+        float | None, FRACTION, "Or the fraction of the job's steps after which it may join."
     ] = None
     teacher: Annotated[
-        ThresholdConfig | None, Doc("The score that the teacher must reach; null: none.")
+        ThresholdConfig | None, "The score that the teacher must reach; null: none."
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -87,27 +84,23 @@ class BudgetConfig(Section):
     forward pass. With `hours`, runs are not reproducible, because the time of a step varies.
     """
 
-    steps: Annotated[int | None, COUNT, Unit("steps"), Doc("The learner's own steps.")] = None
+    steps: Annotated[int | None, COUNT, Unit("steps"), "The learner's own steps."] = None
     fraction: Annotated[
-        float | None, positive(1.0), Doc("Or the learner's own steps, as a fraction of the job's.")
+        float | None, positive(1.0), "Or the learner's own steps, as a fraction of the job's."
     ] = None
-    tokens: Annotated[int | None, COUNT, Unit("tokens"), Doc("Tokens that the learner reads.")] = (
-        None
-    )
+    tokens: Annotated[int | None, COUNT, Unit("tokens"), "Tokens that the learner reads."] = None
     hours: Annotated[
         float | None,
         HOURS,
         Unit("hours"),
-        Doc("Training time over all restarts, not counting a progressive transfer."),
+        "Training time over all restarts, not counting a progressive transfer.",
     ] = None
     patience: Annotated[
         int | None,
         COUNT,
         Unit("evaluations"),
-        Doc(
-            "Its training ends after this many held-out evaluations in a row without a "
-            "new best of its primary metric. default: `stop.patience` of the job."
-        ),
+        "Its training ends after this many held-out evaluations in a row without a "
+        "new best of its primary metric. default: `stop.patience` of the job.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -128,70 +121,55 @@ class InitConfig(Section):
 
     teacher_layers: Annotated[
         list[int] | None,
-        Doc(
-            "Initialise a student's layers from these layers of its teacher, counted from"
-            " 0, when it starts. In a pre-norm model with a norm of the embeddings the "
-            "first must be 0."
-        ),
+        "Initialise a student's layers from these layers of its teacher, counted from"
+        " 0, when it starts. In a pre-norm model with a norm of the embeddings the "
+        "first must be 0.",
     ] = None
     teacher_embeddings: Annotated[
-        bool, Doc("Initialise embeddings and heads from the teacher's when the student starts.")
+        bool, "Initialise embeddings and heads from the teacher's when the student starts."
     ] = False
     pretrained: Annotated[
-        str | None, PATH, NOT_EMPTY, Doc("A folder in Hugging Face format, or an export.")
+        str | None, PATH, NOT_EMPTY, "A folder in Hugging Face format, or an export."
     ] = None
     tile: Annotated[
         str | None,
         PATH,
         NOT_EMPTY,
-        Doc(
-            "A folder with a smaller model, whose tensors and layers are repeated to fill this "
-            "model (ModernBERT-large)."
-        ),
+        "A folder with a smaller model, whose tensors and layers are repeated to fill this "
+        "model (ModernBERT-large).",
     ] = None
     word_vectors: Annotated[
         str | None,
         PATH,
         NOT_EMPTY,
-        Doc(
-            "A file in GloVe's or word2vec's text form. A token that begins a word starts with the "
-            "vector of the word that it spells; everything else is random."
-        ),
+        "A file in GloVe's or word2vec's text form. A token that begins a word starts with the "
+        "vector of the word that it spells; everything else is random.",
     ] = None
     random: Annotated[
-        bool,
-        Doc("Read only the model and the tokenizer of `pretrained`; the weights are random."),
+        bool, "Read only the model and the tokenizer of `pretrained`; the weights are random."
     ] = False
     layers: Annotated[
         list[int] | None,
-        Doc(
-            "Take only these layers of `pretrained`, counted from 0, in this order. In a "
-            "pre-norm model with a norm of the embeddings the first must be 0."
-        ),
+        "Take only these layers of `pretrained`, counted from 0, in this order. In a "
+        "pre-norm model with a norm of the embeddings the first must be 0.",
     ] = None
     heads: Annotated[
         str,
         OneOf("loaded", "new"),
-        Doc(
-            "new: the heads of tasks in `pretrained` are left out, and the heads of this job "
-            "begin with random weights."
-        ),
+        "new: the heads of tasks in `pretrained` are left out, and the heads of this job "
+        "begin with random weights.",
     ] = "loaded"
     labels: Annotated[
         list[str] | None,
-        Doc(
-            "The examples' names for the labels of the head in `pretrained`, in the head's "
-            "order, if its config.json names them differently. null: the names in config.json; "
-            "if it has none (LABEL_0, LABEL_1), the examples' labels, sorted."
-        ),
+        "The examples' names for the labels of the head in `pretrained`, in the head's "
+        "order, if its config.json names them differently. null: the names in config.json; "
+        "if it has none (LABEL_0, LABEL_1), the examples' labels, sorted.",
     ] = None
     seed: Annotated[
         int | None,
         INDEX,
-        Doc(
-            "The seed of random weights: equal models with equal seeds get equal weights. null: "
-            "derived from the job's seed and the learner's name."
-        ),
+        "The seed of random weights: equal models with equal seeds get equal weights. null: "
+        "derived from the job's seed and the learner's name.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -231,9 +209,7 @@ class StackingConfig(Section):
         COUNT,
         Ascending(),
         Unit("steps"),
-        Doc(
-            "The job's steps before which the layers double; empty: the teacher has its final size."
-        ),
+        "The job's steps before which the layers double; empty: the teacher has its final size.",
     ] = field(default_factory=list)
 
     def conflicts_with(self, model: ModelConfig) -> Iterator[Refusal]:

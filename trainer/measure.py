@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from configs.progress import counted
-from configs.rules import Doc, Matches
+from configs.rules import Matches
 from configs.section import Refusal, Section
 
 # The parts of a learner's step, as metrics name them.
@@ -230,7 +230,7 @@ class ProfileConfig(Section):
     steps: Annotated[
         str,
         Matches(r"(\d+:\d+)?", "two steps, as in 100:103"),
-        Doc("The steps to trace, A:B without B, as in `100:103`; empty: none."),
+        "The steps to trace, A:B without B, as in `100:103`; empty: none.",
     ] = ""
 
     def conflicts(self) -> Iterator[Refusal]:

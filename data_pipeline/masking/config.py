@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from configs.rules import FRACTION, INDEX, Doc, OneOf, Range, Unit
+from configs.rules import FRACTION, INDEX, OneOf, Range, Unit
 from configs.section import Refusal, Section
 
 UNITS = ("token", "word", "ngram", NEXT_TOKEN := "next_token")
@@ -17,71 +17,59 @@ UNITS = ("token", "word", "ngram", NEXT_TOKEN := "next_token")
 class MaskingConfig(Section):
     """How positions are chosen for masked-language modelling and what they become."""
 
-    rate: Annotated[
-        float, FRACTION, Doc("Fraction of a sequence's ordinary tokens that is chosen.")
-    ] = 0.15
+    rate: Annotated[float, FRACTION, "Fraction of a sequence's ordinary tokens that is chosen."] = (
+        0.15
+    )
     final_rate: Annotated[
         float | None,
         FRACTION,
-        Doc(
-            "The rate changes linearly until it has this value at `final_rate_step`, and then "
-            "stays constant."
-        ),
+        "The rate changes linearly until it has this value at `final_rate_step`, and then "
+        "stays constant.",
     ] = None
     final_rate_step: Annotated[
-        int, INDEX, Unit("steps"), Doc("The step at which `final_rate` is reached.")
+        int, INDEX, Unit("steps"), "The step at which `final_rate` is reached."
     ] = 0
     held_out_rate: Annotated[
         float | None,
         FRACTION,
-        Doc(
-            "The rate at which held-out text is masked, so that runs of different rates can be "
-            "compared; null: `final_rate`, or else `rate`."
-        ),
+        "The rate at which held-out text is masked, so that runs of different rates can be "
+        "compared; null: `final_rate`, or else `rate`.",
     ] = None
     unit: Annotated[
         str,
         OneOf(*UNITS),
-        Doc(
-            "What is chosen as a unit: a token, a whole word, or up to `max_ngram` whole words. "
-            "next_token: nothing is masked; every token is predicted from those before it, which "
-            "alone are attended to (causal language modelling)."
-        ),
+        "What is chosen as a unit: a token, a whole word, or up to `max_ngram` whole words. "
+        "next_token: nothing is masked; every token is predicted from those before it, which "
+        "alone are attended to (causal language modelling).",
     ] = "token"
     max_ngram: Annotated[
         int,
         Range(1, 16),
         Unit("words"),
-        Doc("The longest n-gram; n has a probability proportional to 1/n, as in ALBERT."),
+        "The longest n-gram; n has a probability proportional to 1/n, as in ALBERT.",
     ] = 3
     smoothing: Annotated[
         float,
         Range(0, 10),
-        Doc(
-            "Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all equally."
-        ),
+        "Tokens are drawn in proportion to count**-smoothing (DistilBERT: 0.7); 0: all equally.",
     ] = 0.0
     copies: Annotated[
         int,
         Range(0, 2**31),
-        Doc(
-            "0: new masks in every epoch. k: each sequence takes turns with k fixed "
-            "masks, and each pair with k fixed splits, partners and labels."
-        ),
+        "0: new masks in every epoch. k: each sequence takes turns with k fixed "
+        "masks, and each pair with k fixed splits, partners and labels.",
     ] = 0
     on_device: Annotated[
-        bool, Doc("Make token masks on the device that trains. The masks are the same, to the bit.")
+        bool, "Make token masks on the device that trains. The masks are the same, to the bit."
     ] = False
     mask_fraction: Annotated[
-        float, FRACTION, Doc("Fraction of the chosen positions that becomes the mask token.")
+        float, FRACTION, "Fraction of the chosen positions that becomes the mask token."
     ] = 0.8
     random_fraction: Annotated[
         float,
         FRACTION,
-        Doc(
-            "Fraction of the chosen positions that becomes a random ordinary token; the others "
-            "are unchanged."
-        ),
+        "Fraction of the chosen positions that becomes a random ordinary token; the others "
+        "are unchanged.",
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:

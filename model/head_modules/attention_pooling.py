@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from configs.rules import Doc, OneOf, Range
+from configs.rules import OneOf, Range
 from model.precision import Dense
 from model.task_head_config import HEAD_KIND, WIDEST, HeadModuleConfig, register_head
 
@@ -23,9 +23,7 @@ class AttentionPoolingConfig(HeadModuleConfig):
     """
 
     kind: Annotated[str, OneOf("attention_pooling"), HEAD_KIND] = "attention_pooling"
-    width: Annotated[
-        int, Range(1, WIDEST), Doc("Width of the hidden layer that scores a token.")
-    ] = 128
+    width: Annotated[int, Range(1, WIDEST), "Width of the hidden layer that scores a token."] = 128
 
     def build(self, size: int, outputs: int) -> nn.Module:
         return AttentionPooling(self.width, size, outputs)

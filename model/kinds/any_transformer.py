@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import Doc, OneOf, Range, Unit, positive
+from configs.rules import OneOf, Range, Unit, positive
 from configs.section import Refusal
 from model.documents import AttentionMask, Padded
 from model.errors import ModelError
@@ -56,38 +56,30 @@ class TransformersConfig(ModelConfig):
     reads_folders: ClassVar[bool] = True
     is_trainable: ClassVar[bool] = False
 
-    kind: Annotated[str, OneOf("transformers"), Doc("The kind of model.")] = field(
+    kind: Annotated[str, OneOf("transformers"), "The kind of model."] = field(
         default="transformers", kw_only=True
     )
-    config: Annotated[dict[str, Any], Doc("The folder's config.json.")] = field(
-        default_factory=dict
-    )
+    config: Annotated[dict[str, Any], "The folder's config.json."] = field(default_factory=dict)
     vocab_size: VocabularySize = 30522
-    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 768
+    hidden_size: Annotated[int, WIDTH, "Width of the hidden states."] = 768
     layers: Annotated[
         int,
         Range(0, 4096),
-        Doc("Number of layers; 0 where they do not each give a state for every token."),
+        "Number of layers; 0 where they do not each give a state for every token.",
     ] = 12
-    token_states: Annotated[bool, Doc("Whether the last layer gives a state for every token.")] = (
-        True
-    )
+    token_states: Annotated[bool, "Whether the last layer gives a state for every token."] = True
     factored_logits: Annotated[
         bool,
-        Doc(
-            "Whether the logits over the vocabulary are one product and a bias, which the losses "
-            "compute at masked positions alone. Otherwise the library computes all of them."
-        ),
+        "Whether the logits over the vocabulary are one product and a bias, which the losses "
+        "compute at masked positions alone. Otherwise the library computes all of them.",
     ] = True
     max_positions: Annotated[
-        int | None, WIDTH, Unit("tokens"), Doc("The longest sequence; null: any length.")
+        int | None, WIDTH, Unit("tokens"), "The longest sequence; null: any length."
     ] = 512
-    segment_types: Annotated[
-        int, Range(0, WIDEST), Doc("Number of segment embeddings; 0: none.")
-    ] = 2
+    segment_types: Annotated[int, Range(0, WIDEST), "Number of segment embeddings; 0: none."] = 2
     pad_token_id: PaddingToken = 0
     initializer_range: Annotated[
-        float, positive(100.0), Doc("Standard deviation of projections in the losses.")
+        float, positive(100.0), "Standard deviation of projections in the losses."
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:

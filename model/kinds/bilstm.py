@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.progress import counted
-from configs.rules import PROBABILITY, Doc, OneOf, positive
+from configs.rules import PROBABILITY, OneOf, positive
 from configs.section import Refusal
 from model.accounting import head_flops
 from model.errors import ModelError
@@ -83,32 +83,30 @@ class BiLSTMConfig(ModelConfig):
     )
     embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
 
-    kind: Annotated[str, OneOf("bilstm"), Doc("The kind of model.")] = field(
+    kind: Annotated[str, OneOf("bilstm"), "The kind of model."] = field(
         default="bilstm", kw_only=True
     )
     vocab_size: VocabularySize = 30522
     hidden_size: Annotated[
-        int, WIDTH, Doc("Width of the word vectors, and of the two directions' states together.")
+        int, WIDTH, "Width of the word vectors, and of the two directions' states together."
     ] = 300
-    layers: Annotated[int, REPEATS, Doc("Number of layers.")] = 1
+    layers: Annotated[int, REPEATS, "Number of layers."] = 1
     pooled_size: Annotated[
-        int, WIDTH, Doc("Width of the hidden layer between the last states and the labels.")
+        int, WIDTH, "Width of the hidden layer between the last states and the labels."
     ] = 200
     siamese: Annotated[
         bool,
-        Doc(
-            "The two texts of a pair are read separately, by the same weights. If h1 and h2 "
-            "are their last states, the hidden layer reads [h1, h2, h1 * h2, |h1 - h2|]."
-        ),
+        "The two texts of a pair are read separately, by the same weights. If h1 and h2 "
+        "are their last states, the hidden layer reads [h1, h2, h1 * h2, |h1 - h2|].",
     ] = False
     pad_token_id: PaddingToken = 0
     dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability of the input of the heads of tasks.")
+        float, PROBABILITY, "Dropout probability of the input of the heads of tasks."
     ] = 0.1
     initializer_range: Annotated[
         float,
         positive(100.0),
-        Doc("Standard deviation of the masked-LM head's weights, and of the word vectors with it."),
+        "Standard deviation of the masked-LM head's weights, and of the word vectors with it.",
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:

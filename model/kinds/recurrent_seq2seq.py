@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import PROBABILITY, Doc, OneOf, positive
+from configs.rules import PROBABILITY, OneOf, positive
 from configs.section import Refusal
 from model.attention_kernel import visible_keys
 from model.heads import OutputBias, ProjectionParts, vocabulary_logits
@@ -43,20 +43,20 @@ class RecurrentSeq2SeqConfig(ModelConfig):
     abilities: ClassVar[frozenset[Ability]] = frozenset({Ability.GENERATE})
     embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size")
 
-    kind: Annotated[str, OneOf("recurrent_seq2seq"), Doc("The kind of model.")] = field(
+    kind: Annotated[str, OneOf("recurrent_seq2seq"), "The kind of model."] = field(
         default="recurrent_seq2seq", kw_only=True
     )
     vocab_size: VocabularySize = 30522
     hidden_size: Annotated[
-        int, WIDTH, Doc("Width of word vectors and states; each direction has half of it.")
+        int, WIDTH, "Width of word vectors and states; each direction has half of it."
     ] = 512
-    layers: Annotated[int, REPEATS, Doc("Number of layers of encoder and decoder each.")] = 2
+    layers: Annotated[int, REPEATS, "Number of layers of encoder and decoder each."] = 2
     pad_token_id: PaddingToken = 0
     dropout: Annotated[
-        float, PROBABILITY, Doc("Dropout probability between layers, and of the decoder's output.")
+        float, PROBABILITY, "Dropout probability between layers, and of the decoder's output."
     ] = 0.3
     initializer_range: Annotated[
-        float, positive(100.0), Doc("Weights and biases begin uniform in +- this.")
+        float, positive(100.0), "Weights and biases begin uniform in +- this."
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import PROBABILITY, Doc, OneOf, Unit, positive
+from configs.rules import PROBABILITY, OneOf, Unit, positive
 from configs.section import Refusal
 from model.accounting import flops_per_token
 from model.attention_kernel import AttentionPattern, attend, choose_kernel, visible_keys
@@ -170,31 +170,31 @@ class Seq2SeqConfig(ModelConfig):
     abilities: ClassVar[frozenset[Ability]] = frozenset({Ability.GENERATE})
     embedding_keys: ClassVar[tuple[str, ...]] = ("vocab_size", "hidden_size", "max_positions")
 
-    kind: Annotated[str, OneOf("seq2seq"), Doc("The kind of model.")] = field(
+    kind: Annotated[str, OneOf("seq2seq"), "The kind of model."] = field(
         default="seq2seq", kw_only=True
     )
     vocab_size: VocabularySize = 30522
-    hidden_size: Annotated[int, WIDTH, Doc("Width of the hidden states.")] = 512
-    layers: Annotated[int, REPEATS, Doc("Number of layers of the encoder.")] = 6
-    decoder_layers: Annotated[int, REPEATS, Doc("Number of layers of the decoder.")] = 6
-    heads: Annotated[int, WIDTH, Doc("Attention heads in each attention of a layer.")] = 8
-    ffn_size: Annotated[int, WIDTH, Doc("Width inside a feed-forward network.")] = 2048
+    hidden_size: Annotated[int, WIDTH, "Width of the hidden states."] = 512
+    layers: Annotated[int, REPEATS, "Number of layers of the encoder."] = 6
+    decoder_layers: Annotated[int, REPEATS, "Number of layers of the decoder."] = 6
+    heads: Annotated[int, WIDTH, "Attention heads in each attention of a layer."] = 8
+    ffn_size: Annotated[int, WIDTH, "Width inside a feed-forward network."] = 2048
     max_positions: Annotated[
-        int, WIDTH, Unit("tokens"), Doc("The longest source, and the longest target.")
+        int, WIDTH, Unit("tokens"), "The longest source, and the longest target."
     ] = 512
     norm_placement: Annotated[
         str,
         OneOf("post", "pre"),
-        Doc("post: norms after each residual sum; pre: norms before each part."),
+        "post: norms after each residual sum; pre: norms before each part.",
     ] = "post"
-    norm_eps: Annotated[float, positive(1.0), Doc("Added to the variance in a layer norm.")] = 1e-5
-    activation: Annotated[
-        str, OneOf(*ACTIVATIONS), Doc("Activation of the feed-forward networks.")
-    ] = "gelu"
+    norm_eps: Annotated[float, positive(1.0), "Added to the variance in a layer norm."] = 1e-5
+    activation: Annotated[str, OneOf(*ACTIVATIONS), "Activation of the feed-forward networks."] = (
+        "gelu"
+    )
     pad_token_id: PaddingToken = 0
-    dropout: Annotated[float, PROBABILITY, Doc("Dropout probability, also of attention.")] = 0.1
+    dropout: Annotated[float, PROBABILITY, "Dropout probability, also of attention."] = 0.1
     initializer_range: Annotated[
-        float, positive(100.0), Doc("Standard deviation of random weights.")
+        float, positive(100.0), "Standard deviation of random weights."
     ] = 0.02
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -15,7 +15,7 @@ from referencing import Registry, Resource
 import configs
 from commands.reference import REPOSITORY, TASK, kinds, made_files
 from configs.reference import json_schema, reference
-from configs.rules import COUNT, Ascending, Doc, Length, OneOf, Range, Unit
+from configs.rules import COUNT, Ascending, Length, OneOf, Range, Unit
 from configs.section import Section
 from tests.bad_values import beyond_its_rules, keys
 
@@ -114,14 +114,14 @@ def test_the_page_names_each_place_of_a_section_once() -> None:
 class Layer(Section):
     """A layer."""
 
-    width: Annotated[int, COUNT, Doc("Its width.")] = 8
+    width: Annotated[int, COUNT, "Its width."] = 8
 
 
 # As a plugin's section is made.
 Net = dataclasses.make_dataclass(
     "Net",
     [
-        ("kind", Annotated[str, OneOf("wide", "deep"), Doc("Its shape.")]),
+        ("kind", Annotated[str, OneOf("wide", "deep"), "Its shape."]),
         (
             "rate",
             Annotated[float | dict[int, float] | None, Range(0, 1), Unit("a step")],

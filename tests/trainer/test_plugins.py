@@ -17,7 +17,7 @@ PLUGIN = '''
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from configs.rules import COUNT, Doc
+from configs.rules import COUNT
 from data_pipeline import EncodedExample
 from data_pipeline.task_files.contents import Dropped
 from model import CLASSIFICATION, TaskHeadConfig
@@ -32,7 +32,7 @@ from trainer.scoring.task_metrics import ClassMetric
 class Shortness(TaskConfig):
     """Whether a text has fewer words than a limit."""
 
-    limit: Annotated[int, COUNT, Doc("Texts of this many words are long.")] = 4
+    limit: Annotated[int, COUNT, "Texts of this many words are long."] = 4
 
     name: ClassVar[str] = "shortness"
     fields: ClassVar[tuple[str, ...]] = ("text",)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from configs.errors import ConfigError
-from configs.rules import WEIGHT, Doc
+from configs.rules import WEIGHT
 from configs.typed import convert
 from data_pipeline import NO_LABEL, PAIRS, DataError
 from data_pipeline.packing.kinds import PACKINGS
@@ -29,11 +29,9 @@ _NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d+)?")
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 ClassWeights = Annotated[
     dict[str, Annotated[float, WEIGHT]],
-    Doc(
-        "The weight of each label in the loss; a label that is not named has 1. The loss "
-        "is divided by the sum of its examples' weights, as torch's CrossEntropyLoss "
-        "does."
-    ),
+    "The weight of each label in the loss; a label that is not named has 1. The loss "
+    "is divided by the sum of its examples' weights, as torch's CrossEntropyLoss "
+    "does.",
 ]
 
 

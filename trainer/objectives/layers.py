@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from configs.rules import WEIGHT, Doc, OneOf
+from configs.rules import WEIGHT, OneOf
 from configs.section import Refusal
 from model import Capture, ModelShape
 from trainer.objectives.stages import LAYERS, Stages
@@ -87,11 +87,9 @@ def _named(strategy: str, student_layers: int, teacher_layers: int) -> dict[int,
 
 LayerMap = Annotated[
     Layers,
-    Doc(
-        "For each layer of the student, the layer of the teacher from which it learns: a named "
-        "map, a list with one number for each student layer, or `{student layer: teacher "
-        "layer}`."
-    ),
+    "For each layer of the student, the layer of the teacher from which it learns: a named "
+    "map, a list with one number for each student layer, or `{student layer: teacher "
+    "layer}`.",
 ]
 
 
@@ -105,7 +103,7 @@ class LayerTermConfig(TeacherTermConfig):
     layer_weights: Annotated[
         list[float] | None,
         WEIGHT,
-        Doc("The weight of each pair of layers; a pair of weight 0 costs nothing; null: 1 each."),
+        "The weight of each pair of layers; a pair of weight 0 costs nothing; null: 1 each.",
     ] = None
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from configs.rules import Doc
 from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED, TASK_NAME
 from model import ModelConfig, ModelShape, may_name_a_head
@@ -241,10 +240,7 @@ def model_read_by(section: TermConfig, teachers: Mapping[str, ModelShape]) -> Mo
 
 _TASKS = Annotated[
     dict[Annotated[str, TASK_NAME], KindOfTask] | None,
-    Doc(
-        "Several tasks that share the model; each has its own head. `data.tasks` has their "
-        "examples."
-    ),
+    "Several tasks that share the model; each has its own head. `data.tasks` has their examples.",
 ]
 
 

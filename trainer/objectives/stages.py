@@ -21,7 +21,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from configs.rules import COUNT, INDEX, Doc, Range, Unit, positive
+from configs.rules import COUNT, INDEX, Range, Unit, positive
 from configs.section import Refusal, Section
 from model import READ_OUT
 
@@ -127,14 +127,14 @@ class StagesConfig(Section, ABC):
 class FirstStageConfig(StagesConfig):
     """A first stage: its length, in steps or as a fraction of the job's, and its rate."""
 
-    steps: Annotated[int | None, COUNT, Unit("steps"), Doc("How long it takes.")] = None
+    steps: Annotated[int | None, COUNT, Unit("steps"), "How long it takes."] = None
     fraction: Annotated[
-        float | None, Range(1e-6, 0.999999), Doc("Or as a fraction of the job's steps.")
+        float | None, Range(1e-6, 0.999999), "Or as a fraction of the job's steps."
     ] = None
     learning_rate: Annotated[
         float | None,
         positive(1e2),
-        Doc("Its learning rate, or the peak of it; null: the optimizer's learning rate."),
+        "Its learning rate, or the peak of it; null: the optimizer's learning rate.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -171,13 +171,13 @@ class ProgressiveConfig(StagesConfig):
     simplified: ClassVar[str] = "students learn all of their layers at once"
 
     steps_per_layer: Annotated[
-        int, COUNT, Unit("steps"), Doc("How many steps each layer is trained.")
+        int, COUNT, Unit("steps"), "How many steps each layer is trained."
     ] = 10_000
     current: Annotated[
-        float, positive(1e4), Doc("Factor on the learning rate of the layer that learns.")
+        float, positive(1e4), "Factor on the learning rate of the layer that learns."
     ] = 3.0
     earlier: Annotated[
-        float, Range(0, 1e4), Doc("Factor on the learning rate of the layers before it.")
+        float, Range(0, 1e4), "Factor on the learning rate of the layers before it."
     ] = 0.3
 
     def build(self, layers: int) -> Stages:
@@ -246,16 +246,14 @@ class TaskFirstConfig(FirstStageConfig):
         int | None,
         INDEX,
         Unit("steps"),
-        Doc("Its number of steps; 0: the initial weights have already learned the task."),
+        "Its number of steps; 0: the initial weights have already learned the task.",
     ] = None
 
     from_best: Annotated[
         bool,
-        Doc(
-            "Train the branches on the weights of the first stage with the best "
-            "evaluation.metric, as FastBERT's code does; false: on the last weights of the "
-            "first stage."
-        ),
+        "Train the branches on the weights of the first stage with the best "
+        "evaluation.metric, as FastBERT's code does; false: on the last weights of the "
+        "first stage.",
     ] = True
 
     def build(self, layers: int) -> Stages:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from configs.rules import PROBABILITY, Doc, Range
+from configs.rules import PROBABILITY, Range
 from configs.section import Refusal
 from data_pipeline import (
     MASKED,
@@ -56,9 +56,9 @@ class HeadTermConfig(TermConfig):
 
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
 
-    tasks: Annotated[
-        list[str], Doc("The tasks whose heads learn; empty: each of the job's tasks.")
-    ] = field(default_factory=list, kw_only=True)
+    tasks: Annotated[list[str], "The tasks whose heads learn; empty: each of the job's tasks."] = (
+        field(default_factory=list, kw_only=True)
+    )
 
     def beside(self, name: str, tasks: Collection[str]) -> Mapping[str, TermConfig]:
         chosen = self.tasks or [*tasks]
@@ -175,35 +175,26 @@ class TaskConfig(TermConfig):
     layers: Annotated[
         list[int],
         Range(-4097, 4096),
-        Doc(
-            "The layers whose hidden states, concatenated, the head reads: 1 is the first, -1 the "
-            "last. Empty: the last."
-        ),
+        "The layers whose hidden states, concatenated, the head reads: 1 is the first, -1 the "
+        "last. Empty: the last.",
     ] = field(default_factory=list)
     head_name: Annotated[
         str | None,
         TASK_NAME,
-        Doc(
-            "The name of its head, with which the names of its scores begin; null: the name of "
-            "this section."
-        ),
+        "The name of its head, with which the names of its scores begin; null: the name of "
+        "this section.",
     ] = None
 
     dropout: Annotated[
         float | None,
         PROBABILITY,
-        Doc(
-            "Dropout probability of the input of the head's last layer; null: the learner's "
-            "dropout."
-        ),
+        "Dropout probability of the input of the head's last layer; null: the learner's dropout.",
     ] = None
 
     module: Annotated[
         HeadModuleConfig | None,
-        Doc(
-            "The module of the head, such as {kind: attention_pooling}, which reads the states "
-            "of all tokens; null: the head that `transformers` has for the architecture."
-        ),
+        "The module of the head, such as {kind: attention_pooling}, which reads the states "
+        "of all tokens; null: the head that `transformers` has for the architecture.",
     ] = None
 
     name: ClassVar[str]
@@ -381,7 +372,7 @@ class ScoredByReferences(TaskConfig):
     """A task whose metrics need `references`, which are stored with its encoded examples."""
 
     examples: Annotated[
-        str, Doc("The folder of the encoded examples that are scored; filled in by the job.")
+        str, "The folder of the encoded examples that are scored; filled in by the job."
     ] = ""
 
     not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "examples")

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
-from configs.rules import INDEX, NOT_EMPTY, WEIGHT, Doc, Filled
+from configs.rules import INDEX, NOT_EMPTY, WEIGHT, Filled
 from configs.section import Refusal, Section
 from data_pipeline import MASKED
 from model import Ability, Capture, Features, ModelConfig, ModelShape
@@ -123,7 +123,7 @@ class LossInputs:
 Weight = Annotated[
     Setting,
     WEIGHT,
-    Doc("Weight in the objective: a number, or `{step: value, ...}` by the learner's own steps."),
+    "Weight in the objective: a number, or `{step: value, ...}` by the learner's own steps.",
 ]
 
 
@@ -222,10 +222,8 @@ class TeacherTermConfig(TermConfig):
     teacher: Annotated[
         str,
         NOT_EMPTY,
-        Doc(
-            "The teacher to compare with: `teacher`, or a key of `teachers`; for predictions also "
-            "`mean`, the mean of all teachers' probabilities at the same temperature."
-        ),
+        "The teacher to compare with: `teacher`, or a key of `teachers`; for predictions also "
+        "`mean`, the mean of all teachers' probabilities at the same temperature.",
     ] = field(default=TEACHER, kw_only=True)
 
     @property

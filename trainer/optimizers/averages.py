@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from configs.kinds import add_kind
-from configs.rules import PROBABILITY, Doc, OneOf, Range
+from configs.rules import PROBABILITY, OneOf, Range
 from configs.section import Section
 
 AVERAGE = "average"  # its name among a parameter's states
-KIND = Doc("Which weights are averaged.")
+KIND = "Which weights are averaged."
 
 
 @dataclass
@@ -49,7 +49,7 @@ class ExponentialAverage(AverageConfig):
 
     kind: Annotated[str, OneOf("ema"), KIND] = "ema"
     decay: Annotated[
-        float, PROBABILITY, Doc("The largest fraction of the mean that is kept in a step.")
+        float, PROBABILITY, "The largest fraction of the mean that is kept in a step."
     ] = 0.999
 
     def kept(self, steps: int) -> float:
@@ -66,7 +66,7 @@ class CheckpointAverage(AverageConfig):
     checkpoints: Annotated[
         int,
         Range(2, 1000),
-        Doc("How many of the last checkpoints are averaged; the run keeps them for this."),
+        "How many of the last checkpoints are averaged; the run keeps them for this.",
     ] = 5
 
     @property

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from configs.kinds import add_kind, chosen
-from configs.rules import PROBABILITY, Doc, Length, OneOf, Range, positive
+from configs.rules import PROBABILITY, Length, OneOf, Range, positive
 from configs.section import Section
 
 MATRICES, EMBEDDINGS, BIASES, NORMS = PARTS = ("matrices", "embeddings", "biases", "norms")
-KIND = Doc(
+KIND = (
     "The optimizer. A run may resume with another one; if its states are different, they begin "
     "fresh."
 )
@@ -36,15 +36,15 @@ class OptimizerConfig(Section, ABC):
 
     kind: Annotated[str, KIND] = "adamw"
     learning_rate: Annotated[
-        float, positive(1e6), Doc("The peak learning rate, which `schedule` scales.")
+        float, positive(1e6), "The peak learning rate, which `schedule` scales."
     ] = 1e-4
     weight_decay: Annotated[
-        float, Range(0, 100), Doc("Decoupled weight decay, times the learning rate.")
+        float, Range(0, 100), "Decoupled weight decay, times the learning rate."
     ] = 0.01
     no_decay: Annotated[
         list[str],
         OneOf(*PARTS),
-        Doc("Parameters without weight decay. norms are all vectors that are not biases."),
+        "Parameters without weight decay. norms are all vectors that are not biases.",
     ] = field(default_factory=lambda: [BIASES, NORMS])
 
     @abstractmethod
@@ -72,14 +72,11 @@ class AdamConfig(OptimizerConfig):
     """Keys of the optimizers with Adam's two moments."""
 
     betas: Annotated[
-        list[float],
-        Length(2),
-        PROBABILITY,
-        Doc("Decay rates of the first and second moment, per step."),
+        list[float], Length(2), PROBABILITY, "Decay rates of the first and second moment, per step."
     ] = field(default_factory=lambda: [0.9, 0.999])
-    epsilon: Annotated[
-        float, positive(1.0), Doc("Added to the square root of the second moment.")
-    ] = 1e-8
+    epsilon: Annotated[float, positive(1.0), "Added to the square root of the second moment."] = (
+        1e-8
+    )
 
     @property
     def moments(self) -> tuple[tuple[float, float], float]:

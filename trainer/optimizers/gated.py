@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from configs.rules import COUNT, Doc, PowerOfTwo, Unit
+from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
 from trainer.checkpoint.snapshot import elementwise
 from trainer.optimizers.averages import AVERAGE, put_means, take_means
@@ -32,12 +32,12 @@ SMALLEST, LARGEST = 1.0, 2.0**24
 class LossScaleConfig(Section):
     """The dynamic loss scale, for fp16."""
 
-    initial: Annotated[float, PowerOfTwo(SMALLEST, LARGEST), Doc("The first scale.")] = 2.0**16
+    initial: Annotated[float, PowerOfTwo(SMALLEST, LARGEST), "The first scale."] = 2.0**16
     growth_interval: Annotated[
         int,
         COUNT,
         Unit("steps in a row"),
-        Doc("After this many steps without overflow, the scale is doubled."),
+        "After this many steps without overflow, the scale is doubled.",
     ] = 2000
 
 

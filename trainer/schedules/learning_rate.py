@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from configs.kinds import add_kind, chosen
-from configs.rules import FRACTION, INDEX, Doc, Unit
+from configs.rules import FRACTION, INDEX, Unit
 from configs.section import Refusal, Section
 
-KIND = Doc("The schedule after the warm-up.")
+KIND = "The schedule after the warm-up."
 _Config = TypeVar("_Config", bound="type[ScheduleConfig]")
 
 
@@ -38,12 +38,10 @@ class ScheduleConfig(Section, ABC):
 
     kind: Annotated[str, KIND] = "linear"
     warmup_steps: Annotated[
-        int, INDEX, Unit("steps"), Doc("The rate rises linearly to its peak over this many steps.")
+        int, INDEX, Unit("steps"), "The rate rises linearly to its peak over this many steps."
     ] = 0
     warmup_fraction: Annotated[
-        float,
-        FRACTION,
-        Doc("Warm-up as a fraction of the learner's steps, instead of warmup_steps."),
+        float, FRACTION, "Warm-up as a fraction of the learner's steps, instead of warmup_steps."
     ] = 0.0
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -63,9 +61,9 @@ class ScheduleConfig(Section, ABC):
 class DecayConfig(ScheduleConfig):
     """A schedule that falls to a minimum."""
 
-    min_lr_ratio: Annotated[
-        float, FRACTION, Doc("The rate at the end, as a fraction of its peak.")
-    ] = 0.0
+    min_lr_ratio: Annotated[float, FRACTION, "The rate at the end, as a fraction of its peak."] = (
+        0.0
+    )
 
     def fraction(self, progress: Progress) -> float:
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.shape(progress)

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from configs import ConfigError
-from configs.rules import COUNT, INDEX, NOT_EMPTY, PATH, Doc, Matches, OneOf, positive
+from configs.rules import COUNT, INDEX, NOT_EMPTY, PATH, Matches, OneOf, positive
 from configs.section import Refusal, Section
 from configs.strict_json import from_json, read_json
 from data_pipeline.shards.manifest import FileRecord, fault
@@ -42,26 +42,24 @@ class StoredConfig(Section):
     each token among draws from the teacher's distribution; its expectation is that distribution.
     """
 
-    path: Annotated[str, PATH, NOT_EMPTY, Doc("The folder.")]
+    path: Annotated[str, PATH, NOT_EMPTY, "The folder."]
     top_k: Annotated[
-        int | None, COUNT, Doc("How many logits of a position are stored; null: all of them.")
+        int | None, COUNT, "How many logits of a position are stored; null: all of them."
     ] = 8
     precision: Annotated[
-        str, OneOf(*VALUE_BYTES), Doc("The precision in which the logits are stored.")
+        str, OneOf(*VALUE_BYTES), "The precision in which the logits are stored."
     ] = "fp16"
     samples: Annotated[
         int | None,
         COUNT,
-        Doc(
-            "Instead of the largest logits, this many tokens are stored, drawn from the "
-            "teacher's distribution (arXiv 2503.16870). For losses that are linear in it: soft_kl, "
-            "soft_cross_entropy, blended. null: the largest logits."
-        ),
+        "Instead of the largest logits, this many tokens are stored, drawn from the "
+        "teacher's distribution (arXiv 2503.16870). For losses that are linear in it: soft_kl, "
+        "soft_cross_entropy, blended. null: the largest logits.",
     ] = None
     temperature: Annotated[
         float,
         positive(1000.0),
-        Doc("The temperature of the distribution from which `samples` are drawn."),
+        "The temperature of the distribution from which `samples` are drawn.",
     ] = 1.0
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from configs.rules import INDEX, Doc, OneOf, positive
+from configs.rules import INDEX, OneOf, positive
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import as_number
@@ -34,19 +34,19 @@ class BiEncoder(TaskConfig):
     """
 
     pooling: Annotated[
-        str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
+        str, OneOf(*POOLINGS), "A text's vector: the mean of the last states, or the first."
     ] = "mean"
-    dense: Annotated[bool, Doc("Put the pooled state through a dense layer with tanh.")] = False
-    size: Annotated[int, INDEX, Doc("Width to which vectors are projected; 0: no projection.")] = 0
+    dense: Annotated[bool, "Put the pooled state through a dense layer with tanh."] = False
+    size: Annotated[int, INDEX, "Width to which vectors are projected; 0: no projection."] = 0
     highest: Annotated[
         float,
         positive(1e9),
-        Doc("The label of two texts with the same meaning (STS-B: 5); labels are divided by it."),
+        "The label of two texts with the same meaning (STS-B: 5); labels are divided by it.",
     ] = 1.0
     metrics: Annotated[
         list[str],
         OneOf(*NUMBER_SCORES),
-        Doc("The scores, the primary one first; empty: spearman and pearson."),
+        "The scores, the primary one first; empty: spearman and pearson.",
     ] = field(default_factory=list)
 
     name: ClassVar[str] = "bi_encoder"

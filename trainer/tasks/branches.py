@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import Doc, OneOf
+from configs.rules import OneOf
 from configs.section import Refusal
 from model import (
     CLASSIFICATION,
@@ -41,10 +41,8 @@ class Branches(HeadTermConfig):
     divergence: Annotated[
         str,
         OneOf(FORWARD, REVERSE),
-        Doc(
-            "forward: KL(last || branch), as the original's code; reverse: KL(branch || last), as "
-            "its paper."
-        ),
+        "forward: KL(last || branch), as the original's code; reverse: KL(branch || last), as "
+        "its paper.",
     ] = FORWARD
 
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD, Ability.LEAVE_EARLY)

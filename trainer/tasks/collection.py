@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from configs.rules import COUNT, INDEX, Doc, OneOf, Unit
+from configs.rules import COUNT, INDEX, OneOf, Unit
 from data_pipeline import DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import (
     Collection,
@@ -25,7 +25,7 @@ from data_pipeline.task_files.collection import (
 from trainer.objectives.task import Part, ScoredByReferences, TaskFile
 from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
 
-NEGATIVES = Doc(
+NEGATIVES = (
     "How many irrelevant documents each example has. Documents judged irrelevant come first, "
     "then documents of data.files.candidates by score, then any others."
 )
@@ -37,18 +37,18 @@ class CollectionTask(ScoredByReferences):
 
     negatives: Annotated[int, INDEX, NEGATIVES] = 0
     numbered_by_order: Annotated[
-        bool, Doc("The judgements count the queries 1, 2, 3, ..., whatever their file says.")
+        bool, "The judgements count the queries 1, 2, 3, ..., whatever their file says."
     ] = False
     depth: Annotated[
         int,
         COUNT,
         Unit("documents"),
-        Doc("How many of a query's data.files.candidates are used, the best first."),
+        "How many of a query's data.files.candidates are used, the best first.",
     ] = 100
     metrics: Annotated[
         list[str],
         OneOf(*RANKING_SCORES),
-        Doc(f"The scores, the primary first; none: {', '.join(USUAL)}."),
+        f"The scores, the primary first; none: {', '.join(USUAL)}.",
     ] = field(default_factory=list)
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from configs.progress import counted
-from configs.rules import Doc, OneOf
+from configs.rules import OneOf
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.questions import ChoiceQuestion, read_multiple_choice
 from model import CHOICE, ModelConfig, ModelShape, TaskHeadConfig
@@ -45,11 +45,9 @@ class MultipleChoice(TaskConfig):
     metrics: Annotated[
         list[str],
         OneOf("accuracy", *BY_PART),
-        Doc(
-            "The scores, the primary one first; empty: accuracy. accuracy_middle and "
-            "accuracy_high score RACE-M and RACE-H separately; the others score questions"
-            " with a blank, or by question word."
-        ),
+        "The scores, the primary one first; empty: accuracy. accuracy_middle and "
+        "accuracy_high score RACE-M and RACE-H separately; the others score questions"
+        " with a blank, or by question word.",
     ] = field(default_factory=list)
 
     name: ClassVar[str] = NAME

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import COUNT, INDEX, Doc, OneOf, Unit, positive
+from configs.rules import COUNT, INDEX, OneOf, Unit, positive
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
@@ -44,23 +44,23 @@ class Retrieval(CollectionTask):
     """
 
     in_batch: Annotated[
-        bool, Doc("The documents of the other examples of a step are negatives too.")
+        bool, "The documents of the other examples of a step are negatives too."
     ] = True
     similarity: Annotated[
         str,
         OneOf("cosine", "dot"),
-        Doc("The similarity of two vectors; cosine: they are scaled to length 1."),
+        "The similarity of two vectors; cosine: they are scaled to length 1.",
     ] = "cosine"
     temperature: Annotated[
-        float, positive(1e3), Doc("Divides the similarities; 1 is usual for dot.")
+        float, positive(1e3), "Divides the similarities; 1 is usual for dot."
     ] = 0.05
     pooling: Annotated[
-        str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
+        str, OneOf(*POOLINGS), "A text's vector: the mean of the last states, or the first."
     ] = "mean"
-    size: Annotated[int, INDEX, Doc("Width to which vectors are projected; 0: no projection.")] = 0
-    query_length: Annotated[int, COUNT, Unit("tokens"), Doc("A query is cut after this many.")] = 64
-    query_prefix: Annotated[str, Doc("Text before every query, such as 'query: '.")] = ""
-    document_prefix: Annotated[str, Doc("Text before every document.")] = ""
+    size: Annotated[int, INDEX, "Width to which vectors are projected; 0: no projection."] = 0
+    query_length: Annotated[int, COUNT, Unit("tokens"), "A query is cut after this many."] = 64
+    query_prefix: Annotated[str, "Text before every query, such as 'query: '."] = ""
+    document_prefix: Annotated[str, "Text before every document."] = ""
 
     name: ClassVar[str] = NAME
     may_read: ClassVar[tuple[str, ...]] = ("candidates",)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.rules import Doc, OneOf
+from configs.rules import OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.task_files.contents import Dropped
@@ -70,71 +70,56 @@ class SentenceTask(TaskConfig):
     """A label, or a number, predicted from the pooled state of the model that reads the texts."""
 
     labels: Annotated[
-        list[str],
-        Doc("The labels, two or more; empty: the labels in the training file, sorted."),
+        list[str], "The labels, two or more; empty: the labels in the training file, sorted."
     ] = field(default_factory=list)
     target: Annotated[
         str,
         OneOf(CLASSES, LABELS, NUMBER),
-        Doc(
-            "What is predicted: one of the labels (cross-entropy), any number of the labels "
-            "(binary cross-entropy for each; a row has a list in JSON), or a number (squared "
-            "error)."
-        ),
+        "What is predicted: one of the labels (cross-entropy), any number of the labels "
+        "(binary cross-entropy for each; a row has a list in JSON), or a number (squared "
+        "error).",
     ] = CLASSES
     activation: Annotated[
         str,
         OneOf("", "relu"),
-        Doc(
-            "The activation before the output layer; TinyBERT's code has relu. `transformers` "
-            "has no class with such an activation, so exports are in Tandem's own format."
-        ),
+        "The activation before the output layer; TinyBERT's code has relu. `transformers` "
+        "has no class with such an activation, so exports are in Tandem's own format.",
     ] = ""
     class_weights: ClassWeights = field(default_factory=dict)
     numbers: Annotated[
         list[str],
-        Doc(
-            "Columns of the table with numbers, which the output layer reads beside the pooled "
-            "state, standardised by their mean and standard deviation in training."
-        ),
+        "Columns of the table with numbers, which the output layer reads beside the pooled "
+        "state, standardised by their mean and standard deviation in training.",
     ] = field(default_factory=list)
     means: Annotated[
-        list[float], Doc("The means of `numbers`; empty: the means over the training rows.")
+        list[float], "The means of `numbers`; empty: the means over the training rows."
     ] = field(default_factory=list)
     deviations: Annotated[
         list[float],
-        Doc("The standard deviations of `numbers`; empty: the deviations over the training rows."),
+        "The standard deviations of `numbers`; empty: the deviations over the training rows.",
     ] = field(default_factory=list)
     unlabelled: Annotated[
         bool,
-        Doc(
-            "Rows may have an empty label; only terms that need no label, such as branches, "
-            "learn from these rows."
-        ),
+        "Rows may have an empty label; only terms that need no label, such as branches, "
+        "learn from these rows.",
     ] = False
     skip_malformed: Annotated[
         bool,
-        Doc(
-            "Leave out rows that have another number of columns than the header, and count "
-            "them; false: refuse them. QQP has such rows."
-        ),
+        "Leave out rows that have another number of columns than the header, and count "
+        "them; false: refuse them. QQP has such rows.",
     ] = False
     ignored_labels: Annotated[
         list[str],
-        Doc(
-            "Rows with one of these labels are left out and counted. In MNLI and SNLI, the "
-            "label - means that the annotators disagree."
-        ),
+        "Rows with one of these labels are left out and counted. In MNLI and SNLI, the "
+        "label - means that the annotators disagree.",
     ] = field(default_factory=list)
     metrics: Annotated[
         list[str],
         OneOf(*SCORES),
-        Doc(
-            "The scores, the primary one first; empty: accuracy for classes; micro_f1, "
-            "macro_f1 and accuracy (of every decision) for labels; pearson and spearman for a "
-            "number. map, mrr and similar scores rank the pairs that have the same text_a by "
-            "their second label."
-        ),
+        "The scores, the primary one first; empty: accuracy for classes; micro_f1, "
+        "macro_f1 and accuracy (of every decision) for labels; pearson and spearman for a "
+        "number. map, mrr and similar scores rank the pairs that have the same text_a by "
+        "their second label.",
     ] = field(default_factory=list)
 
     class_scores: ClassVar[tuple[str, ...]] = (*CLASS_SCORES, *MARGIN_SCORES)

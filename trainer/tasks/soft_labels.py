@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import WEIGHT, Doc, OneOf, positive
+from configs.rules import WEIGHT, OneOf, positive
 from configs.section import Refusal
 from model import REGRESSION, SPAN, Capture, ModelConfig, ModelShape
 from trainer.objectives.task import HeadTerm, HeadTermConfig, TaskConfig
@@ -104,26 +104,22 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
     loss: Annotated[
         str,
         OneOf(*SOFT_LABEL_LOSSES),
-        Doc(
-            "kl: T^2 * KL(teacher || student) (Hinton et al., arXiv 1503.02531; PKD). "
-            "cross_entropy: -softmax(t / T) . log softmax(s / T), without T^2 (TinyBERT). "
-            "mse: |t - s|^2 of the logits (Tang et al., arXiv 1903.12136)."
-        ),
+        "kl: T^2 * KL(teacher || student) (Hinton et al., arXiv 1503.02531; PKD). "
+        "cross_entropy: -softmax(t / T) . log softmax(s / T), without T^2 (TinyBERT). "
+        "mse: |t - s|^2 of the logits (Tang et al., arXiv 1903.12136).",
     ] = KL
     temperature: Annotated[
-        float, positive(1e3), Doc("T, which divides the logits of teacher and student.")
+        float, positive(1e3), "T, which divides the logits of teacher and student."
     ] = 1.0
     mean_over_labels: Annotated[
-        bool, Doc("Also divide by the number of labels, as the originals' code does.")
+        bool, "Also divide by the number of labels, as the originals' code does."
     ] = False
 
     first_choice: Annotated[
         float,
         WEIGHT,
-        Doc(
-            "Add this times the cross-entropy of the label that the teacher finds most probable "
-            "(the ce_lambda of Tang et al.'s code)."
-        ),
+        "Add this times the cross-entropy of the label that the teacher finds most probable "
+        "(the ce_lambda of Tang et al.'s code).",
     ] = 0.0
 
     reads_states: ClassVar[bool] = False

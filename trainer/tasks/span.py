@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from configs.rules import COUNT, Doc, OneOf, Unit
+from configs.rules import COUNT, OneOf, Unit
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.examples.example import Windows
 from data_pipeline.task_files.contents import Dropped, present
@@ -71,22 +71,21 @@ class Span(ScoredByReferences):
         int,
         COUNT,
         Unit("tokens"),
-        Doc("Distance from the beginning of one window to the beginning of the next."),
+        "Distance from the beginning of one window to the beginning of the next.",
     ] = 128
     longest_question: Annotated[
-        int, COUNT, Unit("tokens"), Doc("Longer questions are truncated to this length.")
+        int, COUNT, Unit("tokens"), "Longer questions are truncated to this length."
     ] = 64
     longest_answer: Annotated[
-        int, COUNT, Unit("tokens"), Doc("The length of the longest span that may be predicted.")
+        int, COUNT, Unit("tokens"), "The length of the longest span that may be predicted."
     ] = 30
     unanswerable: Annotated[
-        bool,
-        Doc("Some questions have no answer (SQuAD 2.0); the model's score decides when."),
+        bool, "Some questions have no answer (SQuAD 2.0); the model's score decides when."
     ] = False
     metrics: Annotated[
         list[str],
         OneOf(*ANSWER_SCORES),
-        Doc("The scores, the primary one first; empty: answer_f1 and exact_match."),
+        "The scores, the primary one first; empty: answer_f1 and exact_match.",
     ] = field(default_factory=list)
 
     name: ClassVar[str] = NAME

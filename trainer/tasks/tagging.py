@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.rules import Doc, OneOf
+from configs.rules import OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, read_tagged_records
@@ -46,14 +46,14 @@ NO_ENTITIES = (
 class Tagging(TaskConfig):
     """The tag of each word, as for named entities. Reads the columns word and tag."""
 
-    labels: Annotated[list[str], Doc("The tags; empty: the tags in the training file, sorted.")] = (
-        field(default_factory=list)
+    labels: Annotated[list[str], "The tags; empty: the tags in the training file, sorted."] = field(
+        default_factory=list
     )
-    crf: Annotated[
-        bool, Doc("Add a conditional random field over the tags of neighbouring words.")
-    ] = False
+    crf: Annotated[bool, "Add a conditional random field over the tags of neighbouring words."] = (
+        False
+    )
     metrics: Annotated[
-        list[str], OneOf(*TAG_SCORES), Doc("The scores, the primary one first; empty: entity_f1.")
+        list[str], OneOf(*TAG_SCORES), "The scores, the primary one first; empty: entity_f1."
     ] = field(default_factory=list)
 
     class_weights: ClassWeights = field(default_factory=dict)

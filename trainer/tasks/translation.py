@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import COUNT, FRACTION, Doc, Matches, OneOf, Range, Unit
+from configs.rules import COUNT, FRACTION, Matches, OneOf, Range, Unit
 from configs.section import Refusal
 from data_pipeline import (
     DEFAULT_VIEW,
@@ -182,42 +182,38 @@ class Translation(ScoredByReferences):
     source_language: Annotated[
         str,
         LANGUAGE,
-        Doc("The part of a parallel file's name that marks the sources: `de` in train.de."),
+        "The part of a parallel file's name that marks the sources: `de` in train.de.",
     ] = ""
     target_language: Annotated[
-        str, LANGUAGE, Doc("The part that marks the translations: `en` in train.en.")
+        str, LANGUAGE, "The part that marks the translations: `en` in train.en."
     ] = ""
     label_smoothing: Annotated[
-        float, FRACTION, Doc("e: the label counts 1 - e, and e is shared by the whole vocabulary.")
+        float, FRACTION, "e: the label counts 1 - e, and e is shared by the whole vocabulary."
     ] = 0.1
-    beams: Annotated[int, COUNT, Doc("Width of the beam; 1: greedy search.")] = 5
+    beams: Annotated[int, COUNT, "Width of the beam; 1: greedy search."] = 5
     length_penalty: Annotated[
         float,
         Range(0, 10),
-        Doc(
-            "a: the log probability of a sequence is divided by its `length_divisor` ** a; 0 "
-            "prefers short sequences."
-        ),
+        "a: the log probability of a sequence is divided by its `length_divisor` ** a; 0 "
+        "prefers short sequences.",
     ] = 1.0
     length_divisor: Annotated[
         str,
         OneOf(*DIVISORS),
-        Doc("length: the number of tokens n; gnmt: (5 + n) / 6 (arXiv 1609.08144, eq. 14)."),
+        "length: the number of tokens n; gnmt: (5 + n) / 6 (arXiv 1609.08144, eq. 14).",
     ] = LENGTH
     max_length: Annotated[
-        int, COUNT, Unit("tokens"), Doc("The largest number of tokens in a generated translation.")
+        int, COUNT, Unit("tokens"), "The largest number of tokens in a generated translation."
     ] = 128
     lowercase: Annotated[
-        bool, Doc("Compare texts in lower case (sacreBLEU's -lc), for uncased vocabularies.")
+        bool, "Compare texts in lower case (sacreBLEU's -lc), for uncased vocabularies."
     ] = False
 
     bleu_words: Annotated[
         str | None,
         OneOf(*SPLITTINGS),
-        Doc(
-            "How BLEU finds words (sacreBLEU's --tokenize); null: 13a, but zh for Chinese and char "
-            "for other scripts without spaces."
-        ),
+        "How BLEU finds words (sacreBLEU's --tokenize); null: 13a, but zh for Chinese and char "
+        "for other scripts without spaces.",
     ] = None
 
     name: ClassVar[str] = NAME

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import INDEX, Doc, OneOf, positive
+from configs.rules import INDEX, OneOf, positive
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, EmptyText, EncodedExample, TextEncoder
 from data_pipeline.task_files.contents import Dropped, place, read_lines
@@ -67,14 +67,14 @@ class Vectors(TaskConfig, TeacherTermConfig):
     """
 
     pooling: Annotated[
-        str, OneOf(*POOLINGS), Doc("A text's vector: the mean of the last states, or the first.")
+        str, OneOf(*POOLINGS), "A text's vector: the mean of the last states, or the first."
     ] = "mean"
-    normalise: Annotated[bool, Doc("Scale a text's vector to length 1.")] = True
-    size: Annotated[int, INDEX, Doc("Width to which vectors are projected; 0: no projection.")] = 0
+    normalise: Annotated[bool, "Scale a text's vector to length 1."] = True
+    size: Annotated[int, INDEX, "Width to which vectors are projected; 0: no projection."] = 0
     unit: Annotated[
-        str, OneOf(TEXT, SENTENCE), Doc("An example is a text, or each of its sentences.")
+        str, OneOf(TEXT, SENTENCE), "An example is a text, or each of its sentences."
     ] = TEXT
-    prefix: Annotated[str, Doc("Text before every text, such as 'query: '.")] = ""
+    prefix: Annotated[str, "Text before every text, such as 'query: '."] = ""
 
     name: ClassVar[str] = "vectors"
     fields: ClassVar[tuple[str, ...]] = ("text",)
@@ -176,12 +176,10 @@ class VectorSimilarities(VectorTermConfig):
     loss: Annotated[
         str,
         OneOf(KL, MSE),
-        Doc(
-            "kl: of the softmax over the other texts (SEED, arXiv 2101.04731). mse: the mean over "
-            "them of the squared difference (as arXiv 1907.09682)."
-        ),
+        "kl: of the softmax over the other texts (SEED, arXiv 2101.04731). mse: the mean over "
+        "them of the squared difference (as arXiv 1907.09682).",
     ] = KL
-    temperature: Annotated[float, positive(1e3), Doc("Divides the similarities of kl.")] = 0.05
+    temperature: Annotated[float, positive(1e3), "Divides the similarities of kl."] = 0.05
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()

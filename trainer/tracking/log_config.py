@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from configs.rules import COUNT, NOT_EMPTY, Doc, Matches, OneOf, Unit
+from configs.rules import COUNT, NOT_EMPTY, Matches, OneOf, Unit
 from configs.section import Refusal, Section
 from trainer.tracking import kinds as _kinds  # noqa: F401 - registers those shipped
 from trainer.tracking import trackers
@@ -18,26 +18,24 @@ TAG = Matches(r"(?s:.{1,64})", "of 1 to 64 characters")
 class LogConfig(Section):
     """How often metrics are logged, and where."""
 
-    every: Annotated[int, COUNT, Unit("steps"), Doc("Steps between rows of metrics.")] = 10
+    every: Annotated[int, COUNT, Unit("steps"), "Steps between rows of metrics."] = 10
     wandb: Annotated[
         str,
         OneOf(*trackers.MODES),
-        Doc("The mode of Weights & Biases; auto: online if there is a key, otherwise offline."),
+        "The mode of Weights & Biases; auto: online if there is a key, otherwise offline.",
     ] = "auto"
-    project: Annotated[str, NOT_EMPTY, Doc("The project in Weights & Biases.")] = "tandem"
-    entity: Annotated[str, Doc("The user or team that owns the run there; empty: your own.")] = ""
-    group: Annotated[str, Doc("The group of the run there, such as a sweep; empty: none.")] = ""
-    job_type: Annotated[str, Doc("The type of the run there, such as pretrain; empty: none.")] = ""
-    tags: Annotated[list[Annotated[str, TAG]], Doc("The tags of the run there.")] = field(
+    project: Annotated[str, NOT_EMPTY, "The project in Weights & Biases."] = "tandem"
+    entity: Annotated[str, "The user or team that owns the run there; empty: your own."] = ""
+    group: Annotated[str, "The group of the run there, such as a sweep; empty: none."] = ""
+    job_type: Annotated[str, "The type of the run there, such as pretrain; empty: none."] = ""
+    tags: Annotated[list[Annotated[str, TAG]], "The tags of the run there."] = field(
         default_factory=list
     )
-    notes: Annotated[str, Doc("A description of the run there.")] = ""
+    notes: Annotated[str, "A description of the run there."] = ""
     trackers: Annotated[
         list[str],
-        Doc(
-            "Trackers in addition to Weights & Biases: tensorboard, mlflow, or trackers that "
-            "`plugins` register."
-        ),
+        "Trackers in addition to Weights & Biases: tensorboard, mlflow, or trackers that "
+        "`plugins` register.",
     ] = field(default_factory=list)
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import torch.distributed as dist
 
-from configs.rules import FRACTION, INDEX, Ascending, Doc, Length, Range, Unit, positive
+from configs.rules import FRACTION, INDEX, Ascending, Length, Range, Unit, positive
 from configs.section import Refusal, Section
 from trainer.checkpoint import Checkpoint, intact, published
 from trainer.errors import TrainingError
@@ -32,25 +32,21 @@ class GuardConfig(Section):
         float | None,
         positive(1e6),
         Unit("standard deviations"),
-        Doc(
-            "A loss spikes, and its step is skipped, when it is this far above the mean "
-            "loss of the last `window` steps, once that many have been taken. null: only "
-            "steps with a non-finite loss or gradient are skipped."
-        ),
+        "A loss spikes, and its step is skipped, when it is this far above the mean "
+        "loss of the last `window` steps, once that many have been taken. null: only "
+        "steps with a non-finite loss or gradient are skipped.",
     ] = 6.0
-    window: Annotated[
-        int, Range(2, 10**6), Unit("losses"), Doc("The number of losses in the mean.")
-    ] = 128
+    window: Annotated[int, Range(2, 10**6), Unit("losses"), "The number of losses in the mean."] = (
+        128
+    )
     max_consecutive_skips: Annotated[
-        int, INDEX, Unit("skips"), Doc("The job fails after more than this many skips in a row.")
+        int, INDEX, Unit("skips"), "The job fails after more than this many skips in a row."
     ] = 10
     max_skipped_fraction: Annotated[
         float,
         FRACTION,
-        Doc(
-            "The job fails at its end if a larger fraction of the learner's steps was skipped. It "
-            "also fails if the last step was skipped."
-        ),
+        "The job fails at its end if a larger fraction of the learner's steps was skipped. It "
+        "also fails if the last step was skipped.",
     ] = 0.5
 
 
@@ -113,13 +109,13 @@ class RollbackConfig(Section):
     step's.
     """
 
-    checkpoint: Annotated[int, INDEX, Unit("steps"), Doc("The step of the checkpoint.")]
+    checkpoint: Annotated[int, INDEX, Unit("steps"), "The step of the checkpoint."]
     skip: Annotated[
         list[int] | None,
         INDEX,
         Length(2),
         Ascending(),
-        Doc("The first batch to skip, and the batch after the last one to skip; null: skip none."),
+        "The first batch to skip, and the batch after the last one to skip; null: skip none.",
     ] = None
 
     def __str__(self) -> str:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import Doc
 from configs.section import Refusal
 from model import QKV, Capture, ModelShape
 from model.attention_kernel import visible_keys
@@ -324,11 +323,9 @@ class RelationTermConfig(MatrixTermConfig):
     relation_heads: Annotated[
         int | None,
         WIDTH,
-        Doc(
-            "How many relation heads to compare (MiniLMv2): the vectors of all attention heads "
-            "are joined and cut into this many parts. null: the attention heads are compared, "
-            "so both models must have the same number of them."
-        ),
+        "How many relation heads to compare (MiniLMv2): the vectors of all attention heads "
+        "are joined and cut into this many parts. null: the attention heads are compared, "
+        "so both models must have the same number of them.",
     ] = None
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.rules import WEIGHT, Doc, Range, positive
+from configs.rules import WEIGHT, Range, positive
 from trainer.objectives.row_losses import kl_divergence
 from trainer.objectives.term import register
 from trainer.objectives.terms.predictions import PredictionTermConfig, Temperature
@@ -43,7 +43,7 @@ class JensenShannon(PredictionTermConfig):
 
     temperature: Temperature = 1.0
     teacher_fraction: Annotated[
-        float, Range(1e-6, 1 - 1e-6), Doc("b: the weight of p in the mixture.")
+        float, Range(1e-6, 1 - 1e-6), "b: the weight of p in the mixture."
     ] = 0.5
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ class DecoupledKD(PredictionTermConfig):
     """T^2 times the KL of label against rest, and of the rest alone (arXiv 2203.08679, eq. 7)."""
 
     temperature: Temperature = 1.0
-    label_weight: Annotated[float, WEIGHT, Doc("Alpha: of label against rest.")] = 1.0
-    rest_weight: Annotated[float, WEIGHT, Doc("Beta: among the rest.")] = 8.0
+    label_weight: Annotated[float, WEIGHT, "Alpha: of label against rest."] = 1.0
+    rest_weight: Annotated[float, WEIGHT, "Beta: among the rest."] = 8.0
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
         return decoupled(log_q, log_p, labels, self.label_weight, self.rest_weight)
@@ -69,8 +69,8 @@ class AlphaBeta(PredictionTermConfig):
     """T^2 times the alpha-beta divergence at masked positions (ABKD, arXiv 2505.04560)."""
 
     temperature: Temperature = 1.0
-    alpha: Annotated[float, positive(10.0), Doc("Power of the teacher's probabilities.")] = 0.5
-    beta: Annotated[float, positive(10.0), Doc("Power of the student's.")] = 0.5
+    alpha: Annotated[float, positive(10.0), "Power of the teacher's probabilities."] = 0.5
+    beta: Annotated[float, positive(10.0), "Power of the student's."] = 0.5
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
         return alpha_beta(log_q, log_p, self.alpha, self.beta)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import Ascending, Doc, Range
+from configs.rules import Ascending, Range
 from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelShape
@@ -77,10 +77,8 @@ class EarlyExits(TermConfig):
         list[int],
         Range(1, 4096),
         Ascending(),
-        Doc(
-            "The layers that learn, counted from 1. All of them learn from the last layer, which "
-            "is not listed."
-        ),
+        "The layers that learn, counted from 1. All of them learn from the last layer, which "
+        "is not listed.",
     ] = field(default_factory=list)
     temperature: Temperature = 1.0
 

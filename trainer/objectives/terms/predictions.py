@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from configs.rules import COUNT, FRACTION, Doc, OneOf, Unit, positive
+from configs.rules import COUNT, FRACTION, OneOf, Unit, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
 from model import ModelConfig, ModelShape
@@ -47,9 +47,7 @@ from trainer.teacher_outputs import TeacherOutputs
 from trainer.vocabulary_projection import ABSENT, Distribution, log_probabilities
 
 Temperature = Annotated[
-    Setting,
-    positive(1000.0),
-    Doc("T: a number, or `{step: value, ...}` by the learner's own steps."),
+    Setting, positive(1000.0), "T: a number, or `{step: value, ...}` by the learner's own steps."
 ]
 
 
@@ -182,12 +180,10 @@ MinLead = Annotated[
     float | None,
     positive(100.0),
     Unit("nats"),
-    Doc(
-        "How far the teacher must be ahead of the student before the term counts, measured by "
-        "the loss that both learn from labels. From twice this lead on the term counts fully. "
-        "The rule also holds after the teacher's budget. null: the term always counts fully. "
-        "It also does if the teacher is frozen, or if the two share no loss from labels."
-    ),
+    "How far the teacher must be ahead of the student before the term counts, measured by "
+    "the loss that both learn from labels. From twice this lead on the term counts fully. "
+    "The rule also holds after the teacher's budget. null: the term always counts fully. "
+    "It also does if the teacher is frozen, or if the two share no loss from labels.",
 ]
 
 
@@ -197,9 +193,7 @@ class PredictionTermConfig(DivergenceConfig, TeacherTermConfig):
 
     min_lead: MinLead = field(default=0.25, kw_only=True)
     top_k: Annotated[
-        int | None,
-        COUNT,
-        Doc("k: only the teacher's k largest logits count. null: all."),
+        int | None, COUNT, "k: only the teacher's k largest logits count. null: all."
     ] = field(default=None, kw_only=True)
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
@@ -244,13 +238,11 @@ class SoftKL(PredictionTermConfig):
     positions: Annotated[
         str,
         OneOf(*POSITIONS),
-        Doc(
-            "The positions to compare. `attended`, as in DistilBERT's code, makes a small student "
-            "two to three times as expensive."
-        ),
+        "The positions to compare. `attended`, as in DistilBERT's code, makes a small student "
+        "two to three times as expensive.",
     ] = MASKED
     mean_over_labels: Annotated[
-        bool, Doc("Also divide by the size of the vocabulary, as PKD's code does.")
+        bool, "Also divide by the size of the vocabulary, as PKD's code does."
     ] = False
 
     is_linear: ClassVar[bool] = True
@@ -280,10 +272,10 @@ class SoftCrossEntropy(PredictionTermConfig):
 
     temperature: Temperature = 1.0
     teacher_temperature: Annotated[
-        Setting | None, positive(1000.0), Doc("T', which divides the teacher's logits; null: T.")
+        Setting | None, positive(1000.0), "T', which divides the teacher's logits; null: T."
     ] = None
     mean_over_labels: Annotated[
-        bool, Doc("Divide by the size of the vocabulary, as TinyBERT's code does.")
+        bool, "Divide by the size of the vocabulary, as TinyBERT's code does."
     ] = True
 
     is_linear: ClassVar[bool] = True
@@ -306,7 +298,7 @@ class Blended(PredictionTermConfig):
 
     min_lead: MinLead = field(default=None, kw_only=True)  # its target has the labels in it
     teacher_fraction: Annotated[
-        float, FRACTION, Doc("a: the weight of the teacher's distribution in the target.")
+        float, FRACTION, "a: the weight of the teacher's distribution in the target."
     ] = 0.5
 
     is_linear: ClassVar[bool] = True
@@ -340,7 +332,7 @@ class FromStudent(DivergenceConfig):
     student starts and once it is done.
     """
 
-    student: Annotated[str, Doc("The name of the student that the teacher learns from.")] = field(
+    student: Annotated[str, "The name of the student that the teacher learns from."] = field(
         kw_only=True
     )
     temperature: Temperature = 1.0

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.rules import Doc, OneOf
+from configs.rules import OneOf
 from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelShape
@@ -112,7 +112,7 @@ class Cosine(TeacherTermConfig):
     compares: ClassVar[str] = STATES
     compares_spans: ClassVar[bool] = True
 
-    positions: Annotated[str, OneOf(*POSITIONS), Doc("The positions to compare.")] = ATTENDED
+    positions: Annotated[str, OneOf(*POSITIONS), "The positions to compare."] = ATTENDED
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from unequal_widths(student, teacher)
@@ -163,9 +163,7 @@ class HiddenMSE(LayerTermConfig):
 
     compares_spans: ClassVar[bool] = True
 
-    embedding: Annotated[
-        bool, Doc("Compare the embedding output too, with the same projection.")
-    ] = True
+    embedding: Annotated[bool, "Compare the embedding output too, with the same projection."] = True
 
     @property
     def above(self) -> tuple[int, ...]:

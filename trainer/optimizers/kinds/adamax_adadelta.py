@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
-from configs.rules import PROBABILITY, Doc, Length, OneOf, positive
+from configs.rules import PROBABILITY, Length, OneOf, positive
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
 
 DECAY = "decoupled_weight_decay"
@@ -29,9 +29,9 @@ class AdamaxConfig(AdamConfig):
         list[float],
         Length(2),
         PROBABILITY,
-        Doc("Decay rates of the first moment and of the largest gradient, per step."),
+        "Decay rates of the first moment and of the largest gradient, per step.",
     ] = field(default_factory=lambda: [0.9, 0.999])
-    epsilon: Annotated[float, positive(1.0), Doc("Added to the size of a gradient.")] = 1e-8
+    epsilon: Annotated[float, positive(1.0), "Added to the size of a gradient."] = 1e-8
 
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
         return Adamax(groups, self.learning_rate, *self.moments)
@@ -49,9 +49,9 @@ class AdadeltaConfig(AdamConfig):
         list[float],
         Length(2),
         PROBABILITY,
-        Doc("The second is the decay rate of both averages, per step; the first is not used."),
+        "The second is the decay rate of both averages, per step; the first is not used.",
     ] = field(default_factory=lambda: [0.9, 0.999])
-    epsilon: Annotated[float, positive(1.0), Doc("Added below both square roots.")] = 1e-6
+    epsilon: Annotated[float, positive(1.0), "Added below both square roots."] = 1e-6
 
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
         return Adadelta(groups, self.learning_rate, *self.moments)

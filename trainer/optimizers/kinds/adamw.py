@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 
-from configs.rules import Doc, OneOf
+from configs.rules import OneOf
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
 from trainer.optimizers.moments import advance, step_uncorrected
 
@@ -20,7 +20,7 @@ class AdamWConfig(AdamConfig):
 
     kind: Annotated[str, OneOf("adamw"), KIND] = "adamw"
     bias_correction: Annotated[
-        bool, Doc("Correct the bias of the moments; false: the Adam of BERT's code.")
+        bool, "Correct the bias of the moments; false: the Adam of BERT's code."
     ] = True
 
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from configs.rules import Doc, OneOf, positive
+from configs.rules import OneOf, positive
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
 from trainer.optimizers.moments import advance, step_uncorrected, with_gradient
 from trainer.optimizers.shards import Tensorwise, parameter_views, squared_norms
@@ -24,9 +24,9 @@ class LambConfig(AdamConfig):
     """
 
     kind: Annotated[str, OneOf("lamb"), KIND] = "lamb"
-    epsilon: Annotated[
-        float, positive(1.0), Doc("Added to the square root of the second moment.")
-    ] = 1e-6
+    epsilon: Annotated[float, positive(1.0), "Added to the square root of the second moment."] = (
+        1e-6
+    )
 
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
         return Lamb(groups, self.learning_rate, *self.moments)

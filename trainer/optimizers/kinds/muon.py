@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from configs.rules import PROBABILITY, Doc, OneOf, positive
+from configs.rules import PROBABILITY, OneOf, positive
 from model.precision import is_native, kernel_device, rounded
 from trainer.optimizers.config import KIND, MATRICES, AdamConfig, register_optimizer
 from trainer.optimizers.moments import adam_updates, with_gradient
@@ -33,19 +33,15 @@ class MuonConfig(AdamConfig):
     """
 
     kind: Annotated[str, OneOf("muon"), KIND] = "muon"
-    momentum: Annotated[float, PROBABILITY, Doc("The decay rate of the momentum, per step.")] = 0.95
+    momentum: Annotated[float, PROBABILITY, "The decay rate of the momentum, per step."] = 0.95
     scale: Annotated[
         str,
         OneOf("match_rms_adamw", "original"),
-        Doc(
-            "The factor on the rate of an m x n matrix. match_rms_adamw: 0.2 sqrt(max(m, n)), for "
-            "AdamW's rates (Liu et al., arXiv 2502.16982); original: sqrt(max(1, m / n))."
-        ),
+        "The factor on the rate of an m x n matrix. match_rms_adamw: 0.2 sqrt(max(m, n)), for "
+        "AdamW's rates (Liu et al., arXiv 2502.16982); original: sqrt(max(1, m / n)).",
     ] = "match_rms_adamw"
     adamw_learning_rate: Annotated[
-        float | None,
-        positive(1e6),
-        Doc("The peak learning rate of AdamW's part; null: learning_rate."),
+        float | None, positive(1e6), "The peak learning rate of AdamW's part; null: learning_rate."
     ] = None
 
     def settings(self, name: str, part: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from configs.rules import PROBABILITY, Doc, Length, OneOf
+from configs.rules import PROBABILITY, Length, OneOf
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
 from trainer.optimizers.moments import ScaledAdam
 
@@ -25,10 +25,7 @@ class StableAdamWConfig(AdamConfig):
 
     kind: Annotated[str, OneOf("stableadamw"), KIND] = "stableadamw"
     betas: Annotated[
-        list[float],
-        Length(2),
-        PROBABILITY,
-        Doc("Decay rates of the first and second moment, per step."),
+        list[float], Length(2), PROBABILITY, "Decay rates of the first and second moment, per step."
     ] = field(default_factory=lambda: [0.9, 0.99])
 
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:

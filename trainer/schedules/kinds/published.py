@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from configs.rules import FRACTION, INDEX, Doc, OneOf, Unit, positive
+from configs.rules import FRACTION, INDEX, OneOf, Unit, positive
 from configs.section import Refusal
 from trainer.objectives.term import StepSchedule
 from trainer.schedules.learning_rate import (
@@ -26,10 +26,8 @@ FALLS: dict[str, Callable[[float], float]] = {
 Fall = Annotated[
     str,
     OneOf(*FALLS),
-    Doc(
-        "How the rate falls, by the fraction d of the decay that has passed: linear, 1 - d; "
-        "1-sqrt, 1 minus the root of d (Hägele et al., arXiv 2405.18392; ModernBERT); cosine."
-    ),
+    "How the rate falls, by the fraction d of the decay that has passed: linear, 1 - d; "
+    "1-sqrt, 1 minus the root of d (Hägele et al., arXiv 2405.18392; ModernBERT); cosine.",
 ]
 
 
@@ -73,13 +71,13 @@ class WarmupStableDecay(DecayConfig):
 
     kind: Annotated[str, OneOf("wsd"), KIND] = "wsd"
     decay_fraction: Annotated[
-        float, positive(1.0), Doc("The decay, as the last fraction of the steps after the warm-up.")
+        float, positive(1.0), "The decay, as the last fraction of the steps after the warm-up."
     ] = 0.1
     decay_steps: Annotated[
         int,
         INDEX,
         Unit("steps"),
-        Doc("The decay in steps, instead of decay_fraction; 0: decay_fraction decides."),
+        "The decay in steps, instead of decay_fraction; 0: decay_fraction decides.",
     ] = 0
     decay_shape: Fall = "linear"
 
@@ -122,7 +120,7 @@ class Points(DecayConfig):
     points: Annotated[
         dict[Annotated[int, INDEX], float],
         FRACTION,
-        Doc("Fractions of the peak by the learner's own step. The last value holds until the end."),
+        "Fractions of the peak by the learner's own step. The last value holds until the end.",
     ] = field(default_factory=dict)
     decay_shape: Fall = "linear"
 
