@@ -86,7 +86,10 @@ __all__ = [
 ]
 
 
-@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=OneLineErrors,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @VERSION
 def main() -> None:
     """Pre-train a BERT-family teacher and distil students from it, in one job."""

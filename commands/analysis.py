@@ -30,7 +30,6 @@ NUMBERS, PAGE = "analysis.json", "analysis.html"
     "limit",
     type=click.IntRange(min=1),
     default=256,
-    show_default=True,
     help="How many sequences of TEXT, examples of TASK or sentences of --parsed to analyse.",
 )
 @click.option("--length", type=click.IntRange(min=4), help="Tokens in a sequence of TEXT. [128]")

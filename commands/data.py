@@ -30,7 +30,6 @@ COPIES = click.option(
     "--copies",
     type=click.IntRange(1, 1000),
     default=30,
-    show_default=True,
     help="Copies of each text. Equal copies are written once.",
 )
 LEARNER = click.option(
@@ -38,13 +37,7 @@ LEARNER = click.option(
     type=TEXT,
     help="Read this learner's view: teacher, or a student's name. Needed if the views differ.",
 )
-SEED = click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    help="The random seed.",
-)
+SEED = click.option("--seed", type=click.IntRange(0), default=1, help="The random seed.")
 
 
 @click.group()
@@ -65,25 +58,14 @@ def data() -> None:
     help="A student's own tokenizer: the same text in its tokens too. May be repeated.",
 )
 @click.option("--out", type=PATH, required=True, help="The corpus folder to write.")
+@click.option("--shard-mb", type=POSITIVE, default=64.0, help="The size of a shard, in MiB.")
 @click.option(
-    "--shard-mb",
-    type=POSITIVE,
-    default=64.0,
-    show_default=True,
-    help="The size of a shard, in MiB.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    help="How many processes to use.",
+    "--workers", type=click.IntRange(1, 1024), default=1, help="How many processes to use."
 )
 @click.option(
     "--val-fraction",
     type=float,
     default=0.01,
-    show_default=True,
     help="The fraction of the documents to hold out for validation.",
 )
 @click.option(
@@ -165,13 +147,7 @@ def data_check(folder: str) -> None:
 @data.command("show")
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="How many samples to show.",
-)
+@click.option("--samples", type=click.IntRange(min=1), default=4, help="How many samples to show.")
 @LEARNER
 def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: str | None) -> None:
     """Show padding and a few samples of a job, task or data CONFIG."""
@@ -200,17 +176,13 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: st
     "--world-size",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="The number of ranks that share each batch.",
 )
-@click.option(
-    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The rank, from 0."
-)
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="The rank, from 0.")
 @click.option(
     "--split",
     type=click.Choice(["train", "val"]),
     default="train",
-    show_default=True,
     help="Which part to write: training or held-out.",
 )
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
@@ -247,14 +219,12 @@ def data_dump(
     "--candidates",
     type=click.IntRange(1, 1000),
     default=15,
-    show_default=True,
     help="How many candidates there are for a word's replacement.",
 )
 @click.option(
     "--probability",
     type=FRACTION,
     default=0.4,
-    show_default=True,
     help="The probability that a word of a copy is replaced.",
 )
 @click.option(
@@ -310,45 +280,26 @@ def data_augment(
     type=click.IntRange(2),
     help="The column of the parts of speech. Default: the last.",
 )
-@click.option(
-    "--encoding",
-    type=ENCODING,
-    default="utf-8",
-    show_default=True,
-    help="The encoding of the tagged file.",
-)
+@click.option("--encoding", type=ENCODING, default="utf-8", help="The encoding of the tagged file.")
 @click.option(
     "--copies",
     type=click.IntRange(1, 1000),
     help="Copies of each example. Default: 20 of a text, 10 of a pair.",
 )
 @click.option(
-    "--mask",
-    type=FRACTION,
-    default=0.1,
-    show_default=True,
-    help="The probability that a word of a copy is masked.",
+    "--mask", type=FRACTION, default=0.1, help="The probability that a word of a copy is masked."
 )
 @click.option(
     "--replace",
     type=FRACTION,
     default=0.1,
-    show_default=True,
     help="The probability that a word of a copy is replaced.",
 )
 @click.option(
-    "--ngram",
-    type=FRACTION,
-    default=0.25,
-    show_default=True,
-    help="The probability that a copy is cut to an n-gram.",
+    "--ngram", type=FRACTION, default=0.25, help="The probability that a copy is cut to an n-gram."
 )
 @click.option(
-    "--longest",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="The most words that --ngram keeps.",
+    "--longest", type=click.IntRange(1), default=5, help="The most words that --ngram keeps."
 )
 @click.option(
     "--mask-token",

@@ -53,11 +53,7 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
-    "--nodes",
-    type=click.IntRange(min=1),
-    default=Machine.nodes,
-    show_default=True,
-    help="Nodes of the job.",
+    "--nodes", type=click.IntRange(min=1), default=Machine.nodes, help="Nodes of the job."
 )
 @click.option(
     "--gpus-per-node",
@@ -68,14 +64,12 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
     "--device",
     type=PATH,
     default="h100",
-    show_default=True,
     help="The GPU, or cpu: a name of `tandem list devices`, or a file.",
 )
 @click.option(
     "--mfu",
     type=Number(1e-6, 1),
     default=Machine.mfu,
-    show_default=True,
     help="The fraction of the GPU's peak that forward and backward reach.",
 )
 @click.option("--price", type=Number(0), help="Price of a GPU hour, in any currency.")
@@ -83,21 +77,18 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
     "--node-mtbf-hours",
     type=POSITIVE,
     default=Machine.node_mtbf_hours,
-    show_default=True,
     help="Mean hours between the failures of a node.",
 )
 @click.option(
     "--restart-seconds",
     type=Number(0, 1e9),
     default=Machine.restart_seconds,
-    show_default=True,
     help="Seconds from a failure until training continues.",
 )
 @click.option(
     "--store-gbs",
     type=POSITIVE,
     default=Machine.store_gbs,
-    show_default=True,
     help="GB/s at which checkpoints reach the storage.",
 )
 @click.option(
@@ -110,14 +101,12 @@ def time_limit(context: click.Context, parameter: click.Parameter, text: str | N
     "--warning-seconds",
     type=click.IntRange(min=1),
     default=Machine.warning_seconds,
-    show_default=True,
     help="Seconds before the time limit at which the ranks save.",
 )
 @click.option(
     "--host-gb",
     type=Number(0),
     default=Machine.host_gb,
-    show_default=True,
     help="Host memory of each rank for Python, libraries and the GPU's driver, in GB.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

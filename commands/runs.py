@@ -58,7 +58,6 @@ class _Submission:
     "--chain",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Submit this many jobs, each after the one before, for queues without requeues.",
 )
 @click.option("--model", type=PATH, help="The folder of the model that a task fine-tunes.")
@@ -269,7 +268,6 @@ _WAIT = click.option(
     "--wait",
     type=Number(0),
     default=120.0,  # twice what NFS may take to show a new file to another node, and more
-    show_default=True,
     help="Seconds to wait for an answer.",
 )
 

@@ -45,16 +45,8 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
 @click.command()
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=60, show_default=True, help="Steps in all."
-)
-@click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
-    help="Processes on this machine.",
-)
+@click.option("--steps", type=click.IntRange(min=1), default=60, help="Steps in all.")
+@click.option("--nproc", type=click.IntRange(min=1), default=2, help="Processes on this machine.")
 def rehearse(config: str, overrides: tuple[str, ...], steps: int, nproc: int) -> None:
     """Run the job CONFIG scaled down, in minutes on a CPU.
 
