@@ -23,12 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cotraining_speed import (
-    COUNTS,
-    Cast,
-    forward,
-    learn,
-)
+from benchmarks.cotraining_speed import COUNTS, Cast, forward, learn
 from benchmarks.masked_batches import masked_batch
 from benchmarks.one_rank import join_alone
 from trainer.learners.learner import Learner

@@ -40,15 +40,7 @@ from benchmarks import gpu_facts
 from benchmarks.cotraining_speed import forward, learn
 from benchmarks.gpu_cluster import ON_GPU, TURNS, cluster, mfu
 from benchmarks.gpu_facts import Row
-from benchmarks.gpu_learners import (
-    Size,
-    Step,
-    batch_of,
-    our_step,
-    student,
-    teacher,
-    their_step,
-)
+from benchmarks.gpu_learners import Size, Step, batch_of, our_step, student, teacher, their_step
 from benchmarks.gpu_runs import job, tests
 from benchmarks.masked_batches import MASKED_FRACTION
 from benchmarks.turns import median_seconds, wall_clock

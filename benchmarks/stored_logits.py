@@ -22,12 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cotraining_speed import (
-    STUDENT_SIZES,
-    TEACHER_SIZE,
-    Arm,
-    encoder,
-)
+from benchmarks.cotraining_speed import STUDENT_SIZES, TEACHER_SIZE, Arm, encoder
 from benchmarks.masked_batches import VOCABULARY, masked_batch
 from benchmarks.one_rank import join_alone
 from benchmarks.turns import median_seconds

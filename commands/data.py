@@ -10,16 +10,7 @@ import click
 
 from commands.errors import FAILED
 from commands.job_configs import data_section, task_job
-from commands.options import (
-    ENCODING,
-    FIELD,
-    FRACTION,
-    PATH,
-    POSITIVE,
-    SEPARATOR,
-    TEXT,
-    parse_pair,
-)
+from commands.options import ENCODING, FIELD, FRACTION, PATH, POSITIVE, SEPARATOR, TEXT, parse_pair
 from configs import assignment
 
 if TYPE_CHECKING:

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from configs.rules import FRACTION, PROBABILITY, OneOf, Range, Unit, positive
 from configs.section import Refusal
-from model.model_config import (
-    REPEATS,
-    WIDTH,
-    Ability,
-    ModelConfig,
-    PaddingToken,
-    VocabularySize,
-)
+from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.task_head_config import WIDEST
 
 if TYPE_CHECKING:

@@ -31,15 +31,7 @@ from model.heads import (
     vocabulary_logits,
 )
 from model.model_config import PAIRS, Ability, ModelConfig
-from model.outputs import (
-    NOTHING,
-    QKV,
-    Capture,
-    EarlyOutputs,
-    Encoded,
-    Features,
-    ModelOutput,
-)
+from model.outputs import NOTHING, QKV, Capture, EarlyOutputs, Encoded, Features, ModelOutput
 from model.precision import Dense
 from model.task_head_config import TaskHeadConfig
 

@@ -23,13 +23,7 @@ from trainer.learners.learner import Learner
 from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import with_view
-from trainer.teacher_outputs import (
-    OutputProjection,
-    TeacherOutputs,
-    detach,
-    mean_of,
-    of_stored,
-)
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of, of_stored
 
 _Heads = Sequence[Mapping[str, Tensor]]  # of each micro-batch, the outputs of heads by name
 

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.hashing import MaskDraw, array_keys, random_uint32
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.reading.batches import (
-    DEFAULT_VIEW,
-    MASKED,
-    Batch,
-    Runs,
-    Target,
-    shared_view,
-)
+from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, Batch, Runs, Target, shared_view
 from data_pipeline.shards.blocks import Block
 from data_pipeline.tokenization.tokenizer import Vocabulary
 

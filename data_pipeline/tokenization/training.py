@@ -32,11 +32,7 @@ from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.text.sentences import MOST_SPACELESS, SPACELESS, script_of, shares_of
 from data_pipeline.text.text_files import STDIN
 from data_pipeline.tokenization import sentencepiece_models
-from data_pipeline.tokenization.comparison import (
-    WARN_ABOVE,
-    LossCounter,
-    NormalizationLoss,
-)
+from data_pipeline.tokenization.comparison import WARN_ABOVE, LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES, save
 from data_pipeline.tokenization.vocabularies import (
     ROLES,

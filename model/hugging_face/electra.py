@@ -9,13 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig
-from model.hugging_face.bert import (
-    PLAIN,
-    encoder_rules,
-    read_sizes,
-    require_segments,
-    write_sizes,
-)
+from model.hugging_face.bert import PLAIN, encoder_rules, read_sizes, require_segments, write_sizes
 from model.hugging_face.family import Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import CHOICE, DETECTION, SPAN, TAGGING

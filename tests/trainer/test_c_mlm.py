@@ -39,11 +39,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands
 from trainer.job_data.examples import predicts_by_example, views_of, with_examples
-from trainer.lifecycle.start import (
-    batches_to_store,
-    require_same_order,
-    require_written_for,
-)
+from trainer.lifecycle.start import batches_to_store, require_same_order, require_written_for
 from trainer.objectives.row_losses import RowLoss
 from trainer.objectives.terms.predictions import soft_cross_entropy
 from trainer.objectives.vocabulary import project_and_sum

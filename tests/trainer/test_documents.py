@@ -15,11 +15,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.batches import to_device
 from trainer.denominators import ATTENDED, ATTENDED_PAIRS, ROWS, count
-from trainer.objectives.terms.attention import (
-    attention_cross_entropy,
-    attention_mse,
-    relation_kl,
-)
+from trainer.objectives.terms.attention import attention_cross_entropy, attention_mse, relation_kl
 from trainer.objectives.terms.states import patient_mse
 
 SIZES, LENGTH = [[3, 8, 1], [12], [5, 4]], 12  # three positions of padding in the last row

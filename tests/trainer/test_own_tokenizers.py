@@ -18,14 +18,7 @@ from transformers import (
 
 import configs
 from configs import ConfigError
-from data_pipeline import (
-    BatchSizes,
-    Corpus,
-    DataError,
-    ExampleSplit,
-    ExampleStream,
-    open_corpora,
-)
+from data_pipeline import BatchSizes, Corpus, DataError, ExampleSplit, ExampleStream, open_corpora
 from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs

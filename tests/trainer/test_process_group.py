@@ -15,13 +15,7 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from trainer.checkpoint.publication import Ranks
 from trainer.config import WatchConfig
-from trainer.device import (
-    FILES,
-    GRACE_SECONDS,
-    allow_open_files,
-    background_group,
-    limit_waiting,
-)
+from trainer.device import FILES, GRACE_SECONDS, allow_open_files, background_group, limit_waiting
 from trainer.errors import TrainingError
 
 

@@ -12,13 +12,7 @@ from trainer.learners.first_weights import heads_in
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.stages import ProgressiveConfig
-from trainer.objectives.terms import (
-    AttentionMSE,
-    Blended,
-    FeatureMaps,
-    HiddenMSE,
-    SoftKL,
-)
+from trainer.objectives.terms import AttentionMSE, Blended, FeatureMaps, HiddenMSE, SoftKL
 from trainer.scoring.scores import metrics_of, shown
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence

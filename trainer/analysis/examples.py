@@ -15,15 +15,7 @@ import tokenizers
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline import (
-    MASKED,
-    Batch,
-    DataError,
-    ExampleSplit,
-    MaskingConfig,
-    Target,
-    Vocabulary,
-)
+from data_pipeline import MASKED, Batch, DataError, ExampleSplit, MaskingConfig, Target, Vocabulary
 from data_pipeline.masking.masker import Masker
 from data_pipeline.task_files.contents import source_name
 from data_pipeline.text.documents import Problem, location_of, read_documents

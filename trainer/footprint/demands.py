@@ -14,13 +14,7 @@ from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
 from trainer.batch_config import bucket_size
 from trainer.config import JobConfig
-from trainer.footprint.footprint import (
-    Footprint,
-    Passes,
-    footprints,
-    passes,
-    passes_apart,
-)
+from trainer.footprint.footprint import Footprint, Passes, footprints, passes, passes_apart
 from trainer.job_data.counting import usual_rows
 from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig

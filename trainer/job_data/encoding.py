@@ -18,14 +18,7 @@ from typing import Any
 
 from configs.progress import counted, tracked
 from configs.typed import nearest_of_all
-from data_pipeline import (
-    Corpus,
-    DataConfig,
-    DataError,
-    EncodedExample,
-    TaskDataConfig,
-    TextEncoder,
-)
+from data_pipeline import Corpus, DataConfig, DataError, EncodedExample, TaskDataConfig, TextEncoder
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.shards import manifest

@@ -12,14 +12,7 @@ from torch.nn import functional as F
 
 from configs.rules import OneOf
 from configs.section import Refusal
-from model import (
-    CLASSIFICATION,
-    Ability,
-    Capture,
-    ModelConfig,
-    ModelShape,
-    with_task_head,
-)
+from model import CLASSIFICATION, Ability, Capture, ModelConfig, ModelShape, with_task_head
 from trainer.denominators import ROWS
 from trainer.learner_names import OWN
 from trainer.objectives.stages import BRANCHES

@@ -17,14 +17,7 @@ from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import Row, as_number, list_in
-from model import (
-    CLASSIFICATION,
-    MULTI_LABEL,
-    REGRESSION,
-    ModelConfig,
-    ModelShape,
-    TaskHeadConfig,
-)
+from model import CLASSIFICATION, MULTI_LABEL, REGRESSION, ModelConfig, ModelShape, TaskHeadConfig
 from model.task_head_config import conflicts_of_numbers
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels

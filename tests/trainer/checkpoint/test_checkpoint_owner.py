@@ -14,14 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from trainer.checkpoint import (
-    Attempt,
-    CheckpointError,
-    Owner,
-    attempts,
-    live_owner,
-    send_heartbeat,
-)
+from trainer.checkpoint import Attempt, CheckpointError, Owner, attempts, live_owner, send_heartbeat
 
 ELSEWHERE = {"host": "n9", "machine": "another boot pid:[1]"}
 

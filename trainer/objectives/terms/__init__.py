@@ -22,12 +22,7 @@ from trainer.objectives.terms.divergences import (
     UniversalLogitDistillation,
 )
 from trainer.objectives.terms.own_predictions import EarlyExits, ZLoss
-from trainer.objectives.terms.predictions import (
-    Blended,
-    FromStudent,
-    SoftCrossEntropy,
-    SoftKL,
-)
+from trainer.objectives.terms.predictions import Blended, FromStudent, SoftCrossEntropy, SoftKL
 from trainer.objectives.terms.states import (
     PKD,
     Cosine,

@@ -14,18 +14,8 @@ from configs.section import Refusal
 from data_pipeline import MASKED
 from model import Capture, ModelShape
 from trainer.learner_names import OWN
-from trainer.objectives.row_losses import (
-    RowLoss,
-    kl_divergence_rows,
-)
-from trainer.objectives.term import (
-    LossInputs,
-    StepSchedule,
-    Term,
-    TermConfig,
-    Weight,
-    register,
-)
+from trainer.objectives.row_losses import RowLoss, kl_divergence_rows
+from trainer.objectives.term import LossInputs, StepSchedule, Term, TermConfig, Weight, register
 from trainer.objectives.terms.predictions import Temperature, VocabularyTermConfig
 from trainer.objectives.vocabulary import (
     VocabularyTerm,

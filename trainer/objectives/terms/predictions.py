@@ -37,11 +37,7 @@ from trainer.objectives.term import (
     TermConfig,
     register,
 )
-from trainer.objectives.vocabulary import (
-    VocabularyTerm,
-    labels_at,
-    weigh_positions,
-)
+from trainer.objectives.vocabulary import VocabularyTerm, labels_at, weigh_positions
 from trainer.stored_logits.format import StoredConfig
 from trainer.teacher_outputs import TeacherOutputs
 from trainer.vocabulary_projection import ABSENT, Distribution, log_probabilities
