@@ -11,19 +11,11 @@ from typing import Any
 
 from cluster.run_files import Row, failure_of, newest_checkpoint
 from cluster.scheduler import NEVER_PASSES, QueuedJob, job_ids, of_run, words
-from configs.runs import (
-    SILENT_SECONDS,
-    STOPPED,
-    USUAL_ROWS,
-    is_alive,
-    is_here,
-    seconds_since,
-    stall_timeout,
-)
+from configs import runs
 
 # Twice what a new job waits for: the age of a heartbeat is measured by this machine's clock here,
 # and a network file system may answer from its cache.
-_SILENT_AFTER = 2 * SILENT_SECONDS
+_SILENT_AFTER = 2 * runs.SILENT_SECONDS
 
 # Reasons for which a job waits until somebody releases it, as squeue spells them.
 HELD = (
@@ -154,8 +146,8 @@ def _process_is_live(known: Evidence) -> bool:
     attempt = known.attempt
     if "process" not in attempt or attempt.get("ended"):
         return False
-    if is_here(attempt.get("machine", "")):
-        return is_alive(attempt["process"], attempt.get("started", 0))
+    if runs.is_here(attempt.get("machine", "")):
+        return runs.is_alive(attempt["process"], attempt.get("started", 0))
     return time.time() - known.heartbeat < _SILENT_AFTER
 
 
@@ -186,7 +178,7 @@ def _ended_state(known: Evidence) -> tuple[str, str]:
 
 def _final_state(known: Evidence) -> tuple[str, str]:
     reason = _reason(known)
-    if known.last.get("code") == STOPPED:
+    if known.last.get("code") == runs.STOPPED:
         return "stopped", reason
     telling = known.end if known.end in ("OUT_OF_MEMORY", "NODE_FAIL") else ""
     return "failed", f"{reason}: {FAILED_ENDS[telling]}" if telling else reason
@@ -233,9 +225,9 @@ def _quiet_too_long(known: Evidence) -> float | None:
     signs = [known.run / name for name in ("metrics.jsonl", "config.yaml", "slurm.jsonl")]
     if not known.rows:  # what is not training yet, or never does, tells its log how it gets on
         signs += known.run.glob("logs/*.log")
-    quiet = min(map(seconds_since, signs))
-    usual = _usual_interval(training_rows(known.rows)[-USUAL_ROWS:])
-    return quiet if stall_timeout(usual) < quiet < math.inf else None
+    quiet = min(map(runs.seconds_since, signs))
+    usual = _usual_interval(training_rows(known.rows)[-runs.USUAL_ROWS :])
+    return quiet if runs.stall_timeout(usual) < quiet < math.inf else None
 
 
 def _usual_interval(recent: Sequence[Row]) -> float | None:

@@ -45,20 +45,8 @@ from trainer.lifecycle.start import (
     require_written_for,
 )
 from trainer.run import Outcome
-from trainer.stored_logits.format import (
-    ID_DTYPES,
-    KEY,
-    NAME,
-    SHARD_NAME,
-    VALUE_DTYPES,
-    Manifest,
-    StepLogits,
-    StoredConfig,
-    decode,
-    encode,
-    id_bytes,
-    write_shard,
-)
+from trainer.stored_logits import format as stored_format
+from trainer.stored_logits.format import Manifest, StepLogits, StoredConfig
 from trainer.stored_logits.reading import draw, uniforms
 from trainer.teacher_outputs import OutputProjection
 from trainer.vocabulary_projection import chunks, logits_of
@@ -105,16 +93,20 @@ def store_job(
 def _alone_in(folder: Path) -> AbstractContextManager[None]:
     _refuse_other_files(folder)
     refusal = "another `tandem store` is writing there; wait until it ends, or name another folder"
-    return exclusive(folder, f"{KEY}: {folder}: {refusal}")
+    return exclusive(folder, f"{stored_format.KEY}: {folder}: {refusal}")
 
 
 def _refuse_other_files(folder: Path) -> None:
     """Raise TrainingError for a folder of something else, such as a run."""
-    if not folder.exists() or (folder / NAME).exists():
+    if not folder.exists() or (folder / stored_format.NAME).exists():
         return
     for path in sorted(folder.iterdir()):
-        if not re.fullmatch(rf"lock|({SHARD_NAME}|{re.escape(NAME)})(\.new)?", path.name):
-            raise TrainingError(f"{KEY}: {folder}: holds {path.name}; name another folder")
+        if not re.fullmatch(
+            rf"lock|({stored_format.SHARD_NAME}|{re.escape(stored_format.NAME)})(\.new)?", path.name
+        ):
+            raise TrainingError(
+                f"{stored_format.KEY}: {folder}: holds {path.name}; name another folder"
+            )
 
 
 def _store_missing(
@@ -181,7 +173,7 @@ def _manifest(
     folder: Path, config: JobConfig, corpora: Mapping[str, Corpus], checksum: str
 ) -> Manifest:
     """The folder's manifest, which must be of the same predictions; a new one where it is empty."""
-    if not (folder / NAME).exists():
+    if not (folder / stored_format.NAME).exists():
         return Manifest(
             job=configs.dump(config),
             corpora=contents(config.data, corpora),
@@ -204,7 +196,7 @@ class _Part:
 
 def _gathered(step: StepLogits, stop: bool) -> list[_Part]:
     """The parts of all ranks, in their order, on rank 0; empty elsewhere. Collective."""
-    parts: list[_Part] = [_Part(encode([step]), stop)] * dist.get_world_size()
+    parts: list[_Part] = [_Part(stored_format.encode([step]), stop)] * dist.get_world_size()
     is_first = dist.get_rank() == 0
     if dist.get_world_size() > 1:
         dist.gather_object(parts[0], parts if is_first else None, group=background_group())
@@ -227,7 +219,7 @@ class _ShardWriter:
         Returns whether any rank was asked to stop. Raises TrainingError where the shard cannot be
         written.
         """
-        step = StepLogits.joined([decode(part.content) for part in parts])
+        step = StepLogits.joined([stored_format.decode(part.content) for part in parts])
         self._steps.append(step)
         self._size += step.size
         if is_last or self._size >= SHARD_BYTES:
@@ -240,7 +232,9 @@ class _ShardWriter:
     def _write(self, end: int) -> None:
         positions = sum(int(step.counts.sum()) for step in self._steps)
         numbers = range(end - len(self._steps), end)
-        record = write_shard(self.folder, numbers, positions, encode(self._steps))
+        record = stored_format.write_shard(
+            self.folder, numbers, positions, stored_format.encode(self._steps)
+        )
         self.manifest = self.manifest.with_shard(record)
         self.manifest.save(self.folder)
         self.say(f"batches {record.first:,} to {record.end:,}: {record.bytes / 1e6:,.1f} MB")
@@ -258,8 +252,8 @@ class TeacherLogits:
         self.teacher, self.stored, self.seed = teacher, stored, seed
         self.vocabulary = teacher.config.model.vocab_size
         self.k = stored.size(self.vocabulary)
-        self.value_dtype = VALUE_DTYPES[stored.precision]
-        self.id_dtype = ID_DTYPES[id_bytes(self.vocabulary)]
+        self.value_dtype = stored_format.VALUE_DTYPES[stored.precision]
+        self.id_dtype = stored_format.ID_DTYPES[stored_format.id_bytes(self.vocabulary)]
         self.projection: OutputProjection = teacher.output_projection()
 
     def of_batch(self, rows: Batch, masker: TorchMasker | None) -> StepLogits:

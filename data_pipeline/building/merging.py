@@ -18,17 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_pipeline.building import journal
 from data_pipeline.building.build import PARTS, TEXT, Tally, part_folder
 from data_pipeline.building.encoding import DIGEST_BYTES, held_out
 from data_pipeline.building.finishing import finish_folder
-from data_pipeline.building.journal import (
-    JOURNAL,
-    Claims,
-    alone_in,
-    refuse_foreign_files_in_corpus,
-    remove_corpus,
-    remove_if_empty,
-)
+from data_pipeline.building.journal import Claims
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplicates, records_in
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, other_tokenizer
@@ -64,7 +58,7 @@ def merge(folder: str) -> dict:
                 f"{out}: holds no {PARTS}; build them with `tandem data build --task I/N`"
             )
         Claims(out).refuse_foreign_files()
-        with alone_in(out / JOURNAL):
+        with journal.alone_in(out / journal.JOURNAL):
             tree = _merge(out)
     _remove_parts(out / PARTS)
     Claims(out).remove_journal()
@@ -76,7 +70,7 @@ def _merge(out: Path) -> dict:
     trees = [manifest.read(part) for part in parts]
     _require_alike(parts, trees)
     for part, tree in zip(parts, trees, strict=True):
-        refuse_foreign_files_in_corpus(part)
+        journal.refuse_foreign_files_in_corpus(part)
         manifest.verify(part, manifest.files_of(tree), up_to=math.inf)
     threshold = trees[0]["identity"].get("near_duplicates")
     near = None if threshold is None else NearDuplicates(threshold)
@@ -99,8 +93,8 @@ def _remove_parts(folder: Path) -> None:
     """Remove what is left of parts whose shards have been moved; foreign files stay."""
     for part in sorted(folder.glob("*-of-?????*")):
         if (part / MANIFEST).exists():
-            remove_corpus(part)
-    remove_if_empty(folder)
+            journal.remove_corpus(part)
+    journal.remove_if_empty(folder)
 
 
 def _finish(folder: Path, claims: Claims, part: Corpus, identity: dict, tally: Tally) -> dict:
@@ -235,7 +229,7 @@ def _rewrite(
     part.rename(old)
     fresh.rename(part)
     Claims(part).remove_journal()
-    remove_corpus(old)
+    journal.remove_corpus(old)
 
 
 def _emptied(folder: Path) -> Claims:
@@ -245,7 +239,7 @@ def _emptied(folder: Path) -> Claims:
     """
     Claims(folder).refuse_foreign_files()
     with disk_errors(folder):
-        (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
+        (folder / journal.JOURNAL).mkdir(parents=True, exist_ok=True)
     claims = Claims(folder)
     claims.remove_files()
     return claims

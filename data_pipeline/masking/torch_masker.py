@@ -11,16 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data_pipeline.hashing import (
-    GOLDEN32,
-    GOLDEN64,
-    MASK64,
-    MIX32,
-    MIX64,
-    MaskChoice,
-    MaskDraw,
-    scalar_key,
-)
+from data_pipeline import hashing
 from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.masking.masker import NO_LABEL, UNMASKABLE
 from data_pipeline.tokenization.tokenizer import Vocabulary
@@ -42,7 +33,7 @@ class TorchMasker:
 
     def __init__(self, seed: int, config: MaskingConfig, vocabulary: Vocabulary) -> None:
         self._config, self._vocabulary = config, vocabulary
-        self._key = scalar_key(seed, MaskChoice.TEXT)
+        self._key = hashing.scalar_key(seed, hashing.MaskChoice.TEXT)
         self._special = torch.from_numpy(vocabulary.is_special.copy())
         self._ordinary = torch.from_numpy(vocabulary.ordinary.copy())
 
@@ -66,8 +57,8 @@ class TorchMasker:
         self, input_ids: Tensor, positions: Tensor, used: Tensor, keys: Tensor
     ) -> TorchMasked:
         original = input_ids.gather(1, positions)
-        action = random_uint32(_array_keys(MaskDraw.ACTION, keys), positions)
-        draw = random_uint32(_array_keys(MaskDraw.REPLACEMENT, keys), positions)
+        action = random_uint32(_array_keys(hashing.MaskDraw.ACTION, keys), positions)
+        draw = random_uint32(_array_keys(hashing.MaskDraw.REPLACEMENT, keys), positions)
         random_ids = self._ordinary[(draw * len(self._ordinary)) >> 32]
         to_mask, to_random = self._config.thresholds
         shown = torch.where(action < to_random, random_ids, original)
@@ -91,9 +82,9 @@ def _smallest(keys: Tensor, maskable: Tensor, budget: Tensor, slots: int) -> tup
 def _array_keys(key: int, *parts: Tensor) -> Tensor:
     state = torch.full_like(parts[0], _signed(key))
     for part in parts:
-        state = (state ^ part) + _signed(GOLDEN64)
-        state = (state ^ _logical_shift(state, 30)) * _signed(MIX64[0])
-        state = (state ^ _logical_shift(state, 27)) * _signed(MIX64[1])
+        state = (state ^ part) + _signed(hashing.GOLDEN64)
+        state = (state ^ _logical_shift(state, 30)) * _signed(hashing.MIX64[0])
+        state = (state ^ _logical_shift(state, 27)) * _signed(hashing.MIX64[1])
         state = state ^ _logical_shift(state, 31)
     return state
 
@@ -104,13 +95,13 @@ def random_uint32(keys: Tensor, positions: Tensor) -> Tensor:
     `keys` int64 [R] and `positions` [P] or [R, P] give [R, P].
     """
     low, high = (keys & MASK32)[:, None], _logical_shift(keys, 32)[:, None]
-    word = (positions * GOLDEN32 + low) & MASK32
+    word = (positions * hashing.GOLDEN32 + low) & MASK32
     return _mix32(_mix32(word) ^ high)
 
 
 def _mix32(word: Tensor) -> Tensor:
-    word = ((word ^ (word >> 16)) * MIX32[0]) & MASK32
-    word = ((word ^ (word >> 13)) * MIX32[1]) & MASK32
+    word = ((word ^ (word >> 16)) * hashing.MIX32[0]) & MASK32
+    word = ((word ^ (word >> 13)) * hashing.MIX32[1]) & MASK32
     return word ^ (word >> 16)
 
 
@@ -120,5 +111,5 @@ def _logical_shift(state: Tensor, bits: int) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    value &= MASK64
+    value &= hashing.MASK64
     return value - (1 << 64) if value >> 63 else value

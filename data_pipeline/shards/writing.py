@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import DataError
+from data_pipeline.shards import index
 from data_pipeline.shards.blocks import (
     BLOCK_BYTES,
     END_OF_TAR,
@@ -27,16 +28,6 @@ from data_pipeline.shards.blocks import (
     encode_block,
     joined,
     token_dtype,
-)
-from data_pipeline.shards.index import (
-    BLOCK,
-    DOCUMENTS,
-    INDEX_FILES,
-    SENTENCES,
-    SHARD,
-    shard_name,
-    shard_number,
-    write_index,
 )
 from data_pipeline.shards.manifest import sha256
 
@@ -100,17 +91,17 @@ class SplitWriter:
         self._shard_bytes = int(shard_mb * (1 << 20))
         self._block_tokens = block_bytes // self._dtype.itemsize
         self._token_counts = np.zeros(vocab_size, np.int64)
-        self._shards = np.zeros(0, SHARD)
+        self._shards = np.zeros(0, index.SHARD)
         self._blocks: list[NDArray[np.void]] = []  # to be concatenated
         self._block_count = 0
         self._open = CommittedPrefix()  # the open shard
         self._pending: list[Block] = []  # of a document each, or of several
         self._pending_tokens = 0
         self._continues = False  # the first pending document began in the block before
-        self._boundaries = {SENTENCES: CommittedPrefix(), DOCUMENTS: CommittedPrefix()}
+        self._boundaries = {index.SENTENCES: CommittedPrefix(), index.DOCUMENTS: CommittedPrefix()}
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        claim(*(folder / name for name in INDEX_FILES))
+        claim(*(folder / name for name in index.INDEX_FILES))
 
     def add(self, document: Block) -> None:
         """Append a document."""
@@ -142,7 +133,7 @@ class SplitWriter:
         with disk_errors(self.folder):
             for name, committed in self._boundaries.items():
                 committed.append(self.folder / name, b"")
-            write_index(self.folder, [self._shards], self._blocks, self._token_counts)
+            index.write_index(self.folder, [self._shards], self._blocks, self._token_counts)
 
     @property
     def state(self) -> State:
@@ -160,7 +151,7 @@ class SplitWriter:
             ),
             "token_counts": self._token_counts,
             "shards": self._shards.view(np.uint8),
-            "blocks": np.concatenate([np.zeros(0, BLOCK), *self._blocks]).view(np.uint8),
+            "blocks": np.concatenate([np.zeros(0, index.BLOCK), *self._blocks]).view(np.uint8),
             **self._block.arrays,
         }
 
@@ -177,8 +168,8 @@ class SplitWriter:
             dict(zip(self._boundaries, committed[1:], strict=True)),
         )
         self._token_counts = state["token_counts"].copy()
-        self._shards = state["shards"].view(SHARD)
-        self._blocks = [state["blocks"].view(BLOCK)]
+        self._shards = state["shards"].view(index.SHARD)
+        self._blocks = [state["blocks"].view(index.BLOCK)]
         held = Block.of(state)
         self._pending = [held] if len(held.documents) else []
         with disk_errors(self.folder):
@@ -186,11 +177,11 @@ class SplitWriter:
         self._verify(advice)
 
     def _drop_later_files(self) -> None:
-        finished = self.folder / shard_name(len(self._shards))
+        finished = self.folder / index.shard_name(len(self._shards))
         if finished.exists() and self._open.size:
             finished.rename(self._open_path)
         for path in self.folder.glob("shard-*.tar"):
-            if shard_number(path.name) >= len(self._shards):
+            if index.shard_number(path.name) >= len(self._shards):
                 path.unlink()
         for path in self.folder.glob(".shard-*.part"):
             if path != self._open_path:
@@ -202,7 +193,7 @@ class SplitWriter:
         For finished shards only the size is checked; ``tandem data check`` reads them.
         """
         for number, record in enumerate(self._shards):
-            path = self.folder / shard_name(number)
+            path = self.folder / index.shard_name(number)
             if not path.is_file() or path.stat().st_size != record["bytes"]:
                 raise DataError(f"{path}: was changed since the unfinished build; {advice}")
         self._open.verify(self._open_path, advice)
@@ -239,14 +230,17 @@ class SplitWriter:
         data = encode_block(f"block-{self._block_count:09d}", block)
         sizes = (len(block.documents), len(block.sentences), len(block.tokens))
         record = np.array(
-            [(self._open.size, len(data), zlib.crc32(data), *sizes, self._continues)], BLOCK
+            [(self._open.size, len(data), zlib.crc32(data), *sizes, self._continues)], index.BLOCK
         )
         self._continues = False
         if not self._open.size:
-            self._claim(self._open_path, self.folder / shard_name(len(self._shards)))
+            self._claim(self._open_path, self.folder / index.shard_name(len(self._shards)))
         with disk_errors(self._open_path):
             self._open.append(self._open_path, data)
-            for name, array in ((SENTENCES, block.sentences), (DOCUMENTS, block.documents)):
+            for name, array in (
+                (index.SENTENCES, block.sentences),
+                (index.DOCUMENTS, block.documents),
+            ):
                 self._boundaries[name].append(self.folder / name, array.tobytes())
         self._blocks.append(record)
         self._block_count += 1
@@ -255,14 +249,14 @@ class SplitWriter:
 
     @property
     def _open_path(self) -> Path:
-        return self.folder / f".{shard_name(len(self._shards))}.part"
+        return self.folder / f".{index.shard_name(len(self._shards))}.part"
 
     def _close_shard(self) -> None:
         if not self._open.size:
             return
         with disk_errors(self._open_path):
             self._open.append(self._open_path, END_OF_TAR)
-        record = np.zeros(1, SHARD)
+        record = np.zeros(1, index.SHARD)
         record["bytes"] = self._open.size
         record["sha256"] = np.frombuffer(publish(self._open_path, len(self._shards)), np.uint8)
         done = int(self._shards["blocks"].sum())
@@ -280,7 +274,7 @@ def publish(part: Path, number: int) -> bytes:
     with disk_errors(part):
         digest = bytes.fromhex(sha256(part))
         fsync(part)
-        part.rename(part.with_name(shard_name(number)))
+        part.rename(part.with_name(index.shard_name(number)))
     return digest
 
 

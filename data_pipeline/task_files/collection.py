@@ -12,14 +12,8 @@ from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import scalar_key
-from data_pipeline.task_files.contents import (
-    UTF_8,
-    Dropped,
-    parse_json,
-    place,
-    read_lines,
-    source_name,
-)
+from data_pipeline.task_files import contents
+from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.retrieval import (
     Judgement,
     RetrievalText,
@@ -43,7 +37,7 @@ class RankedDocument:
     score: float
 
 
-def read_ranking(path: str, encoding: str = UTF_8) -> Iterator[RankedDocument]:
+def read_ranking(path: str, encoding: str = contents.UTF_8) -> Iterator[RankedDocument]:
     """The ranked documents of a run, in the order of the file.
 
     TREC's lines (query, Q0, document, rank, score, tag), of which the rank is not read; or JSON
@@ -55,12 +49,12 @@ def read_ranking(path: str, encoding: str = UTF_8) -> Iterator[RankedDocument]:
         empty = False
         yield ranked
     if empty:
-        raise DataError(f"{source_name(path)}: holds no ranked documents")
+        raise DataError(f"{contents.source_name(path)}: holds no ranked documents")
 
 
 def _trec_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
-    for number, line in read_lines(path, encoding):
-        cells, where = line.split(), place(path, number)
+    for number, line in contents.read_lines(path, encoding):
+        cells, where = line.split(), contents.place(path, number)
         if not cells:
             continue
         if len(cells) != 6:
@@ -69,10 +63,10 @@ def _trec_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
 
 
 def _json_lines(path: str, encoding: str) -> Iterator[RankedDocument]:
-    for number, line in read_lines(path, encoding):
+    for number, line in contents.read_lines(path, encoding):
         if line.strip():
-            where = place(path, number)
-            yield from _of_record(where, parse_json(line, path, number))
+            where = contents.place(path, number)
+            yield from _of_record(where, contents.parse_json(line, path, number))
 
 
 def _of_record(where: str, record: Any) -> Iterator[RankedDocument]:
@@ -106,7 +100,7 @@ class Collection:
     queries: Sequence[RetrievalText]
     names: tuple[str, str]
     ids: str = ""
-    encoding: str = UTF_8
+    encoding: str = contents.UTF_8
 
     @classmethod
     def read(
@@ -114,7 +108,7 @@ class Collection:
         documents: str,
         queries: str,
         numbered_by_order: bool = False,
-        encoding: str = UTF_8,
+        encoding: str = contents.UTF_8,
     ) -> Collection:
         """Both files of a task; the last argument as in `read_queries`. Raises DataError."""
         ids = COUNTED if numbered_by_order else _AS_NAMED
@@ -128,13 +122,13 @@ class Collection:
         queries: Iterable[RetrievalText],
         source: str,
         ids: str = "",
-        encoding: str = UTF_8,
+        encoding: str = contents.UTF_8,
     ) -> Collection:
         """The documents of a file, blank rows left out, and queries of a `source`.
 
         Raises DataError.
         """
-        names = documents, source_name(source)
+        names = documents, contents.source_name(source)
         texts = present_in(documents, read_retrieval_documents(documents, encoding))
         return cls(texts, [*queries], names, ids, encoding)
 

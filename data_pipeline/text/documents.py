@@ -20,16 +20,8 @@ from typing import Any, BinaryIO
 
 from data_pipeline.errors import DataError
 from data_pipeline.remote import is_remote
-from data_pipeline.text.formats import (
-    JSONL,
-    LINE,
-    RECORDS,
-    TEXT,
-    WIKI,
-    FileSpan,
-    ReadOptions,
-    find_inputs,
-)
+from data_pipeline.text import formats
+from data_pipeline.text.formats import FileSpan, ReadOptions
 from data_pipeline.text.records import Fault, field_of, read_rows
 from data_pipeline.text.text_files import STDIN, decompressing, is_plain, open_text
 
@@ -41,9 +33,9 @@ BLANK_LINES = rb"\n(?:[ \t\r]*\n)+"
 
 def boundary_of(kind: str, reading: ReadOptions) -> re.Pattern[bytes]:
     """The pattern between two documents of a file that is read as bytes."""
-    if kind == JSONL or (kind == TEXT and reading.separator == LINE):
+    if kind == formats.JSONL or (kind == formats.TEXT and reading.separator == formats.LINE):
         return re.compile(rb"\n")
-    if kind == WIKI:
+    if kind == formats.WIKI:
         return re.compile(rb"</doc>[ \t\r]*(?:\n|\Z)")
     if reading.separator is None:
         return re.compile(BLANK_LINES)
@@ -88,7 +80,7 @@ def input_slice(
     inputs: Sequence[str], reading: ReadOptions, task: int, tasks: int
 ) -> list[FileSpan]:
     """`slice_of` the files that `inputs` name."""
-    return slice_of(find_inputs(inputs, reading).spans, reading, task, tasks)
+    return slice_of(formats.find_inputs(inputs, reading).spans, reading, task, tasks)
 
 
 def slice_of(
@@ -120,7 +112,7 @@ def slice_of(
 def raw_chunks(share: Sequence[FileSpan], reading: ReadOptions) -> Iterator[RawChunk]:
     """Read the given spans in chunks of about `CHUNK_BYTES`."""
     for span in share:
-        if span.kind in RECORDS:
+        if span.kind in formats.RECORDS:
             row = 0
             for texts, consumed in read_rows(span, reading):
                 yield RawChunk(span, row, texts, consumed)
@@ -200,16 +192,18 @@ def _parse_part(
         bad = position + error.start
         parsed.problems.append(Problem(chunk.span.path, bad, "not valid UTF-8"))
         return
-    may_be_blank = position == 0 or kind != TEXT or reading.separator in (None, LINE)
+    may_be_blank = (
+        position == 0 or kind != formats.TEXT or reading.separator in (None, formats.LINE)
+    )
     if not text.strip() and may_be_blank:
         return  # blank lines, or nothing before the first separator: not a document
-    if kind == JSONL:
+    if kind == formats.JSONL:
         try:
             _add(parsed, chunk, position, field_of(json.loads(text), reading), reading)
         except (ValueError, RecursionError):
             parsed.problems.append(Problem(chunk.span.path, position, "not valid JSON"))
     else:
-        _add(parsed, chunk, position, _wiki_text(text) if kind == WIKI else text, reading)
+        _add(parsed, chunk, position, _wiki_text(text) if kind == formats.WIKI else text, reading)
 
 
 def _wiki_text(part: str) -> object:
@@ -227,7 +221,7 @@ def _add(
 ) -> None:
     reason = "empty document"
     if isinstance(text, Fault):
-        is_outside = text is Fault.NO_FIELD and chunk.span.kind == WIKI
+        is_outside = text is Fault.NO_FIELD and chunk.span.kind == formats.WIKI
         name = f" {reading.text_field!r}" if text is Fault.NO_FIELD else ""
         reason = "outside of <doc ...> and </doc>" if is_outside else f"{text.value}{name}"
     elif not isinstance(text, str):
@@ -310,7 +304,7 @@ def _cut(
     start = ends[number] - sizes[number]
     if target == start:
         return number, 0
-    if span.kind in RECORDS or not is_plain(span.path):
+    if span.kind in formats.RECORDS or not is_plain(span.path):
         return number + 1, 0
     at = _document_start(span, reading, target - start)
     return (number + 1, 0) if at is None else (number, at)
@@ -322,10 +316,10 @@ def _document_start(span: FileSpan, reading: ReadOptions, position: int) -> int 
     Two neighbouring tasks compute the same start, so each document belongs to exactly one.
     """
     pattern = boundary_of(span.kind, reading)
-    if span.kind == TEXT and reading.separator is None:
+    if span.kind == formats.TEXT and reading.separator is None:
         # `position` may lie inside a run of blank lines, so only the next run is certainly whole.
         pattern = re.compile(rb"[^ \t\r\n][ \t\r]*" + BLANK_LINES)
-    elif span.kind == TEXT and reading.separator != LINE:
+    elif span.kind == formats.TEXT and reading.separator != formats.LINE:
         separator = re.escape((reading.separator or "").encode())
         pattern = re.compile(rb"\n" + separator + rb"[ \t\r]*\n")
     with open(span.path, "rb") as file:

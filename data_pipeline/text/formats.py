@@ -18,16 +18,7 @@ from dataclasses import dataclass, field
 
 from data_pipeline.errors import DataError
 from data_pipeline.remote import find_remote, is_remote
-from data_pipeline.text.text_files import (
-    STDIN,
-    decompressing,
-    file_size,
-    files_in,
-    open_text,
-    packing_of,
-    refuse_pipe,
-    suffix_of,
-)
+from data_pipeline.text import text_files
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
 
@@ -91,7 +82,7 @@ class FileSpan:
     @classmethod
     def of(cls, path: str, kind: str) -> FileSpan:
         """All of a file."""
-        return cls(path, kind, file_size(path))
+        return cls(path, kind, text_files.file_size(path))
 
     @property
     def bytes(self) -> int:
@@ -117,8 +108,8 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
     DataError when one of them matches nothing, when a file that is named cannot be read as asked,
     and when standard input is named twice.
     """
-    if [*inputs].count(STDIN) > 1:
-        raise DataError(f"{STDIN}: standard input can be read only once; name it once")
+    if [*inputs].count(text_files.STDIN) > 1:
+        raise DataError(f"{text_files.STDIN}: standard input can be read only once; name it once")
     result = Inputs()
     for name in inputs:
         if not name:
@@ -128,7 +119,7 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
             if is_folder:
                 _add_folder(result, part, paths, reading)
             elif not paths:
-                refuse_pipe(part)
+                text_files.refuse_pipe(part)
                 raise DataError(f"{part}: no such file or folder")
             else:
                 result.spans += [FileSpan.of(path, format_of(path, reading)) for path in paths]
@@ -142,7 +133,7 @@ def _expanded(name: str) -> list[str]:
 
     As a shell's, a glob stands for folders too. With ``**`` it is for the files within.
     """
-    if name == STDIN or os.path.exists(name):
+    if name == text_files.STDIN or os.path.exists(name):
         return [name]
     names = [name]
     if re.search(r"\{.*(,|\.\.).*\}", name):
@@ -167,8 +158,8 @@ def _find_local(name: str) -> tuple[list[str], bool]:
     They are sorted as strings: another order makes another corpus.
     """
     if os.path.isdir(name):
-        return sorted(map(str, files_in(name))), True
-    return [name] if name == STDIN or os.path.isfile(name) else [], False
+        return sorted(map(str, text_files.files_in(name))), True
+    return [name] if name == text_files.STDIN or os.path.isfile(name) else [], False
 
 
 def _add_folder(result: Inputs, folder: str, paths: Sequence[str], reading: ReadOptions) -> None:
@@ -180,7 +171,7 @@ def _add_folder(result: Inputs, folder: str, paths: Sequence[str], reading: Read
             continue
         try:
             kind = format_of(path, reading)
-            if kind == TEXT and SUFFIXES.get(suffix_of(path)) != TEXT:
+            if kind == TEXT and SUFFIXES.get(text_files.suffix_of(path)) != TEXT:
                 raise DataError(f"{path}: holds no records, and its name does not end in .txt")
         except DataError as error:
             skipped.append(str(error))
@@ -195,7 +186,7 @@ def _add_folder(result: Inputs, folder: str, paths: Sequence[str], reading: Read
 def format_of(path: str, reading: ReadOptions) -> str:
     """The format of a file. Raises DataError where it cannot be read as asked."""
     head = _head(path)
-    suffix = SUFFIXES.get(suffix_of(path))
+    suffix = SUFFIXES.get(text_files.suffix_of(path))
     content = head.removeprefix(codecs.BOM_UTF8).lstrip()
     kind = _kind(content, suffix)
     if kind in (PARQUET, ARROW) or kind == suffix == JSONL:
@@ -283,7 +274,7 @@ def _require_field(path: str, content: bytes, is_all: bool, reading: ReadOptions
 
 
 def _refuse_other_than_text(path: str, head: bytes, content: bytes) -> None:
-    if suffix := packing_of(head):
+    if suffix := text_files.packing_of(head):
         raise DataError(f"{path}: is compressed; its name must end in {suffix}")
     for start, encoding in _WIDE.items():
         if head.startswith(start):
@@ -296,8 +287,8 @@ def _refuse_other_than_text(path: str, head: bytes, content: bytes) -> None:
 
 def _head(path: str) -> bytes:
     """The first bytes of a file's contents; those of standard input can still be read after."""
-    if path == STDIN:
+    if path == text_files.STDIN:
         buffer = sys.stdin.buffer
         return buffer.peek(HEAD_BYTES) if isinstance(buffer, io.BufferedReader) else b""
-    with open_text(path) as file, decompressing(path):
+    with text_files.open_text(path) as file, text_files.decompressing(path):
         return file.read(HEAD_BYTES)

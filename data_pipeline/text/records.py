@@ -14,18 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from data_pipeline.errors import DataError
-from data_pipeline.text.formats import (
-    ARROW,
-    ARROW_MAGIC,
-    CSV,
-    JSON,
-    PARQUET,
-    TAR,
-    TEXT_MEMBERS,
-    TSV,
-    FileSpan,
-    ReadOptions,
-)
+from data_pipeline.text import formats
+from data_pipeline.text.formats import FileSpan, ReadOptions
 from data_pipeline.text.text_files import decompressing, open_bytes, open_text, without_surrogates
 
 if TYPE_CHECKING:
@@ -151,12 +141,12 @@ def _after_punctuation(text: str, at: int, opens: bool) -> int:
 
 def _columnar_rows(span: FileSpan, reading: ReadOptions) -> Rows:
     """The values of a column of a Parquet or Arrow file."""
-    name = "Parquet" if span.kind == PARQUET else "Arrow"
+    name = "Parquet" if span.kind == formats.PARQUET else "Arrow"
     try:
         import pyarrow
     except ImportError:
         raise DataError(f"{span.path}: reading {name} needs `pip install pyarrow`") from None
-    rows = _parquet_rows if span.kind == PARQUET else _arrow_rows
+    rows = _parquet_rows if span.kind == formats.PARQUET else _arrow_rows
     with decompressing(span.path):
         try:
             with open_bytes(span.path, seeks=True) as file:
@@ -183,7 +173,7 @@ def _arrow_rows(source: BinaryIO, span: FileSpan, reading: ReadOptions) -> Rows:
     """The rows of an Arrow stream, as the library `datasets` writes it, or of an Arrow file."""
     import pyarrow
 
-    is_file = source.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    is_file = source.read(len(formats.ARROW_MAGIC)) == formats.ARROW_MAGIC
     source.seek(0)
     if is_file:
         file = pyarrow.ipc.open_file(source)
@@ -258,21 +248,25 @@ def _tar_rows(span: FileSpan, reading: ReadOptions) -> Rows:
 
 def _sample_text(sample: Mapping[str, bytes], reading: ReadOptions) -> Any:
     """The text of a member, or the field of its JSON; bytes where it is not valid UTF-8."""
-    names = TEXT_MEMBERS if reading.field is None else (reading.field,)
+    names = formats.TEXT_MEMBERS if reading.field is None else (reading.field,)
     for name in names:
-        if name in sample and name != JSON:
+        if name in sample and name != formats.JSON:
             return _text_or_bytes(sample[name].removeprefix(codecs.BOM_UTF8))
     try:
-        return field_of(json.loads(sample[JSON]), reading) if JSON in sample else Fault.NO_FIELD
+        return (
+            field_of(json.loads(sample[formats.JSON]), reading)
+            if formats.JSON in sample
+            else Fault.NO_FIELD
+        )
     except (ValueError, RecursionError):
         return Fault.NOT_JSON
 
 
 _READERS: Mapping[str, Callable[[FileSpan, ReadOptions], Rows]] = {
-    CSV: _table_rows(",", csv.QUOTE_MINIMAL),
-    TSV: _table_rows("\t", csv.QUOTE_NONE),
-    JSON: _json_rows,
-    PARQUET: _columnar_rows,
-    ARROW: _columnar_rows,
-    TAR: _tar_rows,
+    formats.CSV: _table_rows(",", csv.QUOTE_MINIMAL),
+    formats.TSV: _table_rows("\t", csv.QUOTE_NONE),
+    formats.JSON: _json_rows,
+    formats.PARQUET: _columnar_rows,
+    formats.ARROW: _columnar_rows,
+    formats.TAR: _tar_rows,
 }

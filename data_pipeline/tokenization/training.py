@@ -31,19 +31,12 @@ from data_pipeline.text.documents import (
 from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.text.sentences import MOST_SPACELESS, SPACELESS, script_of, shares_of
 from data_pipeline.text.text_files import STDIN
-from data_pipeline.tokenization import sentencepiece_models
+from data_pipeline.tokenization import sentencepiece_models, vocabularies
 from data_pipeline.tokenization.comparison import WARN_ABOVE, LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES, save
-from data_pipeline.tokenization.vocabularies import (
-    ROLES,
-    Roles,
-    bert_tokenizer,
-    byte_level_tokenizer,
-    byte_level_words,
-    complete,
-)
+from data_pipeline.tokenization.vocabularies import Roles
 
-SPECIAL_TOKENS = [names[0] for names in ROLES.values()]  # ids 0 to 4
+SPECIAL_TOKENS = [names[0] for names in vocabularies.ROLES.values()]  # ids 0 to 4
 LINE_CHARACTERS = 4000  # longer lines are cut, as SentencePiece skips lines beyond a limit
 UTF_8_BYTES = 4  # of a character, at most
 MAX_VOCAB_SIZE = 1 << 20  # the libraries allocate memory for this many
@@ -269,7 +262,7 @@ def _wordpiece(read: Read, vocab_size: int, rule: Rule) -> Trained:
     first = [*SPECIAL_TOKENS, *alphabet, *continuations]
     merged = sorted(trained.keys() - set(first), key=trained.__getitem__)
     ids = {token: number for number, token in enumerate([*first, *merged])}
-    return Trained(*complete(_untrained_wordpiece(rule, ids), {}))
+    return Trained(*vocabularies.complete(_untrained_wordpiece(rule, ids), {}))
 
 
 def _characters(read: Read, vocab_size: int, rule: Rule) -> tuple[list[str], list[str]]:
@@ -316,7 +309,7 @@ def _require_spaces(counts: Mapping[str, int]) -> None:
 
 
 def _untrained_wordpiece(rule: Rule, ids: dict[str, int] | None = None) -> tokenizers.Tokenizer:
-    return bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), *rule)
+    return vocabularies.bert_tokenizer(models.WordPiece(ids or {}, unk_token="[UNK]"), *rule)
 
 
 @register_tokenizer("bpe")
@@ -324,8 +317,8 @@ def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
-    tokenizer = byte_level_tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = byte_level_words()
+    tokenizer = vocabularies.byte_level_tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = vocabularies.byte_level_words()
     if rule.lowercase:
         tokenizer.normalizer = tokenizers.normalizers.Lowercase()
     trainer = trainers.BpeTrainer(
@@ -335,7 +328,7 @@ def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
         show_progress=False,
     )
     tokenizer.train_from_iterator(read(), trainer)
-    tokenizer, roles = complete(tokenizer, {})
+    tokenizer, roles = vocabularies.complete(tokenizer, {})
     # A mask in a text stands for a word with the space before it, as RoBERTa's does.
     tokenizer.add_special_tokens([AddedToken(roles["mask"], lstrip=True, normalized=False)])
     return Trained(tokenizer, roles)
@@ -379,7 +372,7 @@ def _unigram(read: Read, vocab_size: int, rule: Rule) -> Trained:
     except RuntimeError as error:
         raise DataError(f"--vocab-size {vocab_size}: {_reason(str(error))}") from None
     read_back = sentencepiece_models.read(model.getvalue(), "the trained model")
-    return Trained(*complete(read_back, {}), sample)
+    return Trained(*vocabularies.complete(read_back, {}), sample)
 
 
 def _reason(words: str) -> str:

@@ -6,16 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig
-from model.hugging_face.family import (
-    ATTENTION,
-    STACK,
-    Family,
-    Rules,
-    read_activation,
-    refuse,
-    require,
-    write_activation,
-)
+from model.hugging_face import family
+from model.hugging_face.family import ATTENTION, STACK, Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import CHOICE, SPAN, TAGGING
 
@@ -71,7 +63,7 @@ def read_sizes(theirs: Mapping[str, Any]) -> dict[str, Any]:
         "max_positions": theirs.get("max_position_embeddings", 512),
         "segment_types": theirs.get("type_vocab_size", 2),
         "pad_token_id": -1 if pad is None else pad,
-        "activation": read_activation(theirs.get("hidden_act", "gelu")),
+        "activation": family.read_activation(theirs.get("hidden_act", "gelu")),
         "norm_eps": theirs.get("layer_norm_eps", 1e-12),
         "dropout": theirs.get("hidden_dropout_prob", 0.1),
         "attention_dropout": theirs.get("attention_probs_dropout_prob", 0.1),
@@ -90,7 +82,7 @@ def write_sizes(config: EncoderConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.segment_types,
         "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
-        "hidden_act": write_activation(config.activation),
+        "hidden_act": family.write_activation(config.activation),
         "layer_norm_eps": config.norm_eps,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,

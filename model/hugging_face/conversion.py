@@ -13,6 +13,7 @@ from torch import Tensor
 from configs import ConfigError, typed
 from model.config import EncoderConfig
 from model.errors import ModelError
+from model.hugging_face import task_heads
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
 from model.hugging_face.distilbert import DISTILBERT
@@ -23,14 +24,6 @@ from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.neobert import NEOBERT
 from model.hugging_face.nomic_bert import NOMIC_BERT
-from model.hugging_face.task_heads import (
-    ENDINGS,
-    in_form,
-    label_order,
-    read_task_heads,
-    write_task_head,
-    write_vector_head,
-)
 from model.hugging_face.weights import refuse_extra_weights, tensor_names
 from model.initialisation import skeleton
 from model.model_config import ModelConfig
@@ -57,7 +50,7 @@ def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
     """
     if not isinstance(config, EncoderConfig):
         return config.with_task_head(name, head)
-    fitted = in_form(head, nearest_family(config).heads.get(head.kind))
+    fitted = task_heads.in_form(head, nearest_family(config).heads.get(head.kind))
     heads = {**config.task_heads, name: fitted}
     pooler = config.pooler
     if not any(other.pooling == "pooler" for other in heads.values()):
@@ -115,7 +108,7 @@ def with_fitting_heads(
     for name, ours in config.task_heads.items():
         others = heads.keys() - config.task_heads.keys() if renames else set()
         for other in {name, *others} & heads.keys():
-            order = label_order(heads[other], ours)
+            order = task_heads.label_order(heads[other], ours)
             if heads.get(name) == ours or order is None:
                 continue
             del heads[other]
@@ -217,13 +210,13 @@ def _heads_of_a_fine_tuned(
     if head.numbers:
         raise Inexpressible("transformers has no class that reads numbers beside the text")
     form = family.heads.get(head.kind)
-    vector = write_vector_head(name, head)
+    vector = task_heads.write_vector_head(name, head)
     if vector is not None:
         return vector | {"architectures": [_class(architecture, "Model")]}
     if form is None:
         raise Inexpressible(f"transformers has no class for a head of kind {head.kind}")
-    heads = write_task_head(name, head, form)
-    return heads | {"architectures": [_class(architecture, ENDINGS[head.kind])]}
+    heads = task_heads.write_task_head(name, head, form)
+    return heads | {"architectures": [_class(architecture, task_heads.ENDINGS[head.kind])]}
 
 
 def _class(architecture: str, ending: str) -> str:
@@ -325,7 +318,7 @@ def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
     """The configuration, without a masked-LM head if none of that head's tensors is there."""
     values = family.read(theirs, names)
-    heads = read_task_heads(theirs, names, family.heads)
+    heads = task_heads.read_task_heads(theirs, names, family.heads)
     if heads:
         plain = {name: dataclasses.asdict(head) for name, head in heads.items()}
         values |= {"task_heads": plain, "mlm_head": False}

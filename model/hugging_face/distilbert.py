@@ -6,17 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig
+from model.hugging_face import family
 from model.hugging_face.bert import PLAIN
-from model.hugging_face.family import (
-    ATTENTION,
-    STACK,
-    Family,
-    Rules,
-    read_activation,
-    refuse,
-    require,
-    write_activation,
-)
+from model.hugging_face.family import ATTENTION, STACK, Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import CHOICE, SPAN, TAGGING
 
@@ -42,7 +34,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "max_positions": theirs.get("max_position_embeddings", 512),
         "segment_types": 0,
         "pad_token_id": -1 if pad is None else pad,
-        "activation": read_activation(theirs.get("activation", "gelu")),
+        "activation": family.read_activation(theirs.get("activation", "gelu")),
         "pooler": "none",
         "dropout": theirs.get("dropout", 0.1),
         "attention_dropout": theirs.get("attention_dropout", 0.1),
@@ -66,7 +58,7 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "sinusoidal_pos_embds": False,
         "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
-        "activation": write_activation(config.activation),
+        "activation": family.write_activation(config.activation),
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "initializer_range": config.initializer_range,

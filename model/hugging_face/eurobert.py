@@ -6,20 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.config import EncoderConfig
-from model.hugging_face.family import (
-    ATTENTION,
-    BOTH_GATES,
-    STACK,
-    Family,
-    Rules,
-    join_gates,
-    projection_rules,
-    read_activation,
-    refuse,
-    require,
-    split_gates,
-    write_activation,
-)
+from model.hugging_face import family
+from model.hugging_face.family import ATTENTION, BOTH_GATES, STACK, Family, Rules, refuse, require
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -43,7 +31,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "norm": "rms_norm",
         "norm_eps": theirs.get("rms_norm_eps", 1e-5),
         "norm_placement": "pre",
-        "activation": read_activation(theirs.get("hidden_act", "silu")),
+        "activation": family.read_activation(theirs.get("hidden_act", "silu")),
         "feed_forward": "glu",
         "attention_bias": theirs.get("attention_bias", False),
         "ffn_bias": bias,
@@ -79,7 +67,7 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         # The class's defaults are ids of EuroBERT's own vocabulary.
         **dict.fromkeys(("bos_token_id", "eos_token_id")),
         "rms_norm_eps": config.norm_eps,
-        "hidden_act": write_activation(config.activation),
+        "hidden_act": family.write_activation(config.activation),
         "attention_bias": config.attention_bias,
         "mlp_bias": config.ffn_bias,
         "rope_theta": config.global_rope_theta,
@@ -94,7 +82,7 @@ def _rules(config: EncoderConfig) -> Rules:
     layer = r"model.layers.\1"
     return (
         (r"embeddings\.word\.weight", "model.embed_tokens.weight"),
-        *projection_rules(layer + ".self_attn"),
+        *family.projection_rules(layer + ".self_attn"),
         (ATTENTION + r"\.norm\.(.+)", layer + r".input_layernorm.\2"),
         (STACK + r"\.input\.(.+)", layer + BOTH_GATES + r"\2"),
         (STACK + r"\.output\.(.+)", layer + r".mlp.down_proj.\2"),
@@ -105,4 +93,4 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-EUROBERT = Family("eurobert", _read, _write, _rules, {}, join_gates, split_gates)
+EUROBERT = Family("eurobert", _read, _write, _rules, {}, family.join_gates, family.split_gates)

@@ -19,12 +19,7 @@ from torch import Tensor
 
 from configs.kinds import chosen, kinds_of
 from model.errors import ModelError
-from model.hugging_face.conversion import (
-    configuration,
-    from_transformers,
-    is_known,
-    to_transformers,
-)
+from model.hugging_face import conversion
 from model.hugging_face.family import Inexpressible
 from model.hugging_face.task_heads import VECTOR_KEY
 from model.hugging_face.weights import (
@@ -204,7 +199,7 @@ def save_pretrained(
     files = [] if tokenizer is None else _tokenizer_files(Path(tokenizer))
     reason = ""
     try:
-        theirs, tensors = to_transformers(config, state)
+        theirs, tensors = conversion.to_transformers(config, state)
         theirs |= {key: special_ids[key] for key in SPECIAL_IDS if key in special_ids}
     except Inexpressible as error:
         reason = f"{error}; saved in Tandem's own format"
@@ -330,7 +325,7 @@ def read_folder(folder: Path, kind: str = "") -> tuple[ModelConfig, dict[str, Te
             config, state = _read_own(theirs), weights
             refuse_extra_weights(config, state, tensor_names)
         else:
-            config, state = from_transformers(theirs, weights)
+            config, state = conversion.from_transformers(theirs, weights)
         return config, checked_state(config, state)
     except ModelError as error:  # that of reading the weights names the folder itself
         names_it = str(error).startswith(str(folder))
@@ -344,7 +339,7 @@ def _reader_of(theirs: Mapping[str, Any], kind: str) -> type[ModelConfig] | None
     kinds = kinds_of(ModelConfig)
     if kind in kinds and kinds[kind].reads_folders:
         return kinds[kind]
-    if is_known(theirs):
+    if conversion.is_known(theirs):
         return None
     return next(
         (
@@ -395,7 +390,7 @@ def _read_own(theirs: Mapping[str, Any]) -> ModelConfig:
     unknown = sorted(values.keys() - known)
     if unknown:
         raise ModelError(f"{unknown[0]}: unknown key; another version wrote this folder")
-    return configuration(values, schema)
+    return conversion.configuration(values, schema)
 
 
 def import_folder(source: str | Path, out: str | Path) -> Model:

@@ -10,16 +10,8 @@ from torch import Tensor
 
 from model.config import EncoderConfig
 from model.errors import ModelError
-from model.hugging_face.family import (
-    ATTENTION,
-    STACK,
-    Family,
-    Rules,
-    read_activation,
-    refuse,
-    require,
-    write_activation,
-)
+from model.hugging_face import family
+from model.hugging_face.family import ATTENTION, STACK, Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import CHOICE, SPAN, TAGGING
 
@@ -51,7 +43,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "norm_eps": theirs.get("norm_eps", 1e-5),
         "norm_bias": theirs.get("norm_bias", False),
         "norm_placement": "pre",
-        "activation": read_activation(theirs.get("hidden_activation", "gelu")),
+        "activation": family.read_activation(theirs.get("hidden_activation", "gelu")),
         "feed_forward": "glu",
         "attention_bias": theirs.get("attention_bias", False),
         "ffn_bias": theirs.get("mlp_bias", False),
@@ -60,7 +52,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "global_rope_theta": global_theta,
         "local_rope_theta": local_theta,
         "pooler": "none",
-        "head_activation": read_activation(theirs.get("classifier_activation", "gelu")),
+        "head_activation": family.read_activation(theirs.get("classifier_activation", "gelu")),
         "head_bias": theirs.get("classifier_bias", False),
         "decoder_bias": theirs.get("decoder_bias", True),
         "dropout": theirs.get("mlp_dropout", 0.0),
@@ -114,11 +106,13 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
         **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
         "norm_eps": config.norm_eps,
         "norm_bias": config.norm_bias,
-        "hidden_activation": write_activation(config.activation),
+        "hidden_activation": family.write_activation(config.activation),
         "attention_bias": config.attention_bias,
         "mlp_bias": config.ffn_bias,
         **_write_layer_types(config),
-        "classifier_activation": write_activation(config.head_activation or config.activation),
+        "classifier_activation": family.write_activation(
+            config.head_activation or config.activation
+        ),
         "classifier_bias": config.head_bias,
         "decoder_bias": config.decoder_bias,
         "embedding_dropout": config.dropout_rate("embedding"),

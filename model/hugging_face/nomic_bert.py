@@ -9,19 +9,9 @@ import torch
 from torch import Tensor
 
 from model.config import EncoderConfig
+from model.hugging_face import family
 from model.hugging_face.bert import PLAIN, read_sizes, require_segments, write_sizes
-from model.hugging_face.family import (
-    ATTENTION,
-    BOTH_GATES,
-    STACK,
-    Family,
-    Rules,
-    join_gates,
-    projection_rules,
-    refuse,
-    require,
-    split_gates,
-)
+from model.hugging_face.family import ATTENTION, BOTH_GATES, STACK, Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import TAGGING
 
@@ -121,7 +111,7 @@ def _rules(config: EncoderConfig) -> Rules:
         (r"embeddings\.word\.weight", _PREFIX + "embeddings.word_embeddings.weight"),
         (r"embeddings\.segment\.weight", _PREFIX + "embeddings.token_type_embeddings.weight"),
         (r"embeddings\.norm\.(.+)", _PREFIX + r"embeddings.LayerNorm.\1"),
-        *projection_rules(layer + ".self_attn"),
+        *family.projection_rules(layer + ".self_attn"),
         (ATTENTION + r"\.norm\.(.+)", layer + r".post_attention_layernorm.\2"),
         (STACK + r"\.input\.(.+)", layer + BOTH_GATES + r"\2"),
         (STACK + r"\.output\.(.+)", layer + r".mlp.down_proj.\2"),
@@ -146,12 +136,12 @@ def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 result[name.replace(_FUSED, f".self_attn.{part}_proj.")] = piece
         else:
             result[name] = tensor
-    return join_gates(result)
+    return family.join_gates(result)
 
 
 def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `_to_ours`."""
-    state = split_gates(state)
+    state = family.split_gates(state)
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if _QUERY in name:

@@ -14,14 +14,8 @@ from configs.rules import PROBABILITY, OneOf, positive
 from configs.section import Refusal
 from model.attention_kernel import visible_keys
 from model.heads import OutputBias, ProjectionParts, vocabulary_logits
-from model.kinds.bilstm import (
-    KERNEL_FLOPS,
-    BothDirections,
-    WordVectors,
-    ends,
-    reversal,
-    token_counts,
-)
+from model.kinds import bilstm
+from model.kinds.bilstm import BothDirections, WordVectors
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
@@ -156,7 +150,7 @@ class RecurrentSeq2Seq(Model):
 
     config: RecurrentSeq2SeqConfig
     head: OutputBias
-    kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = KERNEL_FLOPS
+    kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = bilstm.KERNEL_FLOPS
 
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         super().__init__()
@@ -197,12 +191,12 @@ class RecurrentSeq2Seq(Model):
         self, ids: Tensor, attention_mask: Tensor | None
     ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
         """The encoder's states after each layer, and with which the decoder's layers begin."""
-        tokens = token_counts(ids, attention_mask)
+        tokens = bilstm.token_counts(ids, attention_mask)
         x = self.embeddings(ids)
-        layers = self.encoder(x, reversal(tokens, x))
+        layers = self.encoder(x, bilstm.reversal(tokens, x))
         past = []
         for states in layers[1:]:
-            last = ends(states, torch.zeros_like(tokens), tokens - 1)[None].contiguous()
+            last = bilstm.ends(states, torch.zeros_like(tokens), tokens - 1)[None].contiguous()
             past.append((last, torch.zeros_like(last)))
         return layers, past
 

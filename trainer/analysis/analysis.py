@@ -24,16 +24,10 @@ from model import (
 )
 from model.attention_heads import Head, disabled, heads_of, prune
 from model.hugging_face.folder import special_ids_in
+from trainer.analysis import maps
 from trainer.analysis.examples import Examples, delimiters
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
-from trainer.analysis.maps import (
-    KEY_SETS,
-    PATTERNS,
-    ExampleMaps,
-    HeadPatterns,
-    example_maps,
-    head_patterns,
-)
+from trainer.analysis.maps import ExampleMaps, HeadPatterns
 from trainer.scoring.metric import Column
 from trainer.task_facts import FILE, TaskFacts, write_facts
 
@@ -148,10 +142,10 @@ def analyze(model: Model, folder: Path, named: str, examples: Examples, way: str
     """The patterns of the heads, and the scores without each; heads are disabled in this `way`."""
     device = next(model.parameters()).device
     table = torch.from_numpy(delimiters(folder, model)).to(device)
-    patterns = head_patterns(model, examples.maps(), table)
+    patterns = maps.head_patterns(model, examples.maps(), table)
     effects = effects_of_heads(model, examples.score, examples.column, way)
     tokenizer = load(folder)[0]
-    example = example_maps(
+    example = maps.example_maps(
         model, next(examples.maps()), lambda token: tokenizer.id_to_token(token) or ""
     )
     columns, scored = examples.columns, examples.scored
@@ -200,7 +194,7 @@ def to_json(analysis: Analysis) -> dict[str, Any]:
         "scores": dict(effects.whole),
         "patterns": {
             "sequences": patterns.sequences,
-            "shares": _named(PATTERNS, patterns.shares.mean(dim=(0, 1))),
+            "shares": _named(maps.PATTERNS, patterns.shares.mean(dim=(0, 1))),
             "layers": [
                 _layer(number, shares, excess)
                 for number, (shares, excess) in enumerate(
@@ -238,12 +232,12 @@ def _linguistic(linguistic: LinguisticAttention) -> dict[str, Any]:
 def _layer(number: int, shares: Tensor, excess: Tensor) -> dict[str, Any]:
     return {
         "layer": number,
-        "shares": _named(PATTERNS, shares.mean(dim=0)),
+        "shares": _named(maps.PATTERNS, shares.mean(dim=0)),
         "heads": [
             {
                 "head": head,
-                "shares": _named(PATTERNS, its_shares),
-                "excess": _named(KEY_SETS, its_excess),
+                "shares": _named(maps.PATTERNS, its_shares),
+                "excess": _named(maps.KEY_SETS, its_excess),
             }
             for head, (its_shares, its_excess) in enumerate(
                 zip(shares, excess, strict=True), start=1

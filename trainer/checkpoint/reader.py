@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.checkpoint import layout
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.folder import (
     METRICS,
@@ -23,16 +24,7 @@ from trainer.checkpoint.folder import (
     scores_of,
     step_name,
 )
-from trainer.checkpoint.layout import (
-    FROZEN,
-    Piece,
-    decode_scalar,
-    layout,
-    refresh,
-    restore_counters,
-    restore_loss_scale,
-    torch_optimizer,
-)
+from trainer.checkpoint.layout import Piece
 from trainer.checkpoint.manifest import (
     Fragments,
     LearnerRecord,
@@ -62,27 +54,27 @@ def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> No
     Raises:
         CheckpointError: the engine's parameters differ; nothing has been overwritten.
     """
-    pieces = layout(engine)
-    optimizer = torch_optimizer(engine)
+    pieces = layout.layout(engine)
+    optimizer = layout.torch_optimizer(engine)
     holders = _by_holder(pieces)
     _check_same_parameters(pieces, saved.tensors)
     for held in holders:
         _check_same_scalars(held, saved.tensors)
     for piece in pieces:
-        if piece.group == FROZEN:
+        if piece.group == layout.FROZEN:
             fill_piece(piece, MASTER, piece.of(piece.holder), saved.tensors, source)
     for held in holders:
         _restore_holder(held, optimizer, saved.tensors, source)
-    refresh(engine)
-    restore_loss_scale(engine, saved.engine["loss_scale"])
-    restore_counters(engine, saved.engine)
+    layout.refresh(engine)
+    layout.restore_loss_scale(engine, saved.engine["loss_scale"])
+    layout.restore_counters(engine, saved.engine)
 
 
 def _by_holder(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """The optimized pieces, grouped by flat tensor."""
     holders: dict[int, list[Piece]] = {}
     for piece in pieces:
-        if piece.group != FROZEN:
+        if piece.group != layout.FROZEN:
             holders.setdefault(id(piece.holder), []).append(piece)
     return list(holders.values())
 
@@ -99,7 +91,7 @@ def _check_same_parameters(pieces: Sequence[Piece], saved: Mapping[str, TensorRe
             raise CheckpointError(
                 f"{name} has shape {list(piece.shape)} in the model and {record.shape} stored"
             )
-        if record.group == FROZEN != piece.group:
+        if record.group == layout.FROZEN != piece.group:
             raise CheckpointError(f"{name} is trained, but frozen in the checkpoint")
 
 
@@ -127,7 +119,7 @@ def _restore_holder(
     holder.data.zero_()
     device = _scalar_device(optimizer.param_groups[held[0].group], holder)
     # Every holder needs its own scalars: torch increments `step` in place.
-    state = {key: decode_scalar(value, device) for key, value in first.scalars.items()}
+    state = {key: layout.decode_scalar(value, device) for key, value in first.scalars.items()}
     for key, dtype in first.states.items():
         if key != MASTER:
             state[key] = torch.zeros_like(holder, dtype=getattr(torch, dtype), requires_grad=False)

@@ -30,16 +30,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.checkpoint.layout import (
-    FROZEN,
-    Piece,
-    encode_scalar,
-    engine_counters,
-    layout,
-    loss_scale_state,
-    share,
-    torch_optimizer,
-)
+from trainer.checkpoint import layout
+from trainer.checkpoint.layout import Piece
 from trainer.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -156,9 +148,9 @@ class PendingSnapshot:
 
 def prepare_snapshot(engine: DeepSpeedEngine, rank: int, world_size: int) -> PendingSnapshot:
     """Prepare this rank's snapshot of a learner. Call between optimizer steps."""
-    pieces = layout(engine)
-    optimizer = torch_optimizer(engine)
-    sources = _sources(share(pieces, rank, world_size), optimizer)
+    pieces = layout.layout(engine)
+    optimizer = layout.torch_optimizer(engine)
+    sources = _sources(layout.share(pieces, rank, world_size), optimizer)
     # Widest elements first, so that every fragment is aligned in the buffer.
     sources.sort(key=lambda source: -source[0].dtype.itemsize)
     ready = None
@@ -168,7 +160,7 @@ def prepare_snapshot(engine: DeepSpeedEngine, rank: int, world_size: int) -> Pen
     return PendingSnapshot(
         sources=sources,
         tensors={piece.name: _describe(piece, optimizer) for piece in pieces},
-        engine={**engine_counters(engine), "loss_scale": loss_scale_state(engine)},
+        engine={**layout.engine_counters(engine), "loss_scale": layout.loss_scale_state(engine)},
         ready=ready,
     )
 
@@ -179,7 +171,7 @@ def elementwise(key: str, value: Any, holder: Tensor) -> bool:
 
 
 def _state(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    if piece.group == FROZEN or optimizer is None:
+    if piece.group == layout.FROZEN or optimizer is None:
         return {}
     return optimizer.state.get(piece.holder, {})
 
@@ -211,7 +203,7 @@ def _describe(piece: Piece, optimizer: torch.optim.Optimizer | None) -> dict[str
                 f"{piece.name}: the optimizer's state {key!r} has shape {list(value.shape)}, "
                 "neither that of the parameter nor a single number: it cannot be stored"
             )
-        scalars[key] = encode_scalar(value)
+        scalars[key] = layout.encode_scalar(value)
     return {"shape": list(piece.shape), "group": piece.group, "scalars": scalars}
 
 

@@ -29,47 +29,29 @@ from model import (
     TaskHeadConfig,
 )
 from trainer.batches import MicroBatch
+from trainer.evaluation import mistakes
 from trainer.evaluation.held_out import Scores, ValidationSet
-from trainer.evaluation.mistakes import (
-    NOTHING,
-    Answers,
-    Choices,
-    Classes,
-    Exits,
-    LabelSets,
-    Numbers,
-    Part,
-    Tags,
-    Texts,
-    shortened,
-)
 from trainer.learners.module import compared_heads, features_of, score
+from trainer.scoring import task_metrics
 from trainer.scoring.metric import GatheredMetric, Metric
 from trainer.scoring.ranking_metric import PairRanking, RankingMetric, VectorRanking
 from trainer.scoring.scores import Metrics, TeacherHeads
 from trainer.scoring.span_metric import SpanMetric
-from trainer.scoring.task_metrics import (
-    BranchMetric,
-    ClassMetric,
-    CosineMetric,
-    GroupRanking,
-    MultiLabelMetric,
-    NumberMetric,
-    TagMetric,
-)
 
 TOKENS = 100  # of a query or document that are kept to be shown
 LOWEST = "those whose best right answer stands lowest"
 Ranked = tuple[int, Sequence[int], set[int]]  # a query, its documents in order, the right ones
 
 
-class Rankings(Part):
+class Rankings(mistakes.Part):
     """The part of a head that ranks documents for queries; both are numbers."""
 
     order = LOWEST
     metric: GatheredMetric[Any]
 
-    def __init__(self, metric: GatheredMetric[Any], head: TaskHeadConfig, texts: Texts) -> None:
+    def __init__(
+        self, metric: GatheredMetric[Any], head: TaskHeadConfig, texts: mistakes.Texts
+    ) -> None:
         super().__init__(metric, head, texts)
         self._rows: list[Tensor] = []
         self._queries: dict[int, NDArray[np.int32]] = {}  # the first `TOKENS` ids of each
@@ -103,14 +85,14 @@ class Rankings(Part):
             if place != 1 and right and self.wrong.takes(place or math.inf):
                 best = self._told(ordered[place - 1] if place else min(right), self._documents)
                 answer = f"{place}. {best}" if place else f"not found: {best}"
-                first = self._told(ordered[0], self._documents) if ordered else NOTHING
+                first = self._told(ordered[0], self._documents) if ordered else mistakes.NOTHING
                 self.wrong.keep(self._told(query, self._queries), answer, first)
         return super().finish()
 
     def _told(self, number: int, among: Mapping[int, NDArray[np.int32]]) -> str:
         """The text of a query or document; empty for one that has not been read."""
         ids = among[number].tolist() if number in among else []
-        return shortened(self.texts.of([ids])[0])
+        return mistakes.shortened(self.texts.of([ids])[0])
 
 
 class Searches(Rankings):
@@ -139,14 +121,14 @@ class Searches(Rankings):
 class Groups(Rankings):
     """The part of a head that ranks the second texts of pairs which share their first."""
 
-    metric: GroupRanking
+    metric: task_metrics.GroupRanking
 
     def __init__(self, *made_of: Any) -> None:
         super().__init__(*made_of)
         self._pairs = 0  # read so far
 
     def numbers(self, batch: MicroBatch) -> Iterator[tuple[int, int, int]]:
-        groups = batch.row_labels(GroupRanking.group(self.metric.head)).tolist()
+        groups = batch.row_labels(task_metrics.GroupRanking.group(self.metric.head)).tolist()
         for row in self.labelled(batch):
             yield row, groups[row], self._pairs
             self._pairs += 1
@@ -161,17 +143,17 @@ class Groups(Rankings):
 
 
 MOST_LABELS = 200  # of a head; with more there is no breakdown
-_PARTS: Mapping[type, type[Part]] = {
-    ClassMetric: Classes,
-    MultiLabelMetric: LabelSets,
-    TagMetric: Tags,
-    NumberMetric: Numbers,
-    CosineMetric: Numbers,
-    SpanMetric: Answers,
-    GroupRanking: Groups,
+_PARTS: Mapping[type, type[mistakes.Part]] = {
+    task_metrics.ClassMetric: mistakes.Classes,
+    task_metrics.MultiLabelMetric: mistakes.LabelSets,
+    task_metrics.TagMetric: mistakes.Tags,
+    task_metrics.NumberMetric: mistakes.Numbers,
+    task_metrics.CosineMetric: mistakes.Numbers,
+    SpanMetric: mistakes.Answers,
+    task_metrics.GroupRanking: Groups,
     VectorRanking: Searches,
     PairRanking: Searches,
-    BranchMetric: Exits,
+    task_metrics.BranchMetric: mistakes.Exits,
 }
 
 
@@ -181,15 +163,15 @@ class Breakdown:
     def __init__(
         self, metrics: Sequence[Metric[Any]], model: ModelConfig, tokenizer_dir: Path
     ) -> None:
-        texts = Texts(*load(tokenizer_dir))
-        self._parts: dict[int, Part] = {}  # by the number of the metric that a part reads
+        texts = mistakes.Texts(*load(tokenizer_dir))
+        self._parts: dict[int, mistakes.Part] = {}  # by the number of the metric that a part reads
         for number, metric in enumerate(metrics):
             head = model.task_heads.get(metric.head)
             kind = _part_of(metric, head) if head else None
             if head and kind and not any(type(part) is kind for part in self._of(metric.head)):
                 self._parts[number] = kind(metric, head, texts)
 
-    def _of(self, head: str) -> list[Part]:
+    def _of(self, head: str) -> list[mistakes.Part]:
         return [part for part in self._parts.values() if part.metric.head == head]
 
     def add(self, batch: MicroBatch, readings: Sequence[Tensor]) -> None:
@@ -207,11 +189,11 @@ class Breakdown:
         return breakdown
 
 
-def _part_of(metric: Metric[Any], head: TaskHeadConfig) -> type[Part] | None:
+def _part_of(metric: Metric[Any], head: TaskHeadConfig) -> type[mistakes.Part] | None:
     """The part that reads this metric of a head, if there is one."""
     kind = _PARTS.get(type(metric))
-    if kind is Classes and head.kind == CHOICE:
-        return Choices
+    if kind is mistakes.Classes and head.kind == CHOICE:
+        return mistakes.Choices
     if (
         head.kind in (CLASSIFICATION, MULTI_LABEL, TAGGING)
         and not 1 < len(head.labels) <= MOST_LABELS

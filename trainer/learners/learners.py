@@ -18,17 +18,8 @@ from trainer.job_data.other_tokenizers import shared_ids, shared_spans
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import layers_of_the_moment
 from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
+from trainer.learners import first_weights
 from trainer.learners.engine import DeepSpeedEngine, free_engine
-from trainer.learners.first_weights import (
-    from_embeddings,
-    from_folder,
-    from_layers,
-    from_smaller,
-    from_word_vectors,
-    heads_in,
-    heads_without_weights,
-    model_state,
-)
 from trainer.learners.learner import Learner
 from trainer.learners.module import weights_seed
 from trainer.learners.state import JobState, LearnerState, has_no_patience_left, is_due, is_over
@@ -129,7 +120,7 @@ class Learners:
                 f"teacher.stacking.steps: the teacher has {now} layers, and {due} at step {step} "
                 "would not be twice as many; put the old steps back"
             )
-        weights = model_state(full_state_dict(self.teacher.engine))
+        weights = first_weights.model_state(full_state_dict(self.teacher.engine))
         _, doubled = double_layers(weights, self.teacher.config.architecture)
         self._rebuild_teacher(due, doubled)
         for student in self.students:
@@ -144,7 +135,7 @@ class Learners:
         if not self.teacher.is_trained or self.teacher.counters.finished_at is None:
             return ""
         why = self.why_finished(TEACHER)
-        weights = model_state(full_state_dict(self.teacher.engine))
+        weights = first_weights.model_state(full_state_dict(self.teacher.engine))
         self._rebuild_teacher(self.teacher.config.model.layers, weights, has_finished=True)
         return why
 
@@ -249,20 +240,22 @@ class Learners:
         """The initial weights; None for random ones."""
         section = section_of(name)
         if config.init.weights is not None:
-            return from_folder(section, config.init, config.architecture, config.frozen)
+            return first_weights.from_folder(
+                section, config.init, config.architecture, config.frozen
+            )
         if config.init.tile is not None:
             seed = weights_seed(name, config, self.step_shape.seed)
-            return from_smaller(section, config.init.tile, config.architecture, seed)
+            return first_weights.from_smaller(section, config.init.tile, config.architecture, seed)
         if config.init.teacher_layers is not None:
             final, now = self.config.teacher.model.layers, self.teacher.config.model.layers
             layers = layers_of_the_moment(config.init.teacher_layers, final, now)
-            return from_layers(section, self.teacher, layers)
+            return first_weights.from_layers(section, self.teacher, layers)
         if config.init.teacher_embeddings:
-            return from_embeddings(self.teacher, config.architecture)
+            return first_weights.from_embeddings(self.teacher, config.architecture)
         if config.init.word_vectors is not None:
             drawn = build(config.architecture, weights_seed(name, config, self.step_shape.seed))
             tokenizer = Path(config.tokenizer or self._tokenizer_dir)
-            return from_word_vectors(config.init.word_vectors, tokenizer, drawn)
+            return first_weights.from_word_vectors(config.init.word_vectors, tokenizer, drawn)
         return None
 
     def _layers_at(self, step: int) -> int:
@@ -310,8 +303,8 @@ class Learners:
             shared=shared_spans(self.config, config, partial(shared_ids, self._tokenizer_dir)),
         )
         if weights is not None and not config.init.embeddings_only:
-            given = heads_in(weights, learner.model.state_dict())
-            given += heads_without_weights(learner.model) if config.frozen else []
+            given = first_weights.heads_in(weights, learner.model.state_dict())
+            given += first_weights.heads_without_weights(learner.model) if config.frozen else []
             learner.counters.given_heads = given
         if not is_teacher(key):
             learner.set_teacher_layers(self.teacher.config.model.layers)

@@ -19,14 +19,8 @@ from data_pipeline.task_files.retrieval import RetrievalText, read_queries
 from data_pipeline.text.text_files import STDIN
 from model import encoder_from_pretrained
 from trainer.evaluation.text_vectors import Vector, own_pooling, scaled
-from trainer.prediction.fine_tuned import (
-    Predictor,
-    Query,
-    Segments,
-    sorted_together,
-    tell_incomplete,
-    text_vectors,
-)
+from trainer.prediction import fine_tuned
+from trainer.prediction.fine_tuned import Predictor, Query, Segments
 from trainer.prediction.texts import read_rows, with_places
 from trainer.task_facts import TaskFacts, open_encoder
 from trainer.tasks.retrieval import Retrieval
@@ -64,7 +58,7 @@ class FileEmbedder:
         """
         unanswered, facts = 0, with_places(TaskFacts(), path).with_columns(columns)
         (field,) = facts.fields
-        for some in sorted_together(read_rows(path, facts), path=path):
+        for some in fine_tuned.sorted_together(read_rows(path, facts), path=path):
             sequences: list[Segments] = []
             for where, row in some:
                 segments: Segments = []
@@ -74,10 +68,12 @@ class FileEmbedder:
             vectors = iter(self._vectors([segments for segments in sequences if segments]))
             unanswered += sequences.count([])
             yield from (next(vectors) if segments else None for segments in sequences)
-        tell_incomplete(path, unanswered, self.encoder)
+        fine_tuned.tell_incomplete(path, unanswered, self.encoder)
 
     def _vectors(self, sequences: list[Segments]) -> list[Vector]:
-        vectors = text_vectors(self.model, self.encoder.vocabulary, sequences, self.pooling)
+        vectors = fine_tuned.text_vectors(
+            self.model, self.encoder.vocabulary, sequences, self.pooling
+        )
         arrays = [vector.numpy().astype(np.float32) for vector in vectors]
         return [scaled(array) for array in arrays] if self.normalises else arrays
 

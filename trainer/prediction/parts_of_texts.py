@@ -23,13 +23,8 @@ from data_pipeline.task_files.tables import holds_records
 from model import Model, decode
 from trainer.batches import rows_by_length
 from trainer.objectives.task import TaskFile
-from trainer.prediction.fine_tuned import (
-    Predictor,
-    Query,
-    sorted_together,
-    tell_incomplete,
-    tokens_per_pass,
-)
+from trainer.prediction import fine_tuned
+from trainer.prediction.fine_tuned import Predictor, Query
 from trainer.scoring.span_metric import SpanMetric, best_answers, window_rows
 from trainer.task_facts import TaskFacts, open_encoder
 from trainer.tasks.span import ReadQuestion, Span
@@ -182,7 +177,7 @@ def translations(
     encoder = open_encoder(folder, model.config, facts.sequence_length)
     column = TaskFile(Path(path), facts.columns).columns_of(SOURCE)
     texts, unanswered = read_sources(path, column, facts.encoding), 0
-    for some in sorted_together(texts, AT_ONCE, path):
+    for some in fine_tuned.sorted_together(texts, AT_ONCE, path):
         sources = [_encoded(encoder, text, where) for where, text in some]
         unanswered += sources.count([])
         read = [source for source in sources if source]
@@ -190,7 +185,7 @@ def translations(
         for source in sources:
             translation = encoder.tokenizer.decode(next(searched)) if source else None
             yield {"translation": translation}
-    tell_incomplete(path, unanswered, encoder)
+    fine_tuned.tell_incomplete(path, unanswered, encoder)
 
 
 def _encoded(encoder: TextEncoder, text: str, where: str) -> list[int]:
@@ -210,7 +205,7 @@ def _searched(
     vocabulary = encoder.vocabulary
     translations: list[list[int]] = [[]] * len(sources)
     lengths = [len(source) + 2 for source in sources]
-    for rows in rows_by_length(lengths, max(1, tokens_per_pass(device) // task.beams)):
+    for rows in rows_by_length(lengths, max(1, fine_tuned.tokens_per_pass(device) // task.beams)):
         ids = torch.full((len(rows), lengths[rows[0]]), vocabulary.pad)
         for place, row in enumerate(rows):
             source = [vocabulary.cls, *sources[row], vocabulary.sep]

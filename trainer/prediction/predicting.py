@@ -26,15 +26,9 @@ from model import (
     ModelError,
     from_pretrained,
 )
+from trainer.prediction import fine_tuned
 from trainer.prediction.embedding import VectorPredictor
-from trainer.prediction.fine_tuned import (
-    FineTuned,
-    Predictor,
-    Query,
-    Segments,
-    sorted_together,
-    tell_incomplete,
-)
+from trainer.prediction.fine_tuned import FineTuned, Predictor, Query, Segments
 from trainer.prediction.parts_of_texts import SpanPredictor, TagPredictor, translations
 from trainer.prediction.texts import (
     SimilarityPredictor,
@@ -118,10 +112,10 @@ def predictions(
     facts = with_places(tuned.facts, path, numbers).with_columns(columns, others)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions(), columns)
     queries = predictor.queries(path)
-    for some in sorted_together(queries, path=path):
+    for some in fine_tuned.sorted_together(queries, path=path):
         yield from _answers(tuned, predictor, some, speed)
     needed = "a text or a number" if numbers else "a text"
-    tell_incomplete(path, predictor.unanswered, tuned.encoder, needed)
+    fine_tuned.tell_incomplete(path, predictor.unanswered, tuned.encoder, needed)
 
 
 def _predictor_of(tuned: FineTuned) -> type[Predictor]:

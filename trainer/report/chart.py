@@ -20,25 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.report.elements import (
-    GAP,
-    LINE,
-    LONGEST_OF_DOT,
-    Box,
-    Floats,
-    Scale,
-    around_points,
-    free_heights,
-    is_before,
-    log_ticks,
-    nice_ticks,
-    padded,
-    percent,
-    rows_of_names,
-    short,
-    shortened,
-    thin,
-)
+from trainer.report import elements
+from trainer.report.elements import Box, Floats, Scale
 
 SIZE = 1000  # width and height in the SVG's own coordinates
 
@@ -56,7 +39,7 @@ class Series:
 
     def thinned(self) -> Series:
         """This curve with no more points than a screen can show."""
-        return Series(self.name, self.colour, *thin(self.steps, self.values))
+        return Series(self.name, self.colour, *elements.thin(self.steps, self.values))
 
 
 @dataclass(frozen=True)
@@ -119,7 +102,7 @@ def line_chart(chart: LineChart, axes: Sequence[Axis]) -> str:
     series = [line.thinned() for line in chart.series]
     levels = np.array([level.value for level in chart.levels])
     values = np.concatenate([*(line.values for line in series), levels])
-    low, high = padded(values, from_zero=chart.from_zero)
+    low, high = elements.padded(values, from_zero=chart.from_zero)
     y = Scale(high, low)
     plots = "".join(_plot(chart, series, axis, y) for axis in axes)
     entries = [_legend_entry(line, chart.form) for line in series]
@@ -144,11 +127,11 @@ def scatter(
     left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8
     x = Scale(math.log10(left), math.log10(right))
     heights = np.array([point.y for point in points])
-    low, high, fits = around_points(heights, level.value if level else None)
+    low, high, fits = elements.around_points(heights, level.value if level else None)
     levels = [level] if level and fits else []
-    note += f"; {level.name}: {percent(level.value)}" if level and not fits else ""
+    note += f"; {level.name}: {elements.percent(level.value)}" if level and not fits else ""
     y = Scale(high, low)
-    ticks = nice_ticks(low, high)
+    ticks = elements.nice_ticks(low, high)
     places = [(x(math.log10(point.x)), y(point.y)) for point in points]
     named_at = _heights_of_names(points, places, [y(line.value) for line in levels])
     rules = [_rule(y(tick), "grid") for tick in ticks]
@@ -156,7 +139,7 @@ def scatter(
     inside = [
         _svg([*rules, *map(_leader, points, places, named_at)]),
         *(_y_label(_tick(tick, shares=True), y(tick)) for tick in ticks),
-        *(_x_label(form(tick), x(math.log10(tick))) for tick in log_ticks(left, right)),
+        *(_x_label(form(tick), x(math.log10(tick))) for tick in elements.log_ticks(left, right)),
         *(_level_label(line.name, y(line.value)) for line in levels),
         *(_dot(*dot, form) for dot in zip(points, places, named_at, strict=True)),
     ]
@@ -166,8 +149,8 @@ def scatter(
 
 def cloud(title: str, note: str, points: Sequence[Sequence[float]], colour: int) -> str:
     """Many dots [N, 2] on equal scales: the right number on x, the predicted one on y."""
-    low, high = padded(np.array(points, dtype=np.float64))
-    x, y, ticks = Scale(low, high), Scale(high, low), nice_ticks(low, high, 5)
+    low, high = elements.padded(np.array(points, dtype=np.float64))
+    x, y, ticks = Scale(low, high), Scale(high, low), elements.nice_ticks(low, high, 5)
     dots = "".join(f"M{SIZE * x(right):.0f} {SIZE * y(told):.0f}h0" for right, told in points)
     inside = [
         _svg(
@@ -177,8 +160,8 @@ def cloud(title: str, note: str, points: Sequence[Sequence[float]], colour: int)
                 f'<path class="dots" style="--c:var(--c{colour})" d="{dots}"/>',
             ]
         ),
-        *(_y_label(short(tick), y(tick)) for tick in ticks),
-        *(_x_label(short(tick), x(tick)) for tick in ticks),
+        *(_y_label(elements.short(tick), y(tick)) for tick in ticks),
+        *(_x_label(elements.short(tick), x(tick)) for tick in ticks),
     ]
     plot = _frame(title, "", inside, "right")
     return f'<figure class="chart">{_caption(title, note)}{plot}</figure>'
@@ -186,7 +169,7 @@ def cloud(title: str, note: str, points: Sequence[Sequence[float]], colour: int)
 
 def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> str:
     x = Scale(0.0, _right_end(series, axis))
-    ticks = nice_ticks(y.end, y.start)
+    ticks = elements.nice_ticks(y.end, y.start)
     curves = [
         f'<path style="--c:var(--c{line.colour})" '
         f'd="{curve(x.many(axis.of_steps(line.steps)), y.many(line.values))}"/>'
@@ -197,10 +180,10 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
     inside = [
         _svg([*rules, *levels, *curves]),
         *(_y_label(_tick(tick, chart.shares), y(tick)) for tick in ticks),
-        *(_x_label(axis.form(tick), x(tick)) for tick in nice_ticks(0, x.end, 5)),
+        *(_x_label(axis.form(tick), x(tick)) for tick in elements.nice_ticks(0, x.end, 5)),
     ]
     named = [(mark, x(_place(axis, mark.step))) for mark in chart.marks if mark.name]
-    rows = rows_of_names([(place, mark.name) for mark, place in named])
+    rows = elements.rows_of_names([(place, mark.name) for mark, place in named])
     inside += [_mark(mark, place, row) for (mark, place), row in zip(named, rows, strict=True)]
     inside += [_stroke(x(_place(axis, mark.step))) for mark in chart.marks if not mark.name]
     above = 1 + max((row for row in rows if row is not None), default=-1)
@@ -294,7 +277,7 @@ def _legend_level(level: Level, form: Formatter) -> str:
 
 
 def _tick(value: float, shares: bool) -> str:
-    return f"{short(100 * value)}%" if shares else short(value)
+    return f"{elements.short(100 * value)}%" if shares else elements.short(value)
 
 
 def _rule(y: float, kind: str) -> str:
@@ -317,9 +300,9 @@ def _mark(mark: Mark, x: float, row: int | None) -> str:
     """A line at `x`, with its name in a `row` above the plot if there is room for it."""
     if row is None:
         return f'<span class="mark" style="left:{x:.2%};--row:-1"></span>'
-    side = "before" if is_before(x) else "after"
+    side = "before" if elements.is_before(x) else "after"
     place = f"left:{x:.2%};--row:{row}"
-    words = f'<em title="{escape(mark.name)}">{escape(shortened(mark.name))}</em>'
+    words = f'<em title="{escape(mark.name)}">{escape(elements.shortened(mark.name))}</em>'
     return f'<span class="mark {side}" style="{place}">{words}</span>'
 
 
@@ -331,22 +314,22 @@ def _heights_of_names(
     points: Sequence[Point], places: Sequence[tuple[float, float]], levels: Sequence[float]
 ) -> list[float]:
     named = [
-        (*place, f"{_name(point)} {percent(point.y)}")
+        (*place, f"{_name(point)} {elements.percent(point.y)}")
         for point, place in zip(points, places, strict=True)
     ]
-    return free_heights(named, [Box(0.7, 1.0, y - LINE, y) for y in levels])
+    return elements.free_heights(named, [Box(0.7, 1.0, y - elements.LINE, y) for y in levels])
 
 
 def _name(point: Point) -> str:
-    return shortened(point.name, LONGEST_OF_DOT)
+    return elements.shortened(point.name, elements.LONGEST_OF_DOT)
 
 
 def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
     """A line from a dot to its name, if the name was moved."""
     x, y = place
-    if abs(words_at - y) < LINE:
+    if abs(words_at - y) < elements.LINE:
         return ""
-    end = x + GAP * (-0.5 if is_before(x) else 0.5)
+    end = x + elements.GAP * (-0.5 if elements.is_before(x) else 0.5)
     ends = zip(("x1", "y1", "x2", "y2"), (x, y, end, words_at), strict=True)
     drawn = " ".join(f'{name}="{SIZE * value:.1f}"' for name, value in ends)
     return f'<line class="leader" style="--c:var(--c{point.colour})" {drawn}/>'
@@ -354,8 +337,8 @@ def _leader(point: Point, place: tuple[float, float], words_at: float) -> str:
 
 def _dot(point: Point, place: tuple[float, float], words_at: float, form: Formatter) -> str:
     x, y = place
-    side = "before" if is_before(x) else "after"
-    words = f"<b>{escape(_name(point))}</b> {percent(point.y)}"
+    side = "before" if elements.is_before(x) else "after"
+    words = f"<b>{escape(_name(point))}</b> {elements.percent(point.y)}"
     style = f"--c:var(--c{point.colour});left:{x:.2%};top:"
     return (
         f'<span class="dot" style="{style}{y:.2%}"><i></i></span>'

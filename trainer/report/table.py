@@ -9,15 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainer.report.elements import (
-    NO_RETENTION,
-    percent,
-    plain_name,
-    retention_of,
-    score_of,
-    short,
-    steps_of,
-)
+from trainer.report import elements
 from trainer.run_folder.run_files import columns_of
 from trainer.scoring.metric import Column
 
@@ -42,7 +34,7 @@ def student_table(evaluation: dict[str, Any]) -> str:
         table.add_row(*_cells(name, evaluation), *places)
     unigram = evaluation["unigram"]
     if unigram:
-        table.add_row("(unigram)", "", *(score_of(unigram, column) for column in columns))
+        table.add_row("(unigram)", "", *(elements.score_of(unigram, column) for column in columns))
     legend = textwrap.fill((_OF_TEXT if unigram else _OF_A_TASK) + _OF_ALL, LEGEND_WIDTH)
     return f"{as_text(table)}\n\n{legend}"
 
@@ -54,14 +46,16 @@ def model_table(results: dict[str, Any]) -> str:
     scores = [(results["scores"][column.name], column) for column in columns]
     table.add_row(
         results["model"],
-        short(results["parameters"]),
+        elements.short(results["parameters"]),
         *("undefined" if score is None else column.written(score) for score, column in scores),
     )
     parts = [as_text(table)]
     if by_name := (results["breakdown"] or {}).get("by_class"):
         by_class = plain_table("class", "examples", "precision", "recall", "F1")
         for name, scores_of_class in by_name.items():
-            shares = (percent(scores_of_class[key]) for key in ("precision", "recall", "f1"))
+            shares = (
+                elements.percent(scores_of_class[key]) for key in ("precision", "recall", "f1")
+            )
             by_class.add_row(name, f"{scores_of_class['count']:,}", *shares)
         parts.append(as_text(by_class))
     return "\n\n".join([*parts, f"scores: of {results['head']}, on {results['file']}"])
@@ -88,7 +82,7 @@ _OF_TEXT = (
 )
 _OF_A_TASK = "scores: on the validation examples; those that begin with test: on data.test; "
 _OF_ALL = (
-    f"retention: share of the teacher's primary metric, {NO_RETENTION}; "
+    f"retention: share of the teacher's primary metric, {elements.NO_RETENTION}; "
     "not trained: no term of its objective has trained the head that predicts it; "
     "parameters: without the heads; tokens/s: of the encoder alone, on this machine; ms/seq: the "
     "same for a single sequence; steps: those that changed its weights, up to its checkpoint"
@@ -97,14 +91,14 @@ _OF_ALL = (
 
 def _cells(name: str, evaluation: dict[str, Any]) -> list[str]:
     facts = evaluation["learners"][name]
-    retention, agreement = retention_of(name, evaluation), facts["agreement"]
+    retention, agreement = elements.retention_of(name, evaluation), facts["agreement"]
     return [
-        plain_name(name),
-        short(facts["parameters"]),
-        *(score_of(facts, column) for column in columns_of(evaluation)),
-        "" if retention is None else percent(retention),
-        "" if agreement is None else percent(agreement["top_1"]),
-        short(facts["tokens_per_second"]),
-        short(1000 * facts["seconds_per_sequence"]),
-        steps_of(facts),
+        elements.plain_name(name),
+        elements.short(facts["parameters"]),
+        *(elements.score_of(facts, column) for column in columns_of(evaluation)),
+        "" if retention is None else elements.percent(retention),
+        "" if agreement is None else elements.percent(agreement["top_1"]),
+        elements.short(facts["tokens_per_second"]),
+        elements.short(1000 * facts["seconds_per_sequence"]),
+        elements.steps_of(facts),
     ]

@@ -14,20 +14,10 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from model import decode
 from model.branches import uncertainty
+from trainer.scoring import task_scores
 from trainer.scoring.metric import NUMBER, SHARE, Column, GatheredMetric, PairedMetric
 from trainer.scoring.scores import ScoreInputs
-from trainer.scoring.task_scores import (
-    CLASS_SCORES,
-    MARGIN_SCORES,
-    MULTI_LABEL_SCORES,
-    NUMBER_SCORES,
-    TREC_NAMES,
-    Score,
-    accuracy,
-    entity_scores,
-    ranking_scores,
-    require_packages,
-)
+from trainer.scoring.task_scores import Score
 
 END = -1.0  # marks the end of a sentence in the rows of a `TagMetric`
 TAG_SCORES = ("entity_f1", "entity_precision", "entity_recall", "accuracy")
@@ -43,7 +33,7 @@ class TaskMetric(PairedMetric[ScoreInputs]):
     functions: ClassVar[Mapping[str, Score]] = {}  # of predictions and labels, by name
 
     def __init__(self, head: str, names: Sequence[str]) -> None:
-        require_packages(names)
+        task_scores.require_packages(names)
         self.head, self.names = head, tuple(names)
         self.columns = tuple(
             Column(f"{head}_{name}", name, NUMBER if name in CORRELATIONS else SHARE)
@@ -72,7 +62,7 @@ class TaskMetric(PairedMetric[ScoreInputs]):
 class ClassMetric(TaskMetric):
     """`CLASS_SCORES` of a head that predicts a class, or the right one of several choices."""
 
-    functions = CLASS_SCORES
+    functions = task_scores.CLASS_SCORES
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the class with the highest logit, and the label."""
@@ -84,7 +74,7 @@ class ClassMetric(TaskMetric):
 class MultiLabelMetric(TaskMetric):
     """`MULTI_LABEL_SCORES` of a head whose labels are right or not, each by itself."""
 
-    functions = MULTI_LABEL_SCORES
+    functions = task_scores.MULTI_LABEL_SCORES
     width = 3
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
@@ -106,7 +96,7 @@ class MultiLabelMetric(TaskMetric):
 class MarginMetric(TaskMetric):
     """How well a head ranks examples by the second of two labels: `MARGIN_SCORES`."""
 
-    functions = MARGIN_SCORES
+    functions = task_scores.MARGIN_SCORES
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the second label's logit less the first's, and the right label."""
@@ -137,7 +127,7 @@ class PartAccuracy(ClassMetric):
     def scores(
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
     ) -> dict[str, float]:
-        return {self.columns[0].name: accuracy(predictions, labels)}
+        return {self.columns[0].name: task_scores.accuracy(predictions, labels)}
 
 
 class GroupRanking(MarginMetric):
@@ -172,14 +162,14 @@ class GroupRanking(MarginMetric):
             relevance.setdefault(group, {})[pair] = int(labels[place])
         if not labels.any():
             return {}
-        scores = ranking_scores(ranked, relevance, self.names)
+        scores = task_scores.ranking_scores(ranked, relevance, self.names)
         return {f"{self.head}_{name}": score for name, score in scores.items()}
 
 
 class NumberMetric(TaskMetric):
     """`NUMBER_SCORES` of a head that predicts a number. NaN means that there is no label."""
 
-    functions = NUMBER_SCORES
+    functions = task_scores.NUMBER_SCORES
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the predicted number, and the label."""
@@ -240,9 +230,11 @@ class TagMetric(TaskMetric):
         self, predictions: NDArray[np.float64], labels: NDArray[np.float64]
     ) -> dict[str, float]:
         words = labels != END
-        scores = {"accuracy": accuracy(predictions[words], labels[words])}
+        scores = {"accuracy": task_scores.accuracy(predictions[words], labels[words])}
         if set(self.names) - {"accuracy"}:
-            scores |= entity_scores(self._sentences(predictions), self._sentences(labels))
+            scores |= task_scores.entity_scores(
+                self._sentences(predictions), self._sentences(labels)
+            )
         return {f"{self.head}_{name}": scores[name] for name in self.names}
 
     def _sentences(self, numbers: NDArray[np.float64]) -> list[list[str]]:
@@ -253,9 +245,9 @@ class TagMetric(TaskMetric):
 
 MetricOf = Callable[[str, Sequence[str]], TaskMetric]  # of a head, with these scores
 METRICS: dict[str, MetricOf] = {  # by score: the metric of a head with labels
-    **dict.fromkeys(CLASS_SCORES, ClassMetric),
-    **dict.fromkeys(MARGIN_SCORES, MarginMetric),
-    **dict.fromkeys(TREC_NAMES, GroupRanking),
+    **dict.fromkeys(task_scores.CLASS_SCORES, ClassMetric),
+    **dict.fromkeys(task_scores.MARGIN_SCORES, MarginMetric),
+    **dict.fromkeys(task_scores.TREC_NAMES, GroupRanking),
 }
 
 

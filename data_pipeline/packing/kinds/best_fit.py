@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_pipeline.packing.sequences import (
-    SPECIAL,
-    DocumentPacking,
-    PackingRules,
-    Spans,
-    document_spans,
-    register_packing,
-    spans_of,
-)
+from data_pipeline.packing import sequences
+from data_pipeline.packing.sequences import DocumentPacking, PackingRules, Spans
 from data_pipeline.shards.blocks import Block
 
 SLACK = 0.002  # the padding that is left rather than filled with pieces of cut documents
 
 
-@register_packing
+@sequences.register_packing
 class BestFit(DocumentPacking):
     """Documents go where the least room is left; only what is longer than a row is cut.
 
@@ -29,7 +22,7 @@ class BestFit(DocumentPacking):
     name = "best_fit"
 
     def spans(self, block: Block, rules: PackingRules) -> Spans:
-        starts, lengths = document_spans(block)
+        starts, lengths = sequences.document_spans(block)
         parts = lengths // rules.capacity  # that fill a row
         nth = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
         full = np.repeat(starts, parts) + nth * rules.capacity
@@ -37,12 +30,12 @@ class BestFit(DocumentPacking):
         starts, lengths = starts + parts * rules.capacity, lengths - parts * rules.capacity
         by_length = np.lexsort((starts, -lengths))[: np.count_nonzero(lengths)]
         rest = np.stack([starts, lengths], axis=1)[by_length].tolist()
-        return spans_of([*rows, *_placed(rest, rules.length)])
+        return sequences.spans_of([*rows, *_placed(rest, rules.length)])
 
 
 def _placed(pieces: list[list[int]], length: int) -> list[list[tuple[int, int]]]:
     """Rows of these (start, length), which are sorted by length, the longest first."""
-    used = sum(size + SPECIAL for _, size in pieces)
+    used = sum(size + sequences.SPECIAL for _, size in pieces)
     most = int(used * (1 + SLACK) / length) + 1
     rows: list[list[tuple[int, int]]] = []
     by_room: list[list[int]] = [[] for _ in range(length + 1)]  # the rows with that room
@@ -50,10 +43,10 @@ def _placed(pieces: list[list[int]], length: int) -> list[list[tuple[int, int]]]
     for first, size in pieces:
         start, end = first, first + size
         while start < end:
-            enough = rooms >> (end - start + SPECIAL)
+            enough = rooms >> (end - start + sequences.SPECIAL)
             if enough:
-                room = end - start + SPECIAL + (enough & -enough).bit_length() - 1
-            elif len(rows) >= most and rooms.bit_length() > SPECIAL + 1:
+                room = end - start + sequences.SPECIAL + (enough & -enough).bit_length() - 1
+            elif len(rows) >= most and rooms.bit_length() > sequences.SPECIAL + 1:
                 room = rooms.bit_length() - 1  # the largest, for a part
             else:
                 room = length
@@ -62,9 +55,9 @@ def _placed(pieces: list[list[int]], length: int) -> list[list[tuple[int, int]]]
             row = by_room[room].pop()
             if not by_room[room]:
                 rooms &= ~(1 << room)
-            part = min(end - start, room - SPECIAL)
+            part = min(end - start, room - sequences.SPECIAL)
             rows[row].append((start, part))
             start += part
-            by_room[room - part - SPECIAL].append(row)
-            rooms |= 1 << (room - part - SPECIAL)
+            by_room[room - part - sequences.SPECIAL].append(row)
+            rooms |= 1 << (room - part - sequences.SPECIAL)
     return rows

@@ -24,15 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.hashing import PairDraw, array_keys
-from data_pipeline.packing.sequences import (
-    PackingRules,
-    Pieces,
-    SentencePacking,
-    Units,
-    register_packing,
-    short_key,
-    until_full,
-)
+from data_pipeline.packing import sequences
+from data_pipeline.packing.sequences import PackingRules, Pieces, SentencePacking, Units
 from data_pipeline.shards.blocks import Block
 
 # Units are sorted by the length of their second segments, and partners are found among this many
@@ -92,7 +85,7 @@ def _joined(pool: Pool, packing: PairPacking, rules: PackingRules) -> tuple[Piec
     """The concatenated pieces and units of all blocks."""
     parts = [packing.pieces(block, rules) for block in pool.blocks]
     runs = [
-        packing.units(part, rules, short_key(block))
+        packing.units(part, rules, sequences.short_key(block))
         for part, block in zip(parts, pool.blocks, strict=True)
     ]
     tokens = [len(block.tokens) + len(block.documents) for block in pool.blocks]
@@ -214,7 +207,7 @@ class NextSegment(PairPacking):
         )
 
 
-@register_packing
+@sequences.register_packing
 class SegmentPair(NextSegment):
     """Runs of sentences; the second one follows the first, or is from another document."""
 
@@ -223,10 +216,10 @@ class SegmentPair(NextSegment):
     draws_lengths = True
 
     def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
-        return np.minimum(until_full(cut, rules, key, least=2), cut.document_ends)
+        return np.minimum(sequences.until_full(cut, rules, key, least=2), cut.document_ends)
 
 
-@register_packing
+@sequences.register_packing
 class SentencePair(NextSegment):
     """Two sentences; the second one follows the first, or is from another document."""
 
@@ -240,7 +233,7 @@ class SentencePair(NextSegment):
         return np.minimum(last, cut.document_ends)
 
 
-@register_packing
+@sequences.register_packing
 class SentenceOrder(PairPacking):
     """Runs of sentences of one document, in order or, half of them, swapped."""
 
@@ -249,7 +242,7 @@ class SentenceOrder(PairPacking):
     needs_boundary = True
 
     def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
-        return np.minimum(until_full(cut, rules, key, least=2), cut.document_ends)
+        return np.minimum(sequences.until_full(cut, rules, key, least=2), cut.document_ends)
 
     def label(self, pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
         chosen = draw(key, PairDraw.LABEL, len(documents), 2) == 1

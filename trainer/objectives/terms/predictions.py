@@ -20,14 +20,8 @@ from configs.section import Refusal
 from data_pipeline import MASKED
 from model import ModelConfig, ModelShape
 from trainer.learner_names import student_key
-from trainer.objectives.row_losses import (
-    RowLoss,
-    Target,
-    TeacherTarget,
-    cross_entropy,
-    dot,
-    kl_divergence,
-)
+from trainer.objectives import row_losses
+from trainer.objectives.row_losses import RowLoss, Target, TeacherTarget
 from trainer.objectives.term import (
     POSITIONS,
     LossInputs,
@@ -251,7 +245,7 @@ class SoftKL(PredictionTermConfig):
         return temperature**2 / (vocabulary if self.mean_over_labels else 1)
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
-        return kl_divergence(log_q, log_p)
+        return row_losses.kl_divergence(log_q, log_p)
 
     def target(self, teacher: Distribution, temperature: float) -> Target | None:
         return TeacherTarget(teacher, temperature)
@@ -304,7 +298,7 @@ class Blended(PredictionTermConfig):
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
         soft = soft_cross_entropy(log_q, log_p)
-        return torch.lerp(cross_entropy(log_q, labels), soft, self.teacher_fraction)
+        return torch.lerp(row_losses.cross_entropy(log_q, labels), soft, self.teacher_fraction)
 
 
 def among(log_q: Tensor, tokens: Tensor) -> Tensor:
@@ -315,7 +309,7 @@ def among(log_q: Tensor, tokens: Tensor) -> Tensor:
 
 def soft_cross_entropy(log_q: Tensor, log_p: Tensor) -> Tensor:
     """``-p . log q``."""
-    return -dot(log_p.exp(), log_q)
+    return -row_losses.dot(log_p.exp(), log_q)
 
 
 @register("from_student", order=180)
@@ -338,7 +332,7 @@ class FromStudent(DivergenceConfig):
         return student_key(self.student)
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
-        return kl_divergence(log_q, log_p)
+        return row_losses.kl_divergence(log_q, log_p)
 
     def target(self, teacher: Distribution, temperature: float) -> Target | None:
         return TeacherTarget(teacher, temperature)
