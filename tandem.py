@@ -6,8 +6,6 @@ Exit codes: 0 done; 1 failed, with one line that says what to change; 2 wrong us
 request after saving (start it again to resume).
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One plain function per cluster command; `commands/` calls them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ since only a site's own sbatch knows them: releases and plugins add some, and ``
 leaves out a fifth of what it takes. It refuses a misspelt one by itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

@@ -1,7 +1,5 @@
 """The exception of this package."""
 
-from __future__ import annotations
-
 
 class LaunchError(ValueError):
     """A launch failed for a reason that the user can fix; the message is one line."""

@@ -15,8 +15,6 @@ A rank is a fork of the launcher. On a CPU it runs what the launcher has importe
 imports once; where there are GPUs, whose libraries do not survive a fork, it becomes a new program.
 """
 
-from __future__ import annotations
-
 import atexit
 import collections
 import contextlib

@@ -7,8 +7,6 @@ meet at the ranks' address, try to reach each other, and all-reduce one number, 
 where they have GPUs. It takes at most `MEETING_SECONDS` + `SUM_SECONDS`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

@@ -3,8 +3,6 @@
 Torn or foreign lines and files are left out, so that they do not hide the rest.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The state of a run, from its folder, SLURM's queue and SLURM's accounting."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Questions to SLURM: its queue, its accounting, and when it would start a job."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

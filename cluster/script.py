@@ -5,8 +5,6 @@ it sources from the copy in its submission. It needs SLURM, bash and the files b
 the checkout it was submitted from. A user can read it, edit it and submit it by hand.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Container, Iterator, Mapping

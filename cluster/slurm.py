@@ -8,8 +8,6 @@ SLURM accepts a job that exceeds its partition's limits, and leaves it pending f
 override its partition's limits: where the job names a QOS, SLURM decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ A run outside SLURM is judged by its folder alone: the newest attempt's record n
 process, and the age of ``metrics.jsonl`` tells a live run from a stalled one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -4,8 +4,6 @@ By default these signals, which SLURM and a closed terminal send, end Python at 
 unwind a command as Ctrl-C does, and then end the process as they would have.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import signal

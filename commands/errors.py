@@ -4,8 +4,6 @@ Opening a named pipe is such an error: a command that reads one would wait for a
 ever.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """The text of a job's YAML for the usual purposes, with comments; `tandem init` writes it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

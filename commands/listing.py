@@ -1,7 +1,5 @@
 """The commands that list what is shipped, by name, and the keys of a job for editors."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

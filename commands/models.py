@@ -1,7 +1,5 @@
 """Commands for models: sizes, plans, and import from Hugging Face."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Option types that click lacks, and options of several commands."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

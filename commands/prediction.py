@@ -1,7 +1,5 @@
 """The command that applies a fine-tuned model: `tandem predict`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ They are the page of every key, ``docs/reference.md``, and the JSON schema of ea
 ``configs/schema/``. `tests/configs/test_reference.py` fails when they are stale.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

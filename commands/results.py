@@ -1,7 +1,5 @@
 """Commands for a run's results: scores and exports."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command that writes a new job's YAML, from options or, in a terminal, from answers."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Collection, Mapping

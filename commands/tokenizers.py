@@ -1,7 +1,5 @@
 """Commands for tokenizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

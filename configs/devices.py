@@ -1,7 +1,5 @@
 """Accelerators: peak FLOPs, memory and bandwidths, for planning and for the MFU in metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated

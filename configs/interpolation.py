@@ -5,8 +5,6 @@ them: shell lines, and sections for another schema. In keys declared with `PATH`
 ``~/x`` are expanded too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

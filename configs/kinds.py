@@ -1,7 +1,5 @@
 """Sections that come in kinds, and the plugins that add some: files that a job or command names."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """A job in plain numbers: what the trainer works out of it, and the planner reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ On a terminal it is one line that changes, and goes when the work is done. Elsew
 there is a line every ten seconds. Short work shows nothing, nor does a call from Python.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import threading

@@ -4,8 +4,6 @@ They accept the same types as `configs.typed`, and check the rules of single fie
 fields (`Section.conflicts`) are only checked when a command reads the file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

@@ -10,8 +10,6 @@ A rule applies to a scalar, to each item of a list, and to each value of a mappi
 it. `configs.section` checks the rules; `configs.reference` prints them.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A record of an attempt names its process and its machine, so that others can tel
 still alive. A process id alone does not tell: it is used again, and every container counts from 1.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Writing JSON that every parser accepts, and reading JSON back against a schema."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Studies: several jobs that answer one question, each run with several seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Suites: several tasks on which models are fine-tuned and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -7,8 +7,6 @@
 - An empty section, list or mapping may be null.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

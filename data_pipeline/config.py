@@ -1,7 +1,5 @@
 """The `data:` section of a job: what is read, how it is packed and masked."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

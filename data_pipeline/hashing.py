@@ -10,8 +10,6 @@ All tags are below. Each class is for keys of one form, and has each number once
 forms may use the same number. A changed number changes what every run reads.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum, unique
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The `phases` of a job's data: everything that changes at a later step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The parameters, bytes and floating-point operations of a model, its parts and its heads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from model.branches import WIDTH

@@ -4,8 +4,6 @@ A head is a set of rows of a layer's Q, K and V and of columns of its output pro
 share their attention (ALBERT) share its heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Branches: a classifier after every layer, so that easy examples can leave early (FastBERT)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The stack of layers, with what is captured on the way, and the attention half of a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ so what a number is rounded to does not depend on how its batch is cut into micr
 for the very small ones.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Generating token by token: greedy search, and beam search with length normalisation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Protocol

@@ -6,8 +6,6 @@ runs over the positions where a mask is true: those between them (further pieces
 passed over. Shapes: B texts, L positions, K tags.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

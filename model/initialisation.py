@@ -1,7 +1,5 @@
 """A model's modules without values, and their initial weights by configuration and seed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -3,8 +3,6 @@
 Layers are found by the names of their parameters, ``encoder.PART.N.`` (`model.protocol`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

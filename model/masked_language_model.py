@@ -3,8 +3,6 @@
 In inference an example may leave early, at the first layer that is certain (FastBERT).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The README.md of an exported model, with code that can be pasted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Exporting a model as an ONNX file, for runtimes without Python, also with weights of 8 bits."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The request to a model's forward pass, and its results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Building blocks: embeddings, norms, activations, dense layers, and the feed-forward part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The dtype of matrix products, decided here for every part of the model."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The `batch` section of a job, and the shape of steps that follows from it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Each gloo group costs a rank one socket per other rank; each NCCL group costs GPU memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

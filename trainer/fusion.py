@@ -3,8 +3,6 @@
 Elsewhere, as on CPUs by default, they run as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar

@@ -4,8 +4,6 @@ The `tasks` that it names bring their examples and heads, and a learner that nam
 weights (``init.pretrained``) gets the `model` that is there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

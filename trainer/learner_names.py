@@ -5,8 +5,6 @@ therefore the same bit for bit whichever learners train beside it, and a resumed
 generator state to restore.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 

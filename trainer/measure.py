@@ -9,8 +9,6 @@ gathering parameters is part of the step. On a GPU, a reduction on its own strea
 computation; the parts then add up to more than the step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """A job scaled down to minutes on a CPU, with everything that happens in it in the same order."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

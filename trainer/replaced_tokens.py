@@ -6,8 +6,6 @@ its code. The noise is a hash of (seed, epoch, sample id, position, token), so a
 neither the number of ranks nor on how often the job restarted.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Rules between sections of a job: how teachers, students and their data must fit together."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain

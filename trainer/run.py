@@ -1,7 +1,5 @@
 """One rank of a job: from its config through the training loop to the finished run."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Mapping

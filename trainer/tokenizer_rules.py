@@ -1,7 +1,5 @@
 """Rules for learners of several tokenizers: what they may read, compare and copy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from configs.section import Refusal

@@ -15,8 +15,6 @@ complete solution (equation 20), with restarts that may fail and checkpoints tha
 are written: ``M exp(R/M) (exp((t + d)/M) - 1) exp(w/M) W/t``.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

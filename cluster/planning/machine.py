@@ -20,8 +20,6 @@ slower of the two counts (a pipelined ring). Each collective adds a latency that
 logarithm of nodes and GPUs (trees).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

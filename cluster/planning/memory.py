@@ -8,8 +8,6 @@ copies while they are fetched, since its reuse distance is longer than these mod
 ``tests/cluster`` and ``tests/trainer/test_footprint.py`` compare this with engines on two ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ them. Every learner trains for as many steps as in the joint job, on batches of 
 its own ZeRO stage.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

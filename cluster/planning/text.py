@@ -1,7 +1,5 @@
 """A plan as text, for a terminal."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Sequence

@@ -18,8 +18,6 @@ its state in ``.build/``. If the build is killed, the same command resumes from 
 replaces and removes only files that its journal lists (`data_pipeline.building.journal`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

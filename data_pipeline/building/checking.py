@@ -6,8 +6,6 @@ tar members are listed with `tarfile`, independently of the index. Cached sequen
 checksum of their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

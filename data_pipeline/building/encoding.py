@@ -1,7 +1,5 @@
 """Encoding raw text, in one or several processes, into token ids and boundaries."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

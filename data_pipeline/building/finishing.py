@@ -1,7 +1,5 @@
 """The last step of a build or merge: tokenizer, word starts and manifest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -11,8 +11,6 @@ how many of their bytes are valid. The building process holds a lock on
 ``lock``. ``files`` lists the files that it writes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -5,8 +5,6 @@ copied but renamed into one numbering. A part that holds a duplicate of a docume
 part is rewritten without it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

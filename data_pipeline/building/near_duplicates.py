@@ -6,8 +6,6 @@ earlier ones that were kept, in order, so that the result depends only on the te
 Pairs to compare are found by locality-sensitive hashing: they agree in a band of the signature.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

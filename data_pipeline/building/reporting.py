@@ -1,7 +1,5 @@
 """The progress bar and the summary of a build."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 

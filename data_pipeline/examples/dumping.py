@@ -1,7 +1,5 @@
 """The examples that a job of tasks trains on: ``tandem data dump`` and ``show`` of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ index of each split, in the order of the examples::
 The folder is written under a hidden name, and renamed when it is complete.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ proportion to their sizes and every example is read once (algorithm 1 of arXiv 1
 pure function of (seed, epoch, step): it depends neither on the ranks nor on restarts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache

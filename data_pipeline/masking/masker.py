@@ -9,8 +9,6 @@ Where the unit is the next token, nothing is masked: each position before an ord
 predicts it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ torch lacks unsigned arithmetic on most devices. So the 64-bit hash runs in wrap
 arithmetic with logical shifts, and the 32-bit hash in the low halves of int64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -9,8 +9,6 @@ All rows of a batch are processed together, and in each row all visits that cann
 other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

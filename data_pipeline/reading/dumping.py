@@ -1,7 +1,5 @@
 """Inspecting what a job trains on: ``tandem data dump`` and ``tandem data show``."""
 
-from __future__ import annotations
-
 import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence

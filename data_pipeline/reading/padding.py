@@ -1,7 +1,5 @@
 """The fraction of padding in a job's sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from data_pipeline.config import DataConfig

@@ -1,7 +1,5 @@
 """Locks on folders: one process at a time writes a folder, and what dead ones left is removed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -6,8 +6,6 @@ Only the blocks that a rank reads are sent, and none is kept: no cache is needed
 by its checksum in the index, as in a folder.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import urllib.error

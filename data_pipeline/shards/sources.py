@@ -8,8 +8,6 @@ locks each fetches it. A file appears in the cache complete or not at all. The l
 shards are removed to make room; a shard that is being fetched counts with its full size.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -5,8 +5,6 @@ visible shard is always complete. A later process can resume from `SplitWriter.s
 says how many bytes of each file are valid; `restore` verifies them and discards the rest.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import zlib

@@ -4,8 +4,6 @@ Readers of `task_files` yield a record for every row, so that answer N is about 
 train drop the blank ones here.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

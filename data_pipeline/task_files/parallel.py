@@ -1,7 +1,5 @@
 """Texts and their translations: tables, and parallel files with a text a line (Multi30k)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest

@@ -12,8 +12,6 @@ documents. The same text always gives the same files.
 - ``pairs.jsonl``: minimal pairs, with words swapped or an English verb in the wrong number.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -3,8 +3,6 @@
 A file is their authors' JSON, or holds a record for each question, as `datasets` writes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents, queries and relevance judgements as TREC, Cranfield and BEIR publish them."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator, Sequence

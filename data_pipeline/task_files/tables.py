@@ -1,7 +1,5 @@
 """Rows of tables: tab-separated (GLUE's layouts), CSV, JSON lines and Parquet."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -6,8 +6,6 @@ into documents (`parse`). Every chunk holds whole documents, so the documents an
 not depend on where the input is cut.
 """
 
-from __future__ import annotations
-
 import bisect
 import codecs
 import html

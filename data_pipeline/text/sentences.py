@@ -11,8 +11,6 @@ White space belongs to the sentence after it, so joining the sentences gives the
 tokenizers therefore give the same ids for the sentences as for the whole text.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

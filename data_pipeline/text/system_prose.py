@@ -9,8 +9,6 @@ like English sentences are kept, each once. Code, tables, change logs, licenses 
 that differs only in names are dropped. The same machine always gives the same file.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import hashlib

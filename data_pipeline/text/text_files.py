@@ -1,7 +1,5 @@
 """Opening text files, plain or compressed."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -5,8 +5,6 @@ Remaining entries keep their order. A byte-pair entry needs the parts that it is
 So a word whose entries all remain is read as before.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

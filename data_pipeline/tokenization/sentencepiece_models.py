@@ -1,7 +1,5 @@
 """Converting SentencePiece's ``.model`` files into tokenizers of the `tokenizers` library."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Training a tokenizer: ``tandem tokenizer train``."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter

@@ -8,8 +8,6 @@ has neither a padding nor a mask token. Missing tokens are added after the last 
 other id changes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

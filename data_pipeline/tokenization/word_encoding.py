@@ -6,8 +6,6 @@ tokenizers with a known rule for it. A document whose tokens a cut could change 
 caller, to be encoded whole.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import re

@@ -4,8 +4,6 @@ It has a config (`model.task_head_config.register_head`), which builds it. Impor
 registers those in it.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Attention pooling: the mean of a text's states, by weights that are learnt."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

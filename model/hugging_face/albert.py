@@ -1,7 +1,5 @@
 """ALBERT (arXiv 1909.11942): factorised embedding, layers shared in groups."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

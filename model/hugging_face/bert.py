@@ -1,7 +1,5 @@
 """BERT (arXiv 1810.04805), which also holds TinyBERT, and RoBERTa (arXiv 1907.11692)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

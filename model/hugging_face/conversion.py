@@ -1,7 +1,5 @@
 """Between our models and those of `transformers`: configurations, states and task heads."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress

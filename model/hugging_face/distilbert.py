@@ -1,7 +1,5 @@
 """DistilBERT (arXiv 1910.01108): BERT without segment vectors and pooler."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 The generator is ``ElectraForMaskedLM``, the discriminator ``ElectraForPreTraining``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

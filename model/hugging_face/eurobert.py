@@ -1,7 +1,5 @@
 """EuroBERT (arXiv 2503.05500): RMS norms, grouped heads, an untied projection without transform."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

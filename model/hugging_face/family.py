@@ -1,7 +1,5 @@
 """The description of one `transformers` architecture: how to read and write it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

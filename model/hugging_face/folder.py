@@ -1,7 +1,5 @@
 """Reading and writing whole model folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

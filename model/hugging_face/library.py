@@ -1,7 +1,5 @@
 """The classes of `transformers` for a config.json, their models, and its errors in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """MobileBERT (arXiv 2004.02984). Its teacher, IB-BERT, has no class in `transformers`."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ModernBERT (arXiv 2412.13663): rotary positions, gated units, pre-norm, local attention."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """NeoBERT (arXiv 2502.19587), whose class comes with its checkpoint: `tandem import` reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nomic BERT (arXiv 2402.01613): BERT with rotary positions, gated units and few biases."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

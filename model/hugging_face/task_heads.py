@@ -1,7 +1,5 @@
 """Task heads in the form of `transformers`: its classes, their tensors, and their labels."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Collection, Mapping

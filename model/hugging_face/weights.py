@@ -1,7 +1,5 @@
 """A folder's tensor files, read without executing code in them, and checks of their tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -4,8 +4,6 @@ A kind has a config and a module (`model.protocol.register`). Importing this pac
 kinds in it; a job's ``plugins`` may add more.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """The analysis of a model folder: its heads' patterns, their worth, the model without the worst."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Examples for an analysis: text with fixed masks, or the validation examples of a task."""
 
-from __future__ import annotations
-
 import string
 import unicodedata
 from abc import ABC, abstractmethod

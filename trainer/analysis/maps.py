@@ -22,8 +22,6 @@ set. A set that holds every visible key has an excess of 0. A map is then
 Attention is made again from the captured queries and keys, a block at a time; no map is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

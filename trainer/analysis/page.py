@@ -3,8 +3,6 @@
 The attention maps of one example are pictures: large ones with tokens, small ones of all heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path

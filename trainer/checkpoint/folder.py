@@ -7,8 +7,6 @@ its successor takes the name) and ``….deleted-N`` (being removed).
 A file is written once, hashed while it is written, and fsynced before use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

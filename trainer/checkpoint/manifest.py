@@ -1,7 +1,5 @@
 """The manifest: the index of a checkpoint's tensors and files, with checksums."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Every step of it succeeds on all ranks, or fails on all.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -3,8 +3,6 @@
 The mistakes of a head that ranks are the queries whose right answer stands low.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

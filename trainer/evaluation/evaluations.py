@@ -1,7 +1,5 @@
 """A job's held-out evaluations: the learners' scores during training, and the newest of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Export of a trained learner in Hugging Face format."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

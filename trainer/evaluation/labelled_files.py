@@ -1,7 +1,5 @@
 """The scores of a finished model on a labelled file: of an export, or an imported model."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

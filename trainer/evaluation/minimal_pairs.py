@@ -5,8 +5,6 @@ The benchmark is BLiMP (Warstadt et al., 2020, arXiv 1912.00582), the score that
 it is the sum over its tokens of log P(w_t | w without w_t), where each token is masked alone.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A part of a breakdown reads the batches that the head was scored on beside a met
 them. What it gives does not grow with the examples.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from abc import ABC, abstractmethod

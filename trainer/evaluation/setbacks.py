@@ -15,8 +15,6 @@ until the teacher had a lead of `KNOWN` after that number of steps, and `BEHIND`
 teacher began with random weights in this job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ hidden states, or the mean of its tokens' word embeddings, which ignore the cont
 a word is the mean over its pieces, in the context of its text or without it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A job in plain numbers, for a planner that knows neither models nor objectives."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

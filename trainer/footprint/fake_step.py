@@ -4,8 +4,6 @@ The code of models and losses is that of a real step (`trainer.footprint.fake_te
 new architecture or objective needs no change here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar

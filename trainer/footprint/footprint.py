@@ -4,8 +4,6 @@ Nothing is computed, while every byte that the step would allocate and every mat
 formulas of ``torch.utils.flop_counter``) is counted.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

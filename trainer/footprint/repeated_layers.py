@@ -1,7 +1,5 @@
 """Layers of equal shape, of which a plan runs one: the others take what that one took."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A counter of the bytes, operations and matrix products of what runs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import weakref

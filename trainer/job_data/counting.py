@@ -4,8 +4,6 @@ A corpus of 10 trillion tokens has 20 million blocks, which one process counts i
 counts are cached beside the index, so only the first job with a new packing or length counts.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterator, Mapping
 

@@ -4,8 +4,6 @@ That is all that determines their content: the files, the tokenizer, the task's 
 code of its module. So jobs with the same examples share it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """The labelled examples of a job's tasks: encoded once, and used to complete the job's config."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Checks that the corpora and folders of a job exist and fit its models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Text for learners that have another tokenizer than the corpora's first one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The heads that a task's examples need, and those that students need of frozen teachers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from data_pipeline import MASKED

@@ -1,7 +1,5 @@
 """DeepSpeed engines: one per learner; all engines of a process share one process group."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

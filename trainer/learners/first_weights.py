@@ -1,7 +1,5 @@
 """Initial weights that are not random: from a folder, or from the teacher."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The teachers and the students of a job: which have started, and how each is built."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping
 from functools import partial

@@ -6,8 +6,6 @@ move, but its content must stay the same. More steps must not take a learner bac
 that it has left.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence

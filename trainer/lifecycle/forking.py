@@ -4,8 +4,6 @@ A fork may change what its source cannot (see `trainer.lifecycle.continuity`): t
 then begins at the fork's step, or the shape of a student, which then starts over.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

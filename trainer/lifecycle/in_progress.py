@@ -3,8 +3,6 @@
 A skipped step is reported; too many in a row, or in all, end the job with advice.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 

@@ -4,8 +4,6 @@ A loss is a pure function that returns (sum, count). The objective divides by th
 all ranks and micro-batches. Sums are float32 scalars. Shapes: B rows, K classes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Layers count from 1; layer 0 is the embedding output. With M student and N teach
 - final: the last layer learns from the teacher's last (MiniLM, arXiv 2002.10957)
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ have this token, they are compared over the tokens that both have, as if neither
 may also need none in common.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ for the backward pass, which does not need the weight either: under ZeRO-3 it ha
 then.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast

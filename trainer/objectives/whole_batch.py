@@ -1,7 +1,5 @@
 """Terms whose loss compares examples of the whole global batch, on all ranks."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 

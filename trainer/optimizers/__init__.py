@@ -1,7 +1,5 @@
 """Optimizers that are correct at every ZeRO stage; each is a module in `kinds`."""
 
-from __future__ import annotations
-
 from torch import nn
 
 import trainer.optimizers.kinds  # noqa: F401 - registers them

@@ -4,8 +4,6 @@ The mean is a state of each parameter beside the optimizer's own: ZeRO cuts it, 
 store it, as they do those.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ An optimizer is a module of `trainer.optimizers.kinds`, or a file of `plugins:`,
 and the planner counts them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Adam's moments, and the base of optimizers that scale Adam's update of each parameter."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar

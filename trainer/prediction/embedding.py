@@ -1,7 +1,5 @@
 """The vectors of the texts in a file, and those of queries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Predicted words: tags of the words of sentences, answer spans in passages, translations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The predictions of an exported model for a file of examples, in the order of the file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice

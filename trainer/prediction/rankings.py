@@ -1,7 +1,5 @@
 """Documents ranked for queries: found by their vectors, or re-ranked by scores of pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Classes, labels or numbers, predicted for texts and pairs of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace

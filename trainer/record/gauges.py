@@ -14,8 +14,6 @@ row. The log names it once, with its host. ``slow_ranks.json``, which `tandem st
 it while it is slow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The part of the report about training: every curve of every learner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``report.html``: one file, no network, light and dark, phone and desktop."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

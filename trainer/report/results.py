@@ -1,7 +1,5 @@
 """The parts of the report about the models and their tasks' mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any

@@ -5,8 +5,6 @@ also pays for the forward passes of the finished teacher. Nothing else that stud
 reading data, is counted.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

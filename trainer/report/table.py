@@ -1,7 +1,5 @@
 """The learners of a run side by side, for a terminal."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from typing import Any

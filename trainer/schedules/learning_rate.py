@@ -4,8 +4,6 @@ A schedule is a module of `trainer.schedules.kinds`, or a file of `plugins:`, wi
 `register_schedule` decorates.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How well documents are ranked for queries: by exact search of vectors, or by scores of pairs."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

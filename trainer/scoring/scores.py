@@ -4,8 +4,6 @@ Logits over the vocabulary are computed a chunk at a time. The scores of several
 as GLUE has it (arXiv 1804.07461, section 3): of their primary scores, whatever their sizes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Metrics of the heads that tasks add: they gather predictions over ranks and score them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar

@@ -4,8 +4,6 @@ They are pure functions of predictions and labels. The packages come with the ex
 ``tandem-distill[tasks]`` and are imported when a score is computed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import string

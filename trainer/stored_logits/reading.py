@@ -7,8 +7,6 @@ Here one token is drawn from each n-th part of the distribution, in the order of
 the expectation is that of independent draws, and the variance is never larger.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace

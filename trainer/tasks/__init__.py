@@ -5,8 +5,6 @@ it brings its own head, target, denominator, metric and data. Importing this pac
 tasks in it; `load_plugins` adds those of a job.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How alike two texts are: the cosine of their vectors, each made by the encoder apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar

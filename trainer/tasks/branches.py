@@ -1,7 +1,5 @@
 """Self-distillation: the branches of a task's head learn from that of the last layer (FastBERT)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

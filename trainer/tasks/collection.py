@@ -3,8 +3,6 @@
 ``data.train`` and the other splits name judgements; ``data.files`` the documents and the queries.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Masked language modelling: predict the masked tokens (BERT, arXiv 1810.04805)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from data_pipeline import MASKED

@@ -1,7 +1,5 @@
 """Multiple choice: which of several answers to a question about a passage is the right one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

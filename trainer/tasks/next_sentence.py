@@ -1,7 +1,5 @@
 """Next-sentence prediction: does the second segment follow the first (BERT, arXiv 1810.04805)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

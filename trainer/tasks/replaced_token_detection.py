@@ -1,7 +1,5 @@
 """Replaced-token detection: which tokens are a generator's samples (ELECTRA, arXiv 2003.10555)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar

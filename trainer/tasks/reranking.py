@@ -1,7 +1,5 @@
 """Re-ranking with a cross-encoder: how well a document answers a query, read together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

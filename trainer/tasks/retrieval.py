@@ -1,7 +1,5 @@
 """Retrieval with a dual encoder: the documents whose vectors are nearest to that of a query."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Sentence-order prediction: were two segments swapped (ALBERT, arXiv 1909.11942)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Classification and regression of single sentences and of sentence pairs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Soft labels: a student's task head learns from the predictions of the teacher's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Spans: where in a passage the answer to a question begins and ends (SQuAD 1.1 and 2.0)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Token tagging: the tag of each word, predicted at its first piece (CoNLL's column format)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

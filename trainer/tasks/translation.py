@@ -1,7 +1,5 @@
 """Translation: a model with a decoder generates a text's translation, token by token."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

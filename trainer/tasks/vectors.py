@@ -1,7 +1,5 @@
 """Vectors of plain text, learnt from those of a teacher: no labels are needed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The section `log` of a job YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -9,8 +9,6 @@ A run that rolled back repeats steps, of which W&B keeps the first values until 
 whose axes `define_metric` sets, and is not for offline runs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -7,8 +7,6 @@ The batch that a step reads is a pure function of the step and the config. The t
 records the entries that have been applied, so that a later start does not roll back again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ Importing this package registers those in it (`data_pipeline.packing.sequences.r
 RoBERTa (arXiv 1907.11692, section 4.2) defines most of them, ALBERT (1909.11942) sentence order.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

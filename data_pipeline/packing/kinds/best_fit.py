@@ -1,7 +1,5 @@
 """Best-fit packing: documents are placed into rows so that few are cut (arXiv 2404.10830)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from data_pipeline.packing import sequences

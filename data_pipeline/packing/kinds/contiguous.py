@@ -1,7 +1,5 @@
 """Text without a gap, across documents and sentences."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from data_pipeline.packing.sequences import Packing, PackingRules, Spans, register_packing

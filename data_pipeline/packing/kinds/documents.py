@@ -1,7 +1,5 @@
 """Documents in their order, cut where a row ends."""
 
-from __future__ import annotations
-
 from data_pipeline.packing import sequences
 from data_pipeline.packing.sequences import DocumentPacking, PackingRules, Spans
 from data_pipeline.shards.blocks import Block

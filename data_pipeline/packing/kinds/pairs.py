@@ -13,8 +13,6 @@ Every unit is exactly one sample in every epoch, whatever the draws. Couples dep
 documents but not on tokens, so the index alone determines the pairs of a pool.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

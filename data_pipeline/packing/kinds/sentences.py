@@ -1,7 +1,5 @@
 """Whole sentences, as many as fit."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

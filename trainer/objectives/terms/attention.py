@@ -15,8 +15,6 @@ pairs of positions more than window // 2 apart do not count, and distributions a
 remaining keys: neither layer attends to the others. A window of 0 means all pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar

@@ -3,8 +3,6 @@
 Losses are functions of log-probabilities, as in `trainer.objectives.row_losses`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """Terms about a learner's own predictions: z-loss, and earlier layers that learn from the last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar

@@ -8,8 +8,6 @@ Shapes: B rows, L positions, H hidden width. [..., H] with a mask [...] stands f
 attended positions, or [P, H] with masked positions. Masks are bool.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

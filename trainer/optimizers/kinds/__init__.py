@@ -4,8 +4,6 @@ It has a config (`trainer.optimizers.config.register_optimizer`), which builds a
 `torch.optim.Optimizer`. Importing this package registers the optimizers in it.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Adamax and Adadelta of torch, with decoupled weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar

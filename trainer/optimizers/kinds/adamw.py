@@ -1,7 +1,5 @@
 """AdamW, and the Adam of BERT's code: AdamW without bias correction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

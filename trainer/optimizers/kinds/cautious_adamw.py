@@ -1,7 +1,5 @@
 """Cautious AdamW: only elements whose update agrees in sign with their gradient are updated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """LAMB with one trust ratio per parameter, however ZeRO partitions the parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple

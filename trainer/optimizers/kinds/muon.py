@@ -1,7 +1,5 @@
 """Muon for the matrices of the layers, AdamW for everything else."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """StableAdamW: AdamW that clips the update of each parameter by its root mean square."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 Importing this package registers those in it (`trainer.schedules.learning_rate.register_schedule`).
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

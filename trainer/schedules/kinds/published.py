@@ -1,7 +1,5 @@
 """Published schedules."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

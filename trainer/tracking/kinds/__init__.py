@@ -3,8 +3,6 @@
 Importing this package registers those in it (`trainer.tracking.trackers.register_tracker`).
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

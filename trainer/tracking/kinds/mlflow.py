@@ -1,7 +1,5 @@
 """MLflow: the server of ``MLFLOW_TRACKING_URI``, or else files in ``mlflow/`` of the run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """TensorBoard's event files, in ``tensorboard/`` of the run's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
