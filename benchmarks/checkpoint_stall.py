@@ -27,7 +27,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.distributed import run_distributed
-from trainer.checkpoint import CheckpointWriter, Retention
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.writer import CheckpointWriter
 
 WIDTH = 1024
 

@@ -47,7 +47,10 @@ from benchmarks.turns import median_seconds, wall_clock
 from cluster.ranks import Ranks, export, free_port
 from model import describe
 from tests.gpu_kit.joint_step import SYNCS
-from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.device import fix_order_of_sums
 from trainer.learners.engine import join_process_group
 from trainer.learners.learner import Learner

@@ -16,7 +16,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import SoftKL
+from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

@@ -31,13 +31,9 @@ from trainer.batches import to_device
 from trainer.denominators import Totals
 from trainer.learner_names import TEACHER
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
-from trainer.objectives.terms import (
-    AttentionMSE,
-    AttentionRelation,
-    HiddenMSE,
-    SoftKL,
-    ValueRelation,
-)
+from trainer.objectives.terms.attention import AttentionMSE, AttentionRelation, ValueRelation
+from trainer.objectives.terms.predictions import SoftKL
+from trainer.objectives.terms.states import HiddenMSE
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.teacher_outputs import OutputProjection, detach
 

@@ -33,7 +33,7 @@ from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import SoftKL
+from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
 from trainer.stored_logits.format import Manifest, StoredConfig, encode, write_shard
 from trainer.stored_logits.reading import StoredReader

@@ -182,7 +182,7 @@ def a_step(students: int) -> Callable[[int], object]:
     from trainer.learner_names import TEACHER
     from trainer.learners.learner import Learner
     from trainer.objectives import ObjectiveConfig
-    from trainer.objectives.terms import SoftKL
+    from trainer.objectives.terms.predictions import SoftKL
     from trainer.step import train_step
     from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

@@ -281,7 +281,7 @@ def stop(run: str, wait: float) -> None:
     If the job is one of a chain (`submit --chain`), the following jobs are cancelled.
     """
     from cluster.commands import cancel_waiting
-    from trainer.checkpoint import live_owner
+    from trainer.checkpoint.attempts import live_owner
     from trainer.run_folder.folder import RunFolder
 
     folder = RunFolder.begun(run)

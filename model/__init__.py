@@ -14,9 +14,14 @@ from model.documents import AttentionMask, Documents, Padded
 from model.errors import ModelError
 from model.generation import Decoding, beam_search, greedy_search
 from model.heads import Transitions, decode, log_likelihood, vocabulary_logits
-from model.hugging_face import (
-    encoder_from_pretrained,
+from model.hugging_face.conversion import (
     first_weights,
+    with_fitting_heads,
+    with_head_alone,
+    with_task_head,
+)
+from model.hugging_face.folder import (
+    encoder_from_pretrained,
     from_pretrained,
     import_folder,
     prune_folder,
@@ -24,9 +29,6 @@ from model.hugging_face import (
     read_encoder_config,
     require_free,
     save_pretrained,
-    with_fitting_heads,
-    with_head_alone,
-    with_task_head,
     write_config,
     written_whole,
 )

@@ -18,9 +18,8 @@ from data_pipeline import DataError
 from model import ModelError, build, from_pretrained, save_pretrained
 from tests.damage import damages, edits, harmed
 from tests.trainer import tiny
-from trainer.checkpoint import Ranking, Retention, published
-from trainer.checkpoint.attempts import Owner
-from trainer.checkpoint.folder import scores_of, step_name
+from trainer.checkpoint.attempts import Owner, published
+from trainer.checkpoint.folder import Ranking, Retention, scores_of, step_name
 from trainer.control import STOP, RequestBox, answer_to, ask
 from trainer.errors import TrainingError
 from trainer.report.table import student_table

@@ -27,7 +27,7 @@ from configs.typed import convert
 from data_pipeline import TASK_NAME, Corpus, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig, GrowthConfig
-from trainer.checkpoint import Ranking
+from trainer.checkpoint.folder import Ranking
 from trainer.job_tree import with_models, with_named_heads, with_tasks
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key

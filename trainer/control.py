@@ -26,10 +26,10 @@ from typing import Any
 from configs import ConfigError
 from configs.runs import HEARTBEAT_SECONDS
 from configs.strict_json import from_json, read_json
-from trainer.checkpoint import Attempt, StaleAttempt, live_owner, owner_has_ended, send_heartbeat
+from trainer.checkpoint.attempts import Attempt, live_owner, owner_has_ended, send_heartbeat
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
-from trainer.errors import TrainingError
+from trainer.errors import StaleAttempt, TrainingError
 from trainer.measure import Startup
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.ranks import FAILED, FirstFailure, HangWatch

@@ -17,7 +17,8 @@ from configs.progress import counted
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from data_pipeline.reading.corpus import SPLITS
 from trainer.batch_config import StepShape, micro_rows
-from trainer.checkpoint import CheckpointWriter, Retention
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.evaluation.evaluations import Evaluations

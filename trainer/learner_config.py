@@ -22,8 +22,8 @@ from trainer.objectives.stages import (
     StagesConfig,
     TaskFirstConfig,
 )
-from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import AverageConfig
+from trainer.optimizers.config import OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig
 from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
 from trainer.scoring.scores import Metrics, metrics_of

@@ -14,7 +14,7 @@ from configs import runs
 from configs.progress import work
 from configs.strict_json import strict_json
 from data_pipeline import Corpus
-from trainer.checkpoint import Owner, published
+from trainer.checkpoint.attempts import Owner, published
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.device import fix_order_of_sums, limit_waiting

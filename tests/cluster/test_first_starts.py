@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import tandem
 from cluster.status import read_run, read_runs, to_json
 from tests.cluster.folders import Folder
-from trainer.checkpoint import Attempt
+from trainer.checkpoint.attempts import Attempt
 
 
 @pytest.fixture

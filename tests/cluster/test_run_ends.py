@@ -9,7 +9,7 @@ from cluster import commands
 from cluster.scheduler import QueuedJob
 from cluster.status import read_run, read_runs
 from tests.cluster.folders import ELSEWHERE, Folder
-from trainer.checkpoint import published
+from trainer.checkpoint.attempts import published
 
 
 @pytest.fixture

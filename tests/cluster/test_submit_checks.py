@@ -14,7 +14,7 @@ from cluster.config import ClusterConfig
 from cluster.slurm import seconds
 from tests.cluster.conftest import install
 from tests.conftest import TINY_JOB
-from trainer.checkpoint import Attempt
+from trainer.checkpoint.attempts import Attempt
 
 pytestmark = pytest.mark.usefixtures("slurm_programs")
 

@@ -18,7 +18,8 @@ import tandem as command_line
 from tests.conftest import tandem
 from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start_program
 from tests.waiting import until
-from trainer.checkpoint import Checkpoint, published
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.reader import Checkpoint
 from trainer.lifecycle import forking
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder

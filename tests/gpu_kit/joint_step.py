@@ -17,7 +17,7 @@ from trainer.batch_config import StepShape
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
-from trainer.optimizers import optimizer_config
+from trainer.optimizers.config import optimizer_config
 from trainer.step import train_step
 
 MICRO_BATCH, ACCUMULATION = 2, 2

@@ -25,7 +25,8 @@ from trainer.learners.learner import Learner
 from trainer.learners.module import LearnerModule, is_compiled
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.row_losses import RowLosses, cross_entropy_rows, kl_divergence_rows
-from trainer.objectives.terms import HiddenMSE, SoftKL
+from trainer.objectives.terms.predictions import SoftKL
+from trainer.objectives.terms.states import HiddenMSE
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.vocabulary_projection import Distribution, TopLogits

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import configs
 from tests.conftest import TINY_JOB
-from trainer.checkpoint import Owner
+from trainer.checkpoint.attempts import Owner
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.evaluation import final_scores as evaluation

@@ -15,12 +15,12 @@ from configs import ConfigError
 from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
-from trainer.optimizers import GatedOptimizer
 from trainer.optimizers.averages import AVERAGE, ExponentialAverage
+from trainer.optimizers.gated import GatedOptimizer
 from trainer.run_folder.folder import RunFolder
 
 STEPS, STOP, WINDOW = 7, 5, 3

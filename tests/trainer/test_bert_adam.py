@@ -17,12 +17,12 @@ from tests.thorough import zero_stages
 from tests.trainer import tiny
 from trainer.batch_config import StepShape
 from trainer.batches import to_device
-from trainer.checkpoint import full_state_dict
+from trainer.checkpoint.layout import full_state_dict
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import Train, always_captured, build_module
-from trainer.optimizers import optimizer_config
+from trainer.optimizers.config import optimizer_config
 from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step
 

@@ -20,7 +20,7 @@ from tests.trainer.test_sentence_tasks import (  # noqa: F401 - a fixture
     job_of_moods,
     lines,
 )
-from trainer.checkpoint import published
+from trainer.checkpoint.attempts import published
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.run_folder import metrics

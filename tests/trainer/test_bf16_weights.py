@@ -16,13 +16,13 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batch_config import StepShape
 from trainer.batches import to_micro_batches
-from trainer.checkpoint import full_state_dict
+from trainer.checkpoint.layout import full_state_dict
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_layers
 from trainer.learners.learner import Learner
 from trainer.learners.module import Predict, build_module
-from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import ExponentialAverage
+from trainer.optimizers.config import OptimizerConfig, optimizer_config
 from trainer.step import train_step
 
 ROWS, STEPS = 4, 3

@@ -16,7 +16,7 @@ from data_pipeline import BuildOptions, Corpus, build, contents, open_corpora
 from tests.conftest import TINY_JOB
 from tests.distributed import run_distributed
 from tests.trainer.jobs import tiny_job
-from trainer.checkpoint import Owner
+from trainer.checkpoint.attempts import Owner
 from trainer.checkpoint.folder import write_json
 from trainer.checkpoint.manifest import Manifest
 from trainer.config import JobConfig

@@ -17,9 +17,9 @@ import pytest
 from tests.trainer.jobs import tiny_job
 from tests.waiting import until
 from trainer import control
-from trainer.checkpoint import Attempt, Owner, StaleAttempt
+from trainer.checkpoint.attempts import Attempt, Owner
 from trainer.control import CHECKPOINT, STOP, Heartbeat, RequestBox, RunContext, answer_to, ask
-from trainer.errors import TrainingError
+from trainer.errors import StaleAttempt, TrainingError
 from trainer.lifecycle import start
 from trainer.measure import Startup
 from trainer.run_folder.folder import RunFolder

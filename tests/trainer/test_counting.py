@@ -21,7 +21,7 @@ from tests.damage import Damage, harmed
 from tests.distributed import RankFailed, run_distributed
 from tests.faults.jobs import arguments, finish, start_ranks
 from tests.trainer.jobs import tiny_job
-from trainer.checkpoint import Owner
+from trainer.checkpoint.attempts import Owner
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.evaluation.held_out import ValidationSet

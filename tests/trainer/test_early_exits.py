@@ -18,7 +18,7 @@ from trainer.batches import to_device
 from trainer.learner_config import LearnerConfig
 from trainer.learners.module import Train, build_module
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import EarlyExits
+from trainer.objectives.terms.own_predictions import EarlyExits
 from trainer.run_folder.folder import RunFolder
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

@@ -28,8 +28,8 @@ from trainer.learners.learner import Learner
 from trainer.learners.module import AUTOCAST, Train, build_module
 from trainer.objectives import terms as terms_of_ours
 from trainer.objectives.term import registered_terms
-from trainer.optimizers import OptimizerConfig, build_optimizer, optimizer_config
-from trainer.optimizers.gated import LossScaleConfig
+from trainer.optimizers.config import OptimizerConfig, optimizer_config
+from trainer.optimizers.gated import LossScaleConfig, build_optimizer
 from trainer.schedules.learning_rate import factor
 from trainer.step import train_step
 from trainer.teacher_outputs import OutputProjection, detach, union

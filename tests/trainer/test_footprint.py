@@ -23,7 +23,8 @@ from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import Cosine, FromStudent, HiddenMSE, SoftKL
+from trainer.objectives.terms.predictions import FromStudent, SoftKL
+from trainer.objectives.terms.states import Cosine, HiddenMSE
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

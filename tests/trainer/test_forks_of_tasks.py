@@ -10,9 +10,9 @@ import pytest
 import configs
 from data_pipeline import DataError, contents
 from tests.trainer.test_sentence_tasks import lines, write
-from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.folder import write_json
 from trainer.checkpoint.manifest import Manifest
+from trainer.checkpoint.reader import Checkpoint
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job_data.examples import with_examples

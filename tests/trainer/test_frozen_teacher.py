@@ -16,7 +16,7 @@ from tests.trainer import tiny
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import to_device
-from trainer.checkpoint import published
+from trainer.checkpoint.attempts import published
 from trainer.checkpoint.folder import scores_of
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig

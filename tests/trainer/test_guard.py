@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job, with_students
-from trainer.checkpoint import Checkpoint, CheckpointError, published, writer
-from trainer.errors import TrainingError
+from trainer.checkpoint import writer
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.reader import Checkpoint
+from trainer.errors import CheckpointError, TrainingError
 from trainer.learner_life import BudgetConfig, StartConfig
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState

@@ -27,7 +27,7 @@ from tests.failing import one_line
 from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import lines, write
 from tests.trainer.test_token_tasks import conll
-from trainer.checkpoint import Owner
+from trainer.checkpoint.attempts import Owner
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.errors import TrainingError

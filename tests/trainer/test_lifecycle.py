@@ -13,9 +13,11 @@ from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
 from tests.trainer.jobs import curve, finish, run, tiny_job, with_students
-from trainer.checkpoint import Checkpoint, full_state_dict, published
+from trainer.checkpoint.attempts import published
 from trainer.checkpoint.folder import scores_of, step_name
+from trainer.checkpoint.layout import full_state_dict
 from trainer.checkpoint.manifest import read_manifest
+from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
 from trainer.learner_life import BudgetConfig, InitConfig, StartConfig, ThresholdConfig
 from trainer.learners.first_weights import model_state

@@ -19,31 +19,33 @@ from trainer.learner_names import TEACHER
 from trainer.learners.module import build_module
 from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.term import StepSchedule, registered_terms
-from trainer.objectives.terms import (
-    PKD,
-    AlphaBeta,
+from trainer.objectives.terms import attention as relations
+from trainer.objectives.terms.attention import (
     AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
-    Blended,
-    Cosine,
+    KeyRelation,
+    QueryRelation,
+    ValueRelation,
+)
+from trainer.objectives.terms.divergences import (
+    AlphaBeta,
     DecoupledKD,
+    JensenShannon,
+    ReverseKL,
+    UniversalLogitDistillation,
+)
+from trainer.objectives.terms.own_predictions import ZLoss
+from trainer.objectives.terms.predictions import Blended, SoftCrossEntropy, SoftKL
+from trainer.objectives.terms.states import (
+    PKD,
+    Cosine,
     Embedding,
     FeatureMaps,
     HiddenMSE,
-    JensenShannon,
-    KeyRelation,
     MeanTransfer,
-    QueryRelation,
-    ReverseKL,
-    SoftCrossEntropy,
-    SoftKL,
-    UniversalLogitDistillation,
-    ValueRelation,
     VarianceTransfer,
-    ZLoss,
 )
-from trainer.objectives.terms import attention as relations
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence
 from trainer.tasks.sentence_order import SentenceOrder

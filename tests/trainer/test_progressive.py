@@ -15,8 +15,10 @@ from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH, zero_stages
 from tests.trainer import tiny
 from trainer.batch_config import StepShape
-from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
-from trainer.checkpoint.layout import torch_optimizer
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.layout import full_state_dict, torch_optimizer
+from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
 from trainer.learner_names import TEACHER, student_key
@@ -25,15 +27,10 @@ from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
 from trainer.objectives import Objective, ObjectiveConfig
 from trainer.objectives.stages import PREDICTIONS, STATES, ProgressiveConfig, Stage, Stages
-from trainer.objectives.terms import (
-    AttentionTransfer,
-    Blended,
-    Embedding,
-    FeatureMaps,
-    HiddenMSE,
-    MeanTransfer,
-)
-from trainer.optimizers import optimizer_config
+from trainer.objectives.terms.attention import AttentionTransfer
+from trainer.objectives.terms.predictions import Blended
+from trainer.objectives.terms.states import Embedding, FeatureMaps, HiddenMSE, MeanTransfer
+from trainer.optimizers.config import optimizer_config
 from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling

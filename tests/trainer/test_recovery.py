@@ -11,9 +11,10 @@ import configs
 from data_pipeline import DataError
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, run, tiny_job
-from trainer.checkpoint import Checkpoint, CheckpointError, published
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.reader import Checkpoint
 from trainer.config import JobConfig
-from trainer.errors import TrainingError
+from trainer.errors import CheckpointError, TrainingError
 from trainer.learner_life import InitConfig
 from trainer.run_folder.folder import RunFolder
 from trainer.watch.guard import RollbackConfig, batch_number, proposal

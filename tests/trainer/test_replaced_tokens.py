@@ -24,7 +24,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import HiddenMSE
+from trainer.objectives.terms.states import HiddenMSE
 from trainer.replaced_tokens import REPLACED, replaced
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step

@@ -9,7 +9,8 @@ import pytest
 
 from tests.distributed import run_distributed
 from tests.trainer.jobs import run, tiny_job
-from trainer.checkpoint import Checkpoint, published
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder

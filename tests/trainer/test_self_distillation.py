@@ -32,7 +32,7 @@ from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import LABELS, job_of_moods, lines  # noqa: F401 - a fixture
 from tests.trainer.tiny import encoder
 from trainer.batches import MicroBatch, MicroTarget
-from trainer.checkpoint import intact
+from trainer.checkpoint.reader import intact
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import trained_heads

@@ -15,7 +15,7 @@ from trainer.evaluation.setbacks import BEHIND, FALLING_BACK, WORSE, setbacks
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig, StartConfig
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import SoftKL
+from trainer.objectives.terms.predictions import SoftKL
 from trainer.schedules.learning_rate import schedule_config
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 

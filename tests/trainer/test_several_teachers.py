@@ -30,7 +30,8 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import HiddenMSE, SoftCrossEntropy, SoftKL
+from trainer.objectives.terms.predictions import SoftCrossEntropy, SoftKL
+from trainer.objectives.terms.states import HiddenMSE
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling

@@ -15,7 +15,8 @@ from configs.errors import ConfigError
 from model import EncoderConfig, from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
-from trainer.checkpoint import Checkpoint, full_state_dict
+from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.reader import Checkpoint
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import StackingConfig, layers_of_the_moment
 from trainer.learners.learners import Learners

@@ -22,7 +22,7 @@ from tests.distributed import run_distributed
 from tests.failing import one_line
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer import storing
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands, demands_apart
 from trainer.lifecycle.start import require_same_order

@@ -20,7 +20,7 @@ from tests.trainer.test_joint_tasks import (  # noqa: F401 - fixtures
     load,
 )
 from trainer.batches import to_device
-from trainer.checkpoint import Owner
+from trainer.checkpoint.attempts import Owner
 from trainer.control import RunContext
 from trainer.errors import TrainingError
 from trainer.footprint.demands import demands

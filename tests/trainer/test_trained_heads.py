@@ -12,7 +12,9 @@ from trainer.learners.first_weights import heads_in
 from trainer.learners.state import LearnerState
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.stages import ProgressiveConfig
-from trainer.objectives.terms import AttentionMSE, Blended, FeatureMaps, HiddenMSE, SoftKL
+from trainer.objectives.terms.attention import AttentionMSE
+from trainer.objectives.terms.predictions import Blended, SoftKL
+from trainer.objectives.terms.states import FeatureMaps, HiddenMSE
 from trainer.scoring.scores import metrics_of, shown
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence

@@ -20,7 +20,7 @@ from trainer.batches import to_device
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
-from trainer.objectives.terms import FromStudent
+from trainer.objectives.terms.predictions import FromStudent
 from trainer.step import train_step
 
 ADVICE = FromStudent(weight=0.5, student="tinybert", temperature=2.0)

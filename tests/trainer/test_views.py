@@ -17,7 +17,7 @@ from tests.conftest import tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.jobs import tiny_job
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.reader import Checkpoint
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of, with_examples
 from trainer.run_folder.folder import RunFolder

@@ -20,28 +20,25 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
-from trainer.objectives.terms import (
-    PKD,
-    AlphaBeta,
+from trainer.objectives.terms.attention import (
     AttentionMSE,
     AttentionRelation,
     AttentionTransfer,
-    Blended,
+    KeyRelation,
+    QueryRelation,
+    ValueRelation,
+)
+from trainer.objectives.terms.divergences import AlphaBeta, DecoupledKD, JensenShannon, ReverseKL
+from trainer.objectives.terms.own_predictions import EarlyExits, ZLoss
+from trainer.objectives.terms.predictions import Blended, SoftKL
+from trainer.objectives.terms.states import (
+    PKD,
     Cosine,
-    DecoupledKD,
-    EarlyExits,
     Embedding,
     FeatureMaps,
     HiddenMSE,
-    JensenShannon,
-    KeyRelation,
     MeanTransfer,
-    QueryRelation,
-    ReverseKL,
-    SoftKL,
-    ValueRelation,
     VarianceTransfer,
-    ZLoss,
 )
 from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
 from trainer.tasks.next_sentence import NextSentence

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data_pipeline import Corpus, open_corpora
 from model import Model, build
-from trainer.checkpoint import Checkpoint, best_intact, intact, newest_intact
+from trainer.checkpoint.reader import Checkpoint, best_intact, intact, newest_intact
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import trained_heads

@@ -19,7 +19,7 @@ from trainer.footprint.work import Work
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import is_teacher
 from trainer.learners.module import LearnerModule, Train
-from trainer.optimizers import parameter_groups
+from trainer.optimizers.config import parameter_groups
 
 MODE = FakeMode()  # remembers the operations of all measurements
 LEAST_TOKENS = 4096  # with fewer, the losses' chunks are not full and memory grows not linearly

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.layout import FROZEN, layout, refresh, torch_optimizer
+from trainer.checkpoint.reader import Checkpoint
 from trainer.optimizers.averages import AVERAGE
 
 if TYPE_CHECKING:

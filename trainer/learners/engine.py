@@ -29,7 +29,8 @@ from trainer.learner_config import LearnerConfig
 from trainer.learners.module import LearnerModule
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
 from trainer.measure import BACKWARD, FORWARD, STEP, watch_collectives
-from trainer.optimizers import GatedOptimizer, MasterOptimizer, Shards
+from trainer.optimizers.gated import GatedOptimizer, MasterOptimizer
+from trainer.optimizers.shards import Shards
 
 BEGINNING, EVALUATION = "beginning", "evaluation"  # building weights and engine; scoring
 IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)

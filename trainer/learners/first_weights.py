@@ -23,7 +23,7 @@ from model import (
     tile,
     with_fitting_heads,
 )
-from trainer.checkpoint import full_state_dict
+from trainer.checkpoint.layout import full_state_dict
 from trainer.errors import TrainingError
 from trainer.learner_life import InitConfig
 from trainer.learners.learner import Learner

@@ -64,8 +64,7 @@ from trainer.objectives import Objective
 from trainer.objectives.objective import Denominator
 from trainer.objectives.shared_spans import SharedSpans, coverage
 from trainer.objectives.term import ExampleLosses, Term
-from trainer.optimizers import GatedOptimizer, build_optimizer
-from trainer.optimizers.gated import LossScale
+from trainer.optimizers.gated import GatedOptimizer, LossScale, build_optimizer
 from trainer.schedules.learning_rate import factor
 from trainer.scoring.scores import NO_TEACHERS, Metrics, TeacherHeads
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from model import build, double_layers
 from trainer.batch_config import StepShape
-from trainer.checkpoint import Checkpoint, full_state_dict
+from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.reader import Checkpoint
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.job_data.other_tokenizers import shared_ids, shared_spans

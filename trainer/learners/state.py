@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.checkpoint import Ranking
+from trainer.checkpoint.folder import Ranking
 from trainer.learner_life import BudgetConfig, StartConfig
 from trainer.optimizers.gated import LossScale
 from trainer.scoring.scores import with_leads

@@ -18,10 +18,12 @@ import configs
 from configs.runs import REVISION
 from data_pipeline import contents
 from data_pipeline.shards.locking import unfinished
-from trainer.checkpoint import Checkpoint, CheckpointError, branch, missing, published
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.carried import branch
+from trainer.checkpoint.reader import Checkpoint, missing
 from trainer.config import JobConfig
 from trainer.durable import atomic_write, sync_folder
-from trainer.errors import TrainingError
+from trainer.errors import CheckpointError, TrainingError
 from trainer.job_data.examples import tasks_of, with_examples
 from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState

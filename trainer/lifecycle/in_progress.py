@@ -6,7 +6,9 @@ A skipped step is reported; too many in a row, or in all, end the job with advic
 import time
 from collections.abc import Iterable, Mapping
 
-from trainer.checkpoint import Checkpoint, CheckpointWriter, intact, newest_sound, published
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.reader import Checkpoint, intact, newest_sound
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import JobConfig
 from trainer.control import RequestBox
 from trainer.errors import TrainingError

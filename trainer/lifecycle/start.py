@@ -22,15 +22,9 @@ import torch.distributed as dist
 import configs
 from configs.runs import DISTRIBUTION, REVISION
 from data_pipeline import Corpus, ExampleSplit, contents, open_corpora
-from trainer.checkpoint import (
-    Attempt,
-    Checkpoint,
-    Owner,
-    full_state_dict,
-    newest_intact,
-    newest_state,
-    require_no_owner,
-)
+from trainer.checkpoint.attempts import Attempt, Owner, require_no_owner
+from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.reader import Checkpoint, newest_intact, newest_state
 from trainer.config import JobConfig
 from trainer.control import forget
 from trainer.durable import atomic_write

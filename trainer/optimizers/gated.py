@@ -23,6 +23,7 @@ from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
 from trainer.checkpoint.snapshot import elementwise
 from trainer.optimizers.averages import AVERAGE, put_means, take_means
+from trainer.optimizers.config import OptimizerConfig, Rates, parameter_groups
 from trainer.optimizers.shards import Shards, Tensorwise, parameter_views, squared_norms
 
 SMALLEST, LARGEST = 1.0, 2.0**24
@@ -209,3 +210,14 @@ class MasterOptimizer(GatedOptimizer):
     def round_masters(self) -> None:
         """Set the parameters to their masters, rounded."""
         torch._foreach_copy_(list(self.masters), list(self.masters.values()))
+
+
+def build_optimizer(
+    module: nn.Module, config: OptimizerConfig, rates: Rates, *, masters: bool = False
+) -> GatedOptimizer:
+    """The optimizer of `module`, before DeepSpeed partitions its parameters.
+
+    With `masters`, one that can keep masters itself (`MasterOptimizer`).
+    """
+    wrapper = MasterOptimizer if masters else GatedOptimizer
+    return wrapper(config.build(parameter_groups(module, config, rates)))

@@ -17,7 +17,8 @@ from typing import Any
 
 from data_pipeline import DEFAULT_VIEW
 from model import describe
-from trainer.checkpoint import live_owner, newest_intact, published
+from trainer.checkpoint.attempts import live_owner, published
+from trainer.checkpoint.reader import newest_intact
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.errors import TrainingError

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from data_pipeline import NO_LABEL
 from model import DETECTION, Ability, Capture, ModelConfig, ModelShape, TaskHeadConfig
-from model.hugging_face import with_task_head
+from model.hugging_face.conversion import with_task_head
 from trainer.denominators import ATTENDED
 from trainer.objectives.labels import binary_cross_entropy
 from trainer.objectives.term import LossInputs, Term, TermConfig, register

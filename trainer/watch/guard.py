@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from configs.rules import FRACTION, INDEX, Ascending, Length, Range, Unit, positive
 from configs.section import Refusal, Section
-from trainer.checkpoint import Checkpoint, intact, published
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.reader import Checkpoint, intact
 from trainer.errors import TrainingError
 
 LOSS, SPIKE, GRADIENT = "loss not finite", "loss spike", "gradient not finite"

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.checkpoint import Attempt, Owner
+from trainer.checkpoint.attempts import Attempt, Owner
 from trainer.checkpoint.layout import FROZEN, layout, torch_optimizer
 from trainer.device import background_group
 from trainer.errors import TrainingError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.checkpoint.saving import save
-from trainer.checkpoint import Attempt, published
+from trainer.checkpoint.attempts import Attempt, published
 
 
 @pytest.fixture

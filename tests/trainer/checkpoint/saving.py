@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from trainer.checkpoint import Attempt, Checkpoint, Retention, newest_intact
+from trainer.checkpoint.attempts import Attempt
+from trainer.checkpoint.folder import Retention
 from trainer.checkpoint.publication import Save, Store, publish
+from trainer.checkpoint.reader import Checkpoint, newest_intact
 from trainer.checkpoint.snapshot import HostBuffer, prepare_snapshot
 
 T = TypeVar("T")

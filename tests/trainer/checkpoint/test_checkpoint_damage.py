@@ -13,16 +13,11 @@ import pytest
 import torch
 
 from tests.trainer.checkpoint.saving import is_whole, newest, save
-from trainer.checkpoint import (
-    Attempt,
-    Checkpoint,
-    CheckpointError,
-    newest_intact,
-    published,
-    reader,
-)
+from trainer.checkpoint import reader
+from trainer.checkpoint.attempts import Attempt, published
 from trainer.checkpoint.folder import all_steps
-from trainer.errors import UnreadableCheckpoint
+from trainer.checkpoint.reader import Checkpoint, newest_intact
+from trainer.errors import CheckpointError, UnreadableCheckpoint
 
 
 def flip_a_bit(path: Path) -> None:

@@ -13,15 +13,12 @@ from safetensors import safe_open
 
 from tests.distributed import run_distributed
 from tests.trainer.checkpoint.learners import Kind, digest, start, train
-from trainer.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    CheckpointWriter,
-    Retention,
-    full_state_dict,
-    manifest,
-    newest_intact,
-)
+from trainer.checkpoint import manifest
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.reader import Checkpoint, newest_intact
+from trainer.checkpoint.writer import CheckpointWriter
+from trainer.errors import CheckpointError
 
 SAVED_AT, END = 3, 7
 STAGES = {"teacher": 0, "students/one": 1, "students/two": 2, "students/three": 3}

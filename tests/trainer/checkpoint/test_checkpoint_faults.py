@@ -18,18 +18,13 @@ from tests.distributed import RankFailed, run_distributed
 from tests.mounting import mounted
 from tests.trainer.checkpoint.saving import kill_at, newest, plain_engine, save
 from tests.waiting import exit_code
-from trainer.checkpoint import (
-    Attempt,
-    CheckpointError,
-    CheckpointWriter,
-    Retention,
-    StaleAttempt,
-    newest_intact,
-    publication,
-    published,
-)
 from trainer.checkpoint import folder as checkpoint_folder
-from trainer.checkpoint.folder import read_trainer_file
+from trainer.checkpoint import publication
+from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.folder import Retention, read_trainer_file
+from trainer.checkpoint.reader import newest_intact
+from trainer.checkpoint.writer import CheckpointWriter
+from trainer.errors import CheckpointError, StaleAttempt
 
 # ---------------------------------------------------------------------------------- SIGKILL
 

@@ -10,16 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.checkpoint.saving import newest, save
-from trainer.checkpoint import (
-    Attempt,
-    CheckpointError,
-    StaleAttempt,
-    live_owner,
-    missing,
-    newest_intact,
-    publication,
-    published,
-)
+from trainer.checkpoint import publication
+from trainer.checkpoint.attempts import Attempt, live_owner, published
+from trainer.checkpoint.reader import missing, newest_intact
+from trainer.errors import CheckpointError, StaleAttempt
 
 
 @pytest.fixture

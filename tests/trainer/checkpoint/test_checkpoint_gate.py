@@ -9,9 +9,10 @@ from unittest import mock
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer.batch_config import StepShape
-from trainer.checkpoint import CheckpointWriter, Retention
+from trainer.checkpoint.folder import Retention
 from trainer.checkpoint.layout import torch_optimizer
 from trainer.checkpoint.snapshot import HostBuffer, PendingSnapshot, Snapshot
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.optimizers.gated import GatedOptimizer

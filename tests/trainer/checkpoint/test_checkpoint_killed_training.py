@@ -13,7 +13,10 @@ import torch.distributed as dist
 from tests.distributed import RankFailed, run_distributed
 from tests.trainer.checkpoint.learners import Kind, start, train
 from tests.trainer.checkpoint.saving import kill_at
-from trainer.checkpoint import Attempt, CheckpointWriter, Retention, newest_intact
+from trainer.checkpoint.attempts import Attempt
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.reader import newest_intact
+from trainer.checkpoint.writer import CheckpointWriter
 
 KINDS = {"teacher": Kind(3), "students/one": Kind(0), "students/two": Kind(2, "autocast")}
 STEPS, EVERY = 8, 2

@@ -12,15 +12,13 @@ import torch
 from tests.distributed import run_distributed
 from tests.trainer.checkpoint.learners import Kind, digest, start, train
 from tests.trainer.checkpoint.saving import plain_engine
-from trainer.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    CheckpointWriter,
-    Retention,
-    full_state_dict,
-)
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.layout import full_state_dict
 from trainer.checkpoint.manifest import read_manifest
+from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.snapshot import prepare_snapshot
+from trainer.checkpoint.writer import CheckpointWriter
+from trainer.errors import CheckpointError
 
 KINDS = {
     # Stage 3 first: its first engine replaces torch's linear in the whole process.

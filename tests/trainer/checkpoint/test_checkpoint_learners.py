@@ -18,12 +18,15 @@ from tests.thorough import IS_THOROUGH
 from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
 from trainer.batch_config import StepShape
-from trainer.checkpoint import Checkpoint, CheckpointWriter, Retention, full_state_dict
+from trainer.checkpoint.folder import Retention
+from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.writer import CheckpointWriter
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
-from trainer.optimizers import OptimizerConfig, optimizer_config
 from trainer.optimizers.averages import ExponentialAverage
+from trainer.optimizers.config import OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig
 from trainer.step import train_step
 

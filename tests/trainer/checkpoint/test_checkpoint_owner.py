@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from trainer.checkpoint import Attempt, CheckpointError, Owner, attempts, live_owner, send_heartbeat
+from trainer.checkpoint import attempts
+from trainer.checkpoint.attempts import Attempt, Owner, live_owner, send_heartbeat
+from trainer.errors import CheckpointError
 
 ELSEWHERE = {"host": "n9", "machine": "another boot pid:[1]"}
 

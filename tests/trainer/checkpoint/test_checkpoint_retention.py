@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from tests.trainer import jobs
 from tests.trainer.checkpoint.saving import Alone, content, plain_engine
 from trainer import job
-from trainer.checkpoint import Attempt, CheckpointWriter, Ranking, Retention, published, writer
-from trainer.checkpoint.folder import scores_of
+from trainer.checkpoint import writer
+from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.folder import Ranking, Retention, scores_of
 from trainer.checkpoint.publication import Save, Store, publish
+from trainer.checkpoint.writer import CheckpointWriter
 
 METRICS = {100: 5.0, 200: 2.0, 300: None, 400: 3.0, 500: 2.0, 600: 4.0}
 LOSS = (Ranking("teacher", "loss"),)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from tests.trainer.checkpoint.saving import Alone, plain_engine
-from trainer.checkpoint import Retention, newest_sound, published
-from trainer.checkpoint.folder import step_name
+from trainer.checkpoint.attempts import published
+from trainer.checkpoint.folder import Retention, step_name
 from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.publication import Save, Store, publish
+from trainer.checkpoint.reader import newest_sound
 from trainer.checkpoint.snapshot import (
     LOSS_JUMP,
     NORM_JUMP,

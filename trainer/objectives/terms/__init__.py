@@ -5,58 +5,8 @@ name in YAML and metrics (`trainer.objectives.term.register`). Modules here are 
 automatically. A term that trains a head of its own is a task and belongs in `trainer.tasks`.
 """
 
-from trainer.objectives.labels import PairConfig
-from trainer.objectives.terms.attention import (
-    AttentionMSE,
-    AttentionRelation,
-    AttentionTransfer,
-    KeyRelation,
-    QueryRelation,
-    ValueRelation,
-)
-from trainer.objectives.terms.divergences import (
-    AlphaBeta,
-    DecoupledKD,
-    JensenShannon,
-    ReverseKL,
-    UniversalLogitDistillation,
-)
-from trainer.objectives.terms.own_predictions import EarlyExits, ZLoss
-from trainer.objectives.terms.predictions import Blended, FromStudent, SoftCrossEntropy, SoftKL
-from trainer.objectives.terms.states import (
-    PKD,
-    Cosine,
-    Embedding,
-    FeatureMaps,
-    HiddenMSE,
-    MeanTransfer,
-    VarianceTransfer,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "PKD",
-    "AlphaBeta",
-    "AttentionMSE",
-    "AttentionRelation",
-    "AttentionTransfer",
-    "Blended",
-    "Cosine",
-    "DecoupledKD",
-    "EarlyExits",
-    "Embedding",
-    "FeatureMaps",
-    "FromStudent",
-    "HiddenMSE",
-    "JensenShannon",
-    "KeyRelation",
-    "MeanTransfer",
-    "PairConfig",
-    "QueryRelation",
-    "ReverseKL",
-    "SoftCrossEntropy",
-    "SoftKL",
-    "UniversalLogitDistillation",
-    "ValueRelation",
-    "VarianceTransfer",
-    "ZLoss",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
