@@ -35,7 +35,7 @@ from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 from trainer.teacher_outputs import TeacherOutputs, detach, union
 
 TEACHER_SIZE = (512, 8)  # hidden size, layers: BERT-medium

@@ -18,7 +18,7 @@ from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 STEPS = 1_000_000
 Step = Callable[[], object]

@@ -42,7 +42,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 SIZES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # hidden size, layers, heads
 

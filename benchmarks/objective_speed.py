@@ -34,7 +34,7 @@ from trainer.objectives import LossInputs, Objective, ObjectiveConfig
 from trainer.objectives.terms.attention import AttentionMSE, AttentionRelation, ValueRelation
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.objectives.terms.states import HiddenMSE
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 from trainer.teacher_outputs import OutputProjection, detach
 
 MLM, SOFT = MaskedLanguageModelling(), SoftKL(temperature=2.0)

@@ -38,7 +38,7 @@ from trainer.step import train_step
 from trainer.stored_logits.format import Manifest, StoredConfig, encode, write_shard
 from trainer.stored_logits.reading import StoredReader
 from trainer.storing import TeacherLogits
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 RUNNING = "running teacher"
 STORED = {

@@ -184,7 +184,7 @@ def a_step(students: int) -> Callable[[int], object]:
     from trainer.objectives import ObjectiveConfig
     from trainer.objectives.terms.predictions import SoftKL
     from trainer.step import train_step
-    from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+    from trainer.tasks.pretraining import MaskedLanguageModelling
 
     encoder = EncoderConfig(vocab_size=600, hidden_size=32, layers=2, heads=2, ffn_size=64)
     mlm = MaskedLanguageModelling()

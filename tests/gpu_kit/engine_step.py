@@ -18,7 +18,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 # BERT-large's layers, an eighth as wide: matrices are still partitioned at stage 3.
 LAYERS, WIDTH = 24, 128

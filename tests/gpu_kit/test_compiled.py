@@ -28,7 +28,7 @@ from trainer.objectives.row_losses import RowLosses, cross_entropy_rows, kl_dive
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.objectives.terms.states import HiddenMSE
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 from trainer.vocabulary_projection import Distribution, TopLogits
 
 STUDENTS, MICRO_BATCH, ACCUMULATION = 3, 2, 2

@@ -22,7 +22,7 @@ from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
 from trainer.objectives import ObjectiveConfig
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 CPU = torch.device("cpu")
 

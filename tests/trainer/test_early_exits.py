@@ -20,7 +20,7 @@ from trainer.learners.module import Train, build_module
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.own_predictions import EarlyExits
 from trainer.run_folder.folder import RunFolder
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 TEMPERATURE = 2.0
 

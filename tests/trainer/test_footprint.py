@@ -26,7 +26,7 @@ from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.predictions import FromStudent, SoftKL
 from trainer.objectives.terms.states import Cosine, HiddenMSE
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 RANKS, LENGTH, VOCABULARY, MASKED = 2, 64, 2000, 9
 # (teacher, half, narrow) stages, sequences of a micro-batch, micro-batches of a step.

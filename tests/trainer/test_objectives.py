@@ -46,9 +46,7 @@ from trainer.objectives.terms.states import (
     MeanTransfer,
     VarianceTransfer,
 )
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
-from trainer.tasks.next_sentence import NextSentence
-from trainer.tasks.sentence_order import SentenceOrder
+from trainer.tasks.pretraining import MaskedLanguageModelling, NextSentence, SentenceOrder
 from trainer.teacher_outputs import OutputProjection, detach
 
 

@@ -16,9 +16,8 @@ from trainer.checkpoint.layout import Piece
 from trainer.learners.step_decision import fill_gradients, gradient_factor
 from trainer.optimizers.config import OptimizerConfig, optimizer_config, parameter_groups
 from trainer.optimizers.gated import GatedOptimizer, build_optimizer
-from trainer.optimizers.kinds.cautious_adamw import CautiousAdamW
+from trainer.optimizers.kinds.adamw import CautiousAdamW, StableAdamW
 from trainer.optimizers.kinds.lamb import Lamb
-from trainer.optimizers.kinds.stableadamw import StableAdamW
 from trainer.optimizers.shards import Shards, squared_norm, squared_norms
 
 RATE, BETAS, EPSILON, DECAY = 0.01, (0.9, 0.999), 1e-6, 0.01

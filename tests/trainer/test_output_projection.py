@@ -14,7 +14,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 NARROW = {"embedding_size": 8, "embedding_projection": "word"}  # than its input, as MobileBERT's
 

@@ -33,8 +33,7 @@ from trainer.objectives.terms.states import Embedding, FeatureMaps, HiddenMSE, M
 from trainer.optimizers.config import optimizer_config
 from trainer.schedules.learning_rate import schedule_config
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
-from trainer.tasks.next_sentence import NextSentence
+from trainer.tasks.pretraining import MaskedLanguageModelling, NextSentence
 
 LAYERS, STEPS_PER_LAYER, STEPS = 2, 5, 14
 PROGRESSIVE = ProgressiveConfig(STEPS_PER_LAYER)

@@ -28,8 +28,7 @@ from trainer.objectives.terms.states import HiddenMSE
 from trainer.replaced_tokens import REPLACED, replaced
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
-from trainer.tasks.replaced_token_detection import ReplacedTokenDetection
+from trainer.tasks.pretraining import MaskedLanguageModelling, ReplacedTokenDetection
 from trainer.vocabulary_projection import Distribution, TopLogits
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from trainer.learner_life import InitConfig, StartConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.schedules.learning_rate import schedule_config
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 
 UNIGRAM = 7.0955
 WARM_UP = 50

@@ -34,7 +34,7 @@ from trainer.objectives.terms.predictions import SoftCrossEntropy, SoftKL
 from trainer.objectives.terms.states import HiddenMSE
 from trainer.run_folder.folder import RunFolder
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 from trainer.tasks.soft_labels import logit_squared_error, soft_label_loss
 
 WIDE, STUDENT, OTHER = "teachers/wide", student_key("a"), student_key("b")

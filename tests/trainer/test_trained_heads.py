@@ -16,8 +16,7 @@ from trainer.objectives.terms.attention import AttentionMSE
 from trainer.objectives.terms.predictions import Blended, SoftKL
 from trainer.objectives.terms.states import FeatureMaps, HiddenMSE
 from trainer.scoring.scores import metrics_of, shown
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
-from trainer.tasks.next_sentence import NextSentence
+from trainer.tasks.pretraining import MaskedLanguageModelling, NextSentence
 
 STATES = ObjectiveConfig(hidden_mse=HiddenMSE(), attention_mse=AttentionMSE())
 MLM = MaskedLanguageModelling()

@@ -22,7 +22,7 @@ from trainer.learners.module import LearnerModule, Train, build_module
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
+from trainer.tasks.pretraining import MaskedLanguageModelling
 from trainer.teacher_outputs import OutputProjection, detach, union
 
 STEPS = 3

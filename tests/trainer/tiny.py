@@ -40,8 +40,7 @@ from trainer.objectives.terms.states import (
     MeanTransfer,
     VarianceTransfer,
 )
-from trainer.tasks.masked_language_modelling import MaskedLanguageModelling
-from trainer.tasks.next_sentence import NextSentence
+from trainer.tasks.pretraining import MaskedLanguageModelling, NextSentence
 
 VOCABULARY, LENGTH, CAPACITY = 97, 16, 3
 STEPS, SEED = 20, 3
