@@ -40,6 +40,23 @@ _ROBERTA_HEADS = POOLED_HEADS | dict.fromkeys(
 )
 
 
+_SIZES: family.Keys = {
+    "vocab_size": ("vocab_size", 30522),
+    "hidden_size": ("hidden_size", 768),
+    "layers": ("num_hidden_layers", 12),
+    "heads": ("num_attention_heads", 12),
+    "ffn_size": ("intermediate_size", 3072),
+    "max_positions": ("max_position_embeddings", 512),
+    "segment_types": ("type_vocab_size", 2),
+    "pad_token_id": ("pad_token_id", 0),
+    "activation": ("hidden_act", "gelu"),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+    "dropout": ("hidden_dropout_prob", 0.1),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    "initializer_range": ("initializer_range", 0.02),
+}
+
+
 def read_sizes(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `EncoderConfig` for settings that all BERT-like classes name alike."""
     refuse(
@@ -51,42 +68,12 @@ def read_sizes(theirs: Mapping[str, Any]) -> dict[str, Any]:
             "tie_word_embeddings": (True,),
         },
     )
-    pad = theirs.get("pad_token_id", 0)
-    return {
-        "vocab_size": theirs.get("vocab_size", 30522),
-        "hidden_size": theirs.get("hidden_size", 768),
-        "layers": theirs.get("num_hidden_layers", 12),
-        "heads": theirs.get("num_attention_heads", 12),
-        "ffn_size": theirs.get("intermediate_size", 3072),
-        "max_positions": theirs.get("max_position_embeddings", 512),
-        "segment_types": theirs.get("type_vocab_size", 2),
-        "pad_token_id": -1 if pad is None else pad,
-        "activation": family.read_activation(theirs.get("hidden_act", "gelu")),
-        "norm_eps": theirs.get("layer_norm_eps", 1e-12),
-        "dropout": theirs.get("hidden_dropout_prob", 0.1),
-        "attention_dropout": theirs.get("attention_probs_dropout_prob", 0.1),
-        "initializer_range": theirs.get("initializer_range", 0.02),
-    }
+    return family.read_keys(theirs, _SIZES)
 
 
 def write_sizes(config: EncoderConfig) -> dict[str, Any]:
     """The reverse of `read_sizes`."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.ffn_size,
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.segment_types,
-        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
-        "hidden_act": family.write_activation(config.activation),
-        "layer_norm_eps": config.norm_eps,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "initializer_range": config.initializer_range,
-        "tie_word_embeddings": True,
-    }
+    return {**family.write_keys(config, _SIZES), "tie_word_embeddings": True}
 
 
 def require_segments(config: EncoderConfig, model_type: str) -> None:

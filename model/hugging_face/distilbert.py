@@ -20,25 +20,28 @@ _HEADS = {
 }
 
 
+_KEYS: family.Keys = {
+    "vocab_size": ("vocab_size", 30522),
+    "hidden_size": ("dim", 768),
+    "layers": ("n_layers", 6),
+    "heads": ("n_heads", 12),
+    "ffn_size": ("hidden_dim", 3072),
+    "max_positions": ("max_position_embeddings", 512),
+    "pad_token_id": ("pad_token_id", 0),
+    "activation": ("activation", "gelu"),
+    "dropout": ("dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.1),
+    "initializer_range": ("initializer_range", 0.02),
+}
+
+
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     refuse(theirs, {"tie_word_embeddings": (True,)})
-    pad = theirs.get("pad_token_id", 0)
-    return {
-        "vocab_size": theirs.get("vocab_size", 30522),
-        "hidden_size": theirs.get("dim", 768),
-        "layers": theirs.get("n_layers", 6),
-        "heads": theirs.get("n_heads", 12),
-        "ffn_size": theirs.get("hidden_dim", 3072),
-        "max_positions": theirs.get("max_position_embeddings", 512),
+    return family.read_keys(theirs, _KEYS) | {
         "segment_types": 0,
-        "pad_token_id": -1 if pad is None else pad,
-        "activation": family.read_activation(theirs.get("activation", "gelu")),
         "pooler": "none",
-        "dropout": theirs.get("dropout", 0.1),
-        "attention_dropout": theirs.get("attention_dropout", 0.1),
         "dropout_at": ["embedding", "attention", "feed_forward", "head"],
         "initializer": "normal",
-        "initializer_range": theirs.get("initializer_range", 0.02),
     }
 
 
@@ -48,18 +51,8 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
             head_activation=("", config.activation), **PLAIN)  # fmt: skip
     return {
         "architectures": ["DistilBertForMaskedLM"],
-        "vocab_size": config.vocab_size,
-        "dim": config.hidden_size,
-        "n_layers": config.layers,
-        "n_heads": config.heads,
-        "hidden_dim": config.ffn_size,
-        "max_position_embeddings": config.max_positions,
+        **family.write_keys(config, _KEYS),
         "sinusoidal_pos_embds": False,
-        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
-        "activation": family.write_activation(config.activation),
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "initializer_range": config.initializer_range,
         "tie_word_embeddings": True,
     }
 

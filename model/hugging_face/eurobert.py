@@ -7,42 +7,45 @@ from model.config import EncoderConfig
 from model.hugging_face import family
 from model.hugging_face.family import ATTENTION, BOTH_GATES, STACK, Family, Rules, refuse, require
 
+_KEYS: family.Keys = {
+    "vocab_size": ("vocab_size", 128256),
+    "hidden_size": ("hidden_size", 768),
+    "layers": ("num_hidden_layers", 12),
+    "heads": ("num_attention_heads", 12),
+    "ffn_size": ("intermediate_size", 3072),
+    "max_positions": ("max_position_embeddings", 8192),
+    "pad_token_id": ("pad_token_id", 128001),
+    "norm_eps": ("rms_norm_eps", 1e-5),
+    "activation": ("hidden_act", "silu"),
+    "attention_bias": ("attention_bias", False),
+    "ffn_bias": ("mlp_bias", False),
+    "tied_decoder": ("tie_word_embeddings", False),
+    "initializer_range": ("initializer_range", 0.02),
+}
+
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    hidden, heads = theirs.get("hidden_size", 768), theirs.get("num_attention_heads", 12)
-    refuse(theirs, {"head_dim": (None, hidden // heads), "rope_scaling": (None,)})
+    read = family.read_keys(theirs, _KEYS)
+    head_dim = read["hidden_size"] // read["heads"]
+    refuse(theirs, {"head_dim": (None, head_dim), "rope_scaling": (None,)})
     rope = theirs.get("rope_parameters") or {}
     refuse(rope, {"rope_type": ("default",)})
-    bias, pad = theirs.get("mlp_bias", False), theirs.get("pad_token_id", 128001)
-    return {
-        "vocab_size": theirs.get("vocab_size", 128256),
-        "hidden_size": hidden,
-        "layers": theirs.get("num_hidden_layers", 12),
-        "heads": heads,
-        "kv_heads": theirs.get("num_key_value_heads") or heads,
-        "ffn_size": theirs.get("intermediate_size", 3072),
-        "max_positions": theirs.get("max_position_embeddings", 8192),
+    return read | {
+        "kv_heads": theirs.get("num_key_value_heads") or read["heads"],
         "segment_types": 0,
-        "pad_token_id": -1 if pad is None else pad,
         "positions": "rotary",
         "embedding_norm": False,
         "norm": "rms_norm",
-        "norm_eps": theirs.get("rms_norm_eps", 1e-5),
         "norm_placement": "pre",
-        "activation": family.read_activation(theirs.get("hidden_act", "silu")),
         "feed_forward": "glu",
-        "attention_bias": theirs.get("attention_bias", False),
-        "ffn_bias": bias,
         "global_rope_theta": float(rope.get("rope_theta", theirs.get("rope_theta", 250000.0))),
         "pooler": "none",
         "head_transform": False,
-        "tied_decoder": theirs.get("tie_word_embeddings", False),
-        "decoder_bias": bias,
+        "decoder_bias": read["ffn_bias"],
         "dropout": 0.0,
         "attention_dropout": theirs.get("attention_dropout", 0.0),
         "dropout_at": ["attention"],
         "initializer": "normal",
-        "initializer_range": theirs.get("initializer_range", 0.02),
     }
 
 
@@ -54,25 +57,13 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
             decoder_bias=config.ffn_bias)  # fmt: skip
     return {
         "architectures": ["EuroBertForMaskedLM"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
+        **family.write_keys(config, _KEYS),
         "num_key_value_heads": config.key_value_heads,
-        "intermediate_size": config.ffn_size,
-        "max_position_embeddings": config.max_positions,
-        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
         # The class's defaults are ids of EuroBERT's own vocabulary.
         **dict.fromkeys(("bos_token_id", "eos_token_id")),
-        "rms_norm_eps": config.norm_eps,
-        "hidden_act": family.write_activation(config.activation),
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.ffn_bias,
         "rope_theta": config.global_rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.global_rope_theta},
         "attention_dropout": config.dropout_rate("attention"),
-        "initializer_range": config.initializer_range,
-        "tie_word_embeddings": config.tied_decoder,
     }
 
 

@@ -23,6 +23,7 @@ _ACTIVATIONS = {
 }
 
 
+Keys = Mapping[str, tuple[str, Any]]  # our key -> the key of `transformers`, and its default
 Rules = tuple[tuple[str, str], ...]
 # Our names of the two halves of a layer, as patterns whose first group is its number from 0.
 ATTENTION = r"encoder\.attention\.(\d+)"
@@ -101,6 +102,29 @@ def write_activation(name: str) -> str:
         if ours == name:
             return theirs
     raise Inexpressible(f"transformers has no activation {name!r}")
+
+
+def read_keys(theirs: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """The values that a config.json has for our keys."""
+    values = {ours: theirs.get(name, default) for ours, (name, default) in keys.items()}
+    if "pad_token_id" in values and values["pad_token_id"] is None:
+        values["pad_token_id"] = -1
+    for key in ("activation", "head_activation"):
+        if key in values:
+            values[key] = read_activation(values[key])
+    return values
+
+
+def write_keys(config: EncoderConfig, keys: Keys) -> dict[str, Any]:
+    """The reverse of `read_keys`."""
+    values = {ours: getattr(config, ours) for ours in keys}
+    if values.get("pad_token_id", 0) < 0:
+        values["pad_token_id"] = None
+    if "activation" in values:
+        values["activation"] = write_activation(config.activation)
+    if "head_activation" in values:
+        values["head_activation"] = write_activation(config.head_activation or config.activation)
+    return {keys[ours][0]: value for ours, value in values.items()}
 
 
 def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:

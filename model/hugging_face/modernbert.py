@@ -24,39 +24,43 @@ _HEADS = {
 }
 
 
+_KEYS: family.Keys = {
+    "vocab_size": ("vocab_size", 50368),
+    "hidden_size": ("hidden_size", 768),
+    "layers": ("num_hidden_layers", 22),
+    "heads": ("num_attention_heads", 12),
+    "ffn_size": ("intermediate_size", 1152),
+    "max_positions": ("max_position_embeddings", 8192),
+    "pad_token_id": ("pad_token_id", 50283),
+    "norm_eps": ("norm_eps", 1e-5),
+    "norm_bias": ("norm_bias", False),
+    "activation": ("hidden_activation", "gelu"),
+    "attention_bias": ("attention_bias", False),
+    "ffn_bias": ("mlp_bias", False),
+    "head_activation": ("classifier_activation", "gelu"),
+    "head_bias": ("classifier_bias", False),
+    "decoder_bias": ("decoder_bias", True),
+    "initializer_range": ("initializer_range", 0.02),
+}
+
+
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     refuse(theirs, {"tie_word_embeddings": (True,), "position_embedding_type": ("absolute",)})
-    layers, pad = theirs.get("num_hidden_layers", 22), theirs.get("pad_token_id", 50283)
+    read = family.read_keys(theirs, _KEYS)
     global_theta, local_theta = _read_thetas(theirs)
-    return {
-        "vocab_size": theirs.get("vocab_size", 50368),
-        "hidden_size": theirs.get("hidden_size", 768),
-        "layers": layers,
-        "heads": theirs.get("num_attention_heads", 12),
-        "ffn_size": theirs.get("intermediate_size", 1152),
-        "max_positions": theirs.get("max_position_embeddings", 8192),
+    return read | {
         "segment_types": 0,
-        "pad_token_id": -1 if pad is None else pad,
         "positions": "rotary",
-        "norm_eps": theirs.get("norm_eps", 1e-5),
-        "norm_bias": theirs.get("norm_bias", False),
         "norm_placement": "pre",
-        "activation": family.read_activation(theirs.get("hidden_activation", "gelu")),
         "feed_forward": "glu",
-        "attention_bias": theirs.get("attention_bias", False),
-        "ffn_bias": theirs.get("mlp_bias", False),
         "local_window": theirs.get("local_attention", 128),
-        "global_every": _read_global_every(theirs, layers),
+        "global_every": _read_global_every(theirs, read["layers"]),
         "global_rope_theta": global_theta,
         "local_rope_theta": local_theta,
         "pooler": "none",
-        "head_activation": family.read_activation(theirs.get("classifier_activation", "gelu")),
-        "head_bias": theirs.get("classifier_bias", False),
-        "decoder_bias": theirs.get("decoder_bias", True),
         "dropout": theirs.get("mlp_dropout", 0.0),
         "attention_dropout": theirs.get("attention_dropout", 0.0),
         "initializer": "scaled_truncated_normal",
-        "initializer_range": theirs.get("initializer_range", 0.02),
     }
 
 
@@ -93,30 +97,13 @@ def _write(config: EncoderConfig) -> dict[str, Any]:
             sharing="none", pooler="none")  # fmt: skip
     return {
         "architectures": ["ModernBertForMaskedLM"],
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.ffn_size,
-        "max_position_embeddings": config.max_positions,
-        "pad_token_id": None if config.pad_token_id < 0 else config.pad_token_id,
+        **family.write_keys(config, _KEYS),
         # The class's defaults are ids of ModernBERT's own vocabulary.
         **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
-        "norm_eps": config.norm_eps,
-        "norm_bias": config.norm_bias,
-        "hidden_activation": family.write_activation(config.activation),
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.ffn_bias,
         **_write_layer_types(config),
-        "classifier_activation": family.write_activation(
-            config.head_activation or config.activation
-        ),
-        "classifier_bias": config.head_bias,
-        "decoder_bias": config.decoder_bias,
         "embedding_dropout": config.dropout_rate("embedding"),
         "mlp_dropout": config.dropout_rate("feed_forward"),
         "attention_dropout": config.dropout_rate("attention"),
-        "initializer_range": config.initializer_range,
         "initializer_cutoff_factor": 2.0,
         "tie_word_embeddings": True,
     }
