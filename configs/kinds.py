@@ -2,8 +2,9 @@
 
 import dataclasses
 import importlib.util
+import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +54,12 @@ def must_be_named(schema: Any) -> bool:
         schema in kinds.values() and default_kind(base) != default_kind(schema)
         for base, kinds in _KINDS.items()
     )
+
+
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Import the modules in a package, by its name and ``__path__``; each registers its kinds."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 COPIES = "submissions"  # the folder of a run in which `tandem submit` keeps copies

@@ -4,10 +4,7 @@ A kind has a config and a module (`model.protocol.register`). Importing this pac
 kinds in it; a job's ``plugins`` may add more.
 """
 
-import importlib
-import pkgutil
-
 import model.masked_language_model  # noqa: F401 - the encoder is the first kind
+from configs.kinds import import_modules
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)

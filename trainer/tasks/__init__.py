@@ -5,11 +5,9 @@ it brings its own head, target, denominator, metric and data. Importing this pac
 tasks in it; `load_plugins` adds those of a job.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Sequence
 
-from configs.kinds import import_plugins
+from configs.kinds import import_modules, import_plugins
 from trainer.objectives.objective_config import declare_terms
 
 
@@ -19,6 +17,5 @@ def load_plugins(paths: Sequence[str]) -> None:
     declare_terms()
 
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)
 declare_terms()

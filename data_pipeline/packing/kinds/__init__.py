@@ -4,12 +4,9 @@ Importing this package registers those in it (`data_pipeline.packing.sequences.r
 RoBERTa (arXiv 1907.11692, section 4.2) defines most of them, ALBERT (1909.11942) sentence order.
 """
 
-import importlib
-import pkgutil
-
+from configs.kinds import import_modules
 from data_pipeline.packing.sequences import PACKINGS
 
 __all__ = ["PACKINGS"]
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)

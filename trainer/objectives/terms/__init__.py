@@ -5,8 +5,6 @@ name in YAML and metrics (`trainer.objectives.term.register`). Modules here are 
 automatically. A term that trains a head of its own is a task and belongs in `trainer.tasks`.
 """
 
-import importlib
-import pkgutil
+from configs.kinds import import_modules
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)

@@ -4,8 +4,6 @@ It has a config (`trainer.optimizers.config.register_optimizer`), which builds a
 `torch.optim.Optimizer`. Importing this package registers the optimizers in it.
 """
 
-import importlib
-import pkgutil
+from configs.kinds import import_modules
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)

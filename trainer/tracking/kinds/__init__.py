@@ -3,8 +3,6 @@
 Importing this package registers those in it (`trainer.tracking.trackers.register_tracker`).
 """
 
-import importlib
-import pkgutil
+from configs.kinds import import_modules
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+import_modules(__name__, __path__)
