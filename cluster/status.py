@@ -19,21 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 import configs
+from cluster import run_files
 from cluster.errors import LaunchError
-from cluster.run_files import (
-    Row,
-    alerts_of,
-    damaged_files,
-    events_of,
-    json_object,
-    newest_attempt,
-    newest_checkpoint,
-    newest_log,
-    newest_rows,
-    setbacks,
-    slow_ranks,
-    trains,
-)
+from cluster.run_files import Row, setbacks, slow_ranks
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
 from configs.progress import duration, seconds_left
@@ -154,9 +142,9 @@ def read_run(
     steps, hours = _budget(run)
     known = _evidence(run, jobs, ends or {})
     rows, job = known.rows, known.job
-    checkpoint, age = newest_checkpoint(run)
-    results = json_object(run / "evaluation.json")
-    if trains(run):
+    checkpoint, age = run_files.newest_checkpoint(run)
+    results = run_files.json_object(run / "evaluation.json")
+    if run_files.trains(run):
         is_finished = steps is not None and has_ended(results, steps, hours)
     else:
         is_finished = known.last_event == "done" and known.left_unstarted is None
@@ -176,20 +164,20 @@ def read_run(
         attempts=len(list(run.glob("attempts/*.json"))),
         restarts=_restarts(known.events, waits=state in ("queued", "running", "stalled")),
         job=job.id if job else None,
-        log=newest_log(run),
+        log=run_files.newest_log(run),
         slow_ranks=slow_ranks(run) if state == "running" else [],
         setbacks=setbacks(run),
-        alerts=alerts_of(run)[-3:],
-        damaged=damaged_files(run),
+        alerts=run_files.alerts_of(run)[-3:],
+        damaged=run_files.damaged_files(run),
     )
 
 
 def _evidence(run: Path, jobs: Sequence[QueuedJob] | None, ends: EndStates) -> Evidence:
-    record, touched = newest_attempt(run)
+    record, touched = run_files.newest_attempt(run)
     return Evidence(
         run,
-        newest_rows(run / "metrics.jsonl"),
-        events_of(run),
+        run_files.newest_rows(run / "metrics.jsonl"),
+        run_files.events_of(run),
         record,
         touched,
         _jobs_to_come(run, jobs) if is_array(run) else _own_view(run, jobs),
@@ -236,7 +224,7 @@ def _budget(run: Path) -> tuple[int | None, float | None]:
 
     They are unknown (None) until the first start of a run has accepted its config.
     """
-    if not trains(run):
+    if not run_files.trains(run):
         return None, None
     array = run.resolve().with_name(re.sub(r"-seed\d+$", "", run.resolve().name))
     submitted = [*run.glob("submissions/*/config.yaml"), *array.glob("submissions/*/config.yaml")]

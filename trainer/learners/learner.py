@@ -24,6 +24,7 @@ from trainer.denominators import InView, StepSums, Totals
 from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import derive, is_student, section_of
+from trainer.learners import step_decision
 from trainer.learners.averages import averaged, has_means
 from trainer.learners.engine import (
     BEGINNING,
@@ -50,14 +51,7 @@ from trainer.learners.module import (
     require_products,
 )
 from trainer.learners.state import LearnerState, schedule_steps, time_used
-from trainer.learners.step_decision import (
-    StepDecision,
-    fill_gradients,
-    gradient_factor,
-    loss_scale,
-    regime,
-    squared_norm_part,
-)
+from trainer.learners.step_decision import StepDecision, loss_scale
 from trainer.learners.zero import whole_copies
 from trainer.measure import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
@@ -262,8 +256,8 @@ class Learner:
         if not self.is_trained:
             return torch.zeros(1, device=self.device)
         if self.config.zero_stage == 0:
-            fill_gradients(self.engine)
-        return squared_norm_part(self.engine)[None]
+            step_decision.fill_gradients(self.engine)
+        return step_decision.squared_norm_part(self.engine)[None]
 
     def update(
         self,
@@ -288,13 +282,15 @@ class Learner:
         models = self.config.model.layers, self._teacher_layers, self._peers
         phase = self.step_shape.phase(step)
         conditions = *models, self.objective.lead is not None, length, PAIRS in targets, *phase
-        comparable = regime(self.config, self.objective, self.own_step(step), conditions)
+        comparable = step_decision.regime(
+            self.config, self.objective, self.own_step(step), conditions
+        )
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
         task = self.objective.task_among(targets)
         decision = StepDecision(self.config, self.counters, loss, comparable, task, norm)
         together = 0.0 if self.config.clip_each_parameter else self.config.gradient_clipping
-        wanted = gradient_factor(norm, together, scale)
+        wanted = step_decision.gradient_factor(norm, together, scale)
         assert self._optimizer is not None
         if self.config.average is not None:
             self._optimizer.mean_kept = self.config.average.kept(self.counters.steps_taken(step))

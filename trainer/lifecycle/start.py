@@ -34,14 +34,8 @@ from trainer.job_data.examples import predicts_by_example
 from trainer.job_data.fit import require_inputs
 from trainer.learners.learner import Learner
 from trainer.learners.state import JobState
-from trainer.lifecycle.continuity import (
-    ORDER,
-    Change,
-    accepted_changes,
-    changes,
-    require_no_first_stage_again,
-    unreached_warning,
-)
+from trainer.lifecycle import continuity
+from trainer.lifecycle.continuity import Change, require_no_first_stage_again
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.format import KEY, Manifest
 from trainer.tracking import trackers
@@ -130,7 +124,7 @@ def _differences(manifest: Manifest, now: JobConfig, present: Mapping[str, str])
     same = {key for key, content in read.items() if present.get(key) == content}
     yield from (
         str(change)
-        for change in changes(before, now)
+        for change in continuity.changes(before, now)
         if _matters(change) and change.key not in same
     )
     if manifest.by_example != predicts_by_example(now):
@@ -143,7 +137,7 @@ def _differences(manifest: Manifest, now: JobConfig, present: Mapping[str, str])
 
 def _matters(change: Change) -> bool:
     is_model = change.key.startswith("teacher.model.") and change.refusal is not None
-    return is_model or change.refusal == ORDER or change.key in _STORED_KEYS
+    return is_model or change.refusal == continuity.ORDER or change.key in _STORED_KEYS
 
 
 _log = logging.getLogger(__name__)
@@ -202,7 +196,7 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
     if state is None:
         return []
     before, read = config_of(folder, state, config), state.get("corpora", {})
-    return accepted_changes(before, config, read, contents(config.data, corpora))
+    return continuity.accepted_changes(before, config, read, contents(config.data, corpora))
 
 
 def accept(config: JobConfig) -> None:
@@ -316,7 +310,7 @@ class Resumption:
             yield f"the checkpoints after it no longer count: {config.rollback[-1]}"
         for name in sorted(self.learners - config.learners.keys()):
             yield f"{name} is dropped: it is not in the config"
-        if late := unreached_warning(config):
+        if late := continuity.unreached_warning(config):
             yield late
         if not config.students:
             what = "fine-tuning" if config.data.has_examples else "pre-training"
