@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.runs import remarks_in
 from configs.strict_json import is_torn, parse_json
 
 STAGES = "stages"  # of a submission that does not train, a stage a line
@@ -67,16 +66,6 @@ def alerts_of(run: Path) -> list[str]:
         for alert in alerts
         if {"title", "text"} <= alert.keys()
     ]
-
-
-def slow_ranks(run: Path) -> list[str]:
-    """A line for each rank that holds up the others."""
-    return remarks_in(run / "slow_ranks.json")
-
-
-def setbacks(run: Path) -> list[str]:
-    """A line for each student that learns worse than the run's measurements let one expect."""
-    return remarks_in(run / "setbacks.json")
 
 
 def json_object(file: Path) -> dict[str, Any]:

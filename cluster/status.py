@@ -21,11 +21,11 @@ from rich.text import Text
 import configs
 from cluster import run_files
 from cluster.errors import LaunchError
-from cluster.run_files import Row, setbacks, slow_ranks
+from cluster.run_files import Row
 from cluster.run_state import Evidence, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
 from configs.progress import duration, seconds_left
-from configs.runs import USUAL_ROWS, has_begun, has_ended
+from configs.runs import USUAL_ROWS, has_begun, has_ended, remarks_in
 from configs.strict_json import strict_json
 
 SEED = re.compile(r"[0-9]{1,19}")
@@ -165,8 +165,8 @@ def read_run(
         restarts=_restarts(known.events, waits=state in ("queued", "running", "stalled")),
         job=job.id if job else None,
         log=run_files.newest_log(run),
-        slow_ranks=slow_ranks(run) if state == "running" else [],
-        setbacks=setbacks(run),
+        slow_ranks=remarks_in(run / "slow_ranks.json") if state == "running" else [],
+        setbacks=remarks_in(run / "setbacks.json"),
         alerts=run_files.alerts_of(run)[-3:],
         damaged=run_files.damaged_files(run),
     )
