@@ -114,7 +114,8 @@ def _inputs(
 
 def _refuse(option: str, value: Any, fits: bool, purpose: str) -> None:
     if value and not fits:
-        raise click.UsageError(f"{option}: does not go with --for {purpose}")
+        hint = "; --model is the teacher" if purpose == DISTIL else ""
+        raise click.UsageError(f"{option}: does not go with --for {purpose}{hint}")
 
 
 def _ask(

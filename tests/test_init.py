@@ -143,6 +143,7 @@ def test_a_file_is_overwritten_by_force_only(tmp_path):
         (["--for", "continue", "--data", "text", "--model", "x"], "x: no folder of a model"),
         (["--for", "pretrain", "--data", "text", "--model", "x"], "--model: does not go with"),
         (["--for", "continue", "--task", "tagging"], "--task: does not go with --for continue"),
+        (["--for", "distil", "--teacher", "x"], "with --for distil; --model is the teacher"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path, monkeypatch, words, message):
