@@ -38,7 +38,7 @@ from configs.loading import SHIPPED
 from model import Ability, Features, describe
 from trainer.batches import MicroBatch
 from trainer.config import JobConfig
-from trainer.footprint.fake_step import fake_batch, fake_step
+from trainer.footprint.fake_step import fake_batch, fake_modules, fake_step
 from trainer.learner_config import LearnerConfig
 from trainer.learners.module import LearnerModule, Score, Train
 
@@ -106,7 +106,8 @@ def run(
     with fake_cuda() as mode:
         batch = fake_batch(mode.from_tensor, job, rows, length, CUDA, is_padded)
         meter = partial(_Meter, is_compiled=is_compiled)
-        for name, learner, _ in fake_step(job, job.learners, batch, meter):
+        modules = fake_modules(job, job.learners, CUDA)
+        for name, learner, _ in fake_step(modules, job.learners, batch, meter):
             found[name] = [*learner.mode.all]
             if not is_compiled:
                 learner.score(job.learners[name], batch)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from model import EncoderConfig, module_of
 from model.encoder import Encoder
@@ -17,6 +20,7 @@ from trainer.footprint import fake_tensors, footprint
 from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.fake_tensors import FakeMode, FakeTensor
 from trainer.footprint.footprint import footprints
+from trainer.footprint.shape_rules import rule_of
 from trainer.footprint.work import Work
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "layers": 4, "heads": 2, "ffn_size": 64}
@@ -68,6 +72,58 @@ def test_views_share_their_base_and_operations_in_place_return_it() -> None:
     assert base.untyped_storage().nbytes() == 4 * 4 * 6
     with pytest.raises(AssertionError, match="outside of FakeMode"):
         base + 1
+
+
+X = torch.empty(4, 6, 8, device="meta")
+ROW, COLUMN = X[0, 0], X[..., :1]
+HALF, FLAGS = X.bfloat16().transpose(0, 2), X > 0
+ATEN = torch.ops.aten
+OPERATIONS = [
+    (ATEN.mul.Tensor, X, ROW),
+    (ATEN.mul.Tensor, X.bfloat16(), 2.0),
+    (ATEN.add.Tensor, HALF, HALF),
+    (ATEN.add.Tensor, HALF, X[0, 0, 0]),
+    (ATEN.div.Tensor, X.long(), 2),
+    (ATEN.ge.Scalar, COLUMN.expand(4, 6, 8), 0),
+    (ATEN.where.self, FLAGS, HALF.transpose(0, 2), X),
+    (ATEN.gelu_backward.default, X.transpose(0, 1), X.transpose(0, 1)),
+    (ATEN.exp_.default, HALF),
+    (ATEN.normal_.default, X),
+    (ATEN.cat.default, [X, COLUMN], -1),
+    (ATEN.stack.default, [HALF, HALF], -2),
+    (ATEN.arange.default, 7),
+    (ATEN.arange.start_step, 0, 7, 2),
+    (ATEN.native_layer_norm.default, X.transpose(0, 1), [8], ROW, None, 1e-5),
+    (ATEN.native_layer_norm.default, X.bfloat16(), [6, 8], None, None, 1e-5),
+    (
+        *(ATEN.native_layer_norm_backward.default, X, X.transpose(0, 1).reshape(4, 6, 8), [8]),
+        *(COLUMN, COLUMN, ROW, None, [True, True, False]),
+    ),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: str(operation[0]))
+def test_rules_give_what_torchs_meta_kernels_give(operation) -> None:
+    function, *arguments = operation
+    keywords = {"device": "meta"} if function.overloadpacket is ATEN.arange else {}
+    rule = rule_of(function, keywords)
+    assert rule is not function
+    ours, theirs = (tree_leaves(run(*arguments, **keywords)) for run in (rule, function))
+    layouts = (
+        [one if one is None else (one.shape, one.stride(), one.dtype) for one in results]
+        for results in (ours, theirs)
+    )
+    assert next(layouts) == next(layouts)
+
+
+@pytest.mark.slow
+def test_a_plan_does_not_load_torchs_compiler() -> None:
+    code = (
+        "import sys; from commands.models import plan_job\n"
+        "plan_job(['ettin_family', '--nodes', '64'], standalone_mode=False)\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def of_depth(layers: int, precision: str) -> JobConfig:

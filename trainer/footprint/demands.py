@@ -1,8 +1,7 @@
 """A job in plain numbers, for a planner that knows neither models nor objectives."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from configs.plan_facts import CacheFacts, JobFacts, LearnerFacts, StoredFacts
@@ -12,7 +11,7 @@ from data_pipeline.shards.blocks import SHARD_MB
 from data_pipeline.shards.sources import is_url
 from trainer.batch_config import bucket_size
 from trainer.config import JobConfig
-from trainer.footprint.footprint import Footprint, Passes, footprints, passes, passes_apart
+from trainer.footprint.footprint import Footprint, Passes, footprints_and_passes, passes_apart
 from trainer.job_data.counting import usual_rows
 from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
@@ -30,14 +29,8 @@ def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
     job = job.in_steps()
     shares = _lengths(job)
     longest = max(shares)
-    largest = _over_the_job(job, partial(footprints, device=device, length=longest))
-    by_length: dict[int, Mapping[str, Passes]] = {
-        # Of shorter sequences only FLOPs count, which are as many in each row.
-        length: largest
-        if length == longest
-        else _over_the_job(job, partial(passes, device=device, length=length))
-        for length in shares
-    }
+    largest, shorter = _over_the_job(job, device, longest, shares.keys() - {longest})
+    by_length: dict[int, Mapping[str, Passes]] = {**shorter, longest: largest}
     learners = [
         _learner(
             *(name, config, largest[name]),
@@ -71,7 +64,7 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
     shares = _lengths(job)
     longest = max(shares)
     rows = dict.fromkeys(shares, 1) | {longest: job.batch.micro_rows(longest)}
-    apart = {length: passes_apart(job, length, rows[length]) for length in shares}
+    apart = passes_apart(job, rows)
     teacher, *others = (
         dataclasses.replace(
             learner,
@@ -87,31 +80,37 @@ def _mean_passes(by_length: Mapping[int, Passes], shares: Mapping[int, float]) -
     """A row's FLOPs, averaged over the steps, and the kernels at the largest length."""
     return {
         "forward_flops": sum(
-            shares[length] * work.forward_flops for length, work in by_length.items()
+            share * by_length[length].forward_flops for length, share in shares.items()
         ),
         "backward_flops": sum(
-            shares[length] * work.backward_flops for length, work in by_length.items()
+            share * by_length[length].backward_flops for length, share in shares.items()
         ),
         "kernels": by_length[max(by_length)].kernels,
     }
 
 
 def _over_the_job(
-    job: JobConfig, measure: Callable[[JobConfig], dict[str, _Passes]]
-) -> dict[str, _Passes]:
-    """Measure each learner by `measure`; a teacher's FLOPs are the mean over all steps."""
-    by_learner = measure(job)
+    job: JobConfig, device: str, length: int, shorter: Collection[int]
+) -> tuple[dict[str, Footprint], dict[int, dict[str, Passes]]]:
+    """The `footprints_and_passes`; a teacher's FLOPs are the mean over all steps."""
+    largest, others = footprints_and_passes(job, device, length, shorter)
     trained = _budget_steps(job.teacher, job) / job.steps
     if trained < 1:
         only_teaches = dataclasses.replace(job, teacher=job.teacher.finished())
-        finished = measure(only_teaches)[TEACHER]
-        forward = by_learner[TEACHER].forward_flops
-        by_learner[TEACHER] = dataclasses.replace(
-            by_learner[TEACHER],
-            forward_flops=trained * forward + (1 - trained) * finished.forward_flops,
-            backward_flops=trained * by_learner[TEACHER].backward_flops,
-        )
-    return by_learner
+        finished, short = footprints_and_passes(only_teaches, device, length, shorter)
+        largest[TEACHER] = _mean(largest[TEACHER], finished[TEACHER], trained)
+        for other, by_learner in others.items():
+            by_learner[TEACHER] = _mean(by_learner[TEACHER], short[other][TEACHER], trained)
+    return largest, others
+
+
+def _mean(training: _Passes, finished: Passes, trained: float) -> _Passes:
+    """The work of a teacher that trains in this fraction of the steps."""
+    return dataclasses.replace(
+        training,
+        forward_flops=trained * training.forward_flops + (1 - trained) * finished.forward_flops,
+        backward_flops=trained * training.backward_flops,
+    )
 
 
 def _lengths(job: JobConfig) -> dict[int, float]:

@@ -65,8 +65,18 @@ class Meter(Protocol):
 M = TypeVar("M", bound=Meter)
 
 
+def fake_modules(
+    job: JobConfig, learners: Mapping[str, LearnerConfig], device: torch.device = CPU
+) -> dict[str, LearnerModule]:
+    """The modules of `learners`, without weights, for any number of fake steps."""
+    modules = {name: _module(name, config, job) for name, config in learners.items()}
+    for module in modules.values():
+        _move(module, device)
+    return modules
+
+
 def fake_step(
-    job: JobConfig,
+    modules: Mapping[str, LearnerModule],
     learners: Mapping[str, LearnerConfig],
     batch: MicroBatch,
     meter: Callable[[LearnerModule], M],
@@ -79,10 +89,6 @@ def fake_step(
     teacher's vocabulary projection (0 when no student reads it). Teachers of which only stored
     predictions are read do not run.
     """
-    device = batch.input_ids.device
-    modules = {name: _module(name, config, job) for name, config in learners.items()}
-    for module in modules.values():
-        _move(module, device)
     teachers = [name for name in modules if is_teacher(name)]
     students = [name for name in modules if not is_teacher(name)]
     readers = [(modules[name].objective, 0) for name in students]

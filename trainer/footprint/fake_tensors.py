@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from trainer.footprint.shape_rules import rule_of
+
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -126,7 +128,7 @@ def _run(function: Any, arguments: Any, keywords: Mapping[str, Any]) -> Any:
 
     device = {"device": META} if "device" in keywords else {}
     on_meta, named = tree_map_only(Tensor, to_meta, (arguments, {**keywords, **device}))
-    return tree_map_only(Tensor, described, function(*on_meta, **named))
+    return tree_map_only(Tensor, described, rule_of(function, keywords)(*on_meta, **named))
 
 
 def _fake(results: Any, arguments: Sequence[Tensor]) -> Any:

@@ -5,14 +5,17 @@ formulas of ``torch.utils.flop_counter``) is counted.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from model import Features
 from model.precision import kernels_of
 from trainer.batches import MicroBatch, MicroLogits
 from trainer.config import JobConfig
-from trainer.footprint.fake_step import fake_batch, fake_step
+from trainer.footprint.fake_step import fake_batch, fake_modules, fake_step
 from trainer.footprint.fake_tensors import FakeMode, FakeTensor
 from trainer.footprint.repeated_layers import RepeatedLayers
 from trainer.footprint.work import Work
@@ -64,35 +67,42 @@ def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]
     Counts the kernels that `device` would run. Bytes are exact at the job's micro-batch and at
     twice that, and linear in the rows elsewhere.
     """
+    return footprints_and_passes(job, device, length)[0]
+
+
+def footprints_and_passes(
+    job: JobConfig, device: str, length: int, shorter: Collection[int] = ()
+) -> tuple[dict[str, Footprint], dict[int, dict[str, Passes]]]:
+    """The `footprints`, and every learner's work on one sequence of each `shorter` length.
+
+    Of shorter sequences only FLOPs count, which are as many in each row.
+    """
     rows = job.batch.micro_rows(length)
     more = max(2 * rows, -(-LEAST_TOKENS // length))
-    few = _measure(job, job.learners, device, rows, length)
-    many = _measure(job, job.learners, device, more, length)
-    return {name: _line(few[name], many[name], rows, more) for name in few}
-
-
-def passes(job: JobConfig, device: str, length: int) -> dict[str, Passes]:
-    """The work of every learner of `job` on one sequence of `length`, kernels included."""
-    return {
-        name: Passes(work.forward_flops, work.backward_flops, work.kernels)
-        for name, work in _measure(job, job.learners, device, 1, length).items()
+    shapes = [(rows, length), (more, length), *((1, other) for other in shorter)]
+    few, many, *others = _measure(job, job.learners, device, shapes)
+    largest = {name: _line(few[name], many[name], rows, more) for name in few}
+    return largest, {
+        other: _passes(by_learner, rows=1)
+        for other, by_learner in zip(shorter, others, strict=True)
     }
 
 
-def passes_apart(job: JobConfig, length: int, rows: int) -> dict[str, Passes]:
+def passes_apart(job: JobConfig, rows: Mapping[int, int]) -> dict[int, dict[str, Passes]]:
     """Every learner's work on a GPU if each student had its own job with the finished teachers.
 
-    There the teachers only run forward: they have neither losses nor a backward pass. Kernels are
-    those of a micro-batch of this many rows.
+    There the teachers only run forward: they have neither losses nor a backward pass. By length of
+    the sequences; kernels are those of a micro-batch of this many `rows` of a length.
     """
     learners = {
         name: dataclasses.replace(config.finished(), stored=None) if is_teacher(name) else config
         for name, config in job.learners.items()
     }
-    measured = _measure(job, learners, "gpu", rows, length, are_apart=True)
+    shapes = [(number, length) for length, number in rows.items()]
+    measured = _measure(job, learners, "gpu", shapes, are_apart=True)
     return {
-        name: Passes(work.forward_flops / rows, work.backward_flops / rows, work.kernels)
-        for name, work in measured.items()
+        length: _passes(by_learner, number)
+        for (number, length), by_learner in zip(shapes, measured, strict=True)
     }
 
 
@@ -127,22 +137,38 @@ def _line(few: _Measured, many: _Measured, rows: int, more: int) -> Footprint:
     )
 
 
+def _passes(measured: Mapping[str, _Measured], rows: int) -> dict[str, Passes]:
+    return {
+        name: Passes(work.forward_flops / rows, work.backward_flops / rows, work.kernels)
+        for name, work in measured.items()
+    }
+
+
 def _measure(
     job: JobConfig,
     learners: Mapping[str, LearnerConfig],
     device: str,
-    rows: int,
-    length: int,
+    shapes: Sequence[tuple[int, int]],
     are_apart: bool = False,
-) -> dict[str, _Measured]:
-    """Measure forward and backward of `learners` on a micro-batch of `job`, the teachers first."""
+) -> list[dict[str, _Measured]]:
+    """Measure `learners` on micro-batches of `job` of these (rows, length), the teachers first."""
     with MODE, kernels_of(device):
-        batch = fake_batch(FakeTensor, job, rows, length)
-        steps = fake_step(job, learners, batch, _Run, are_apart)
-        measured = {name: _only_stored(given) for name, given in batch.stored.items()}
-        return measured | {
-            name: run.result(projection, learners[name]) for name, run, projection in steps
-        }
+        modules = fake_modules(job, learners)
+        batches = (fake_batch(FakeTensor, job, *shape) for shape in shapes)
+        return [_step(modules, learners, batch, are_apart) for batch in batches]
+
+
+def _step(
+    modules: Mapping[str, LearnerModule],
+    learners: Mapping[str, LearnerConfig],
+    batch: MicroBatch,
+    are_apart: bool,
+) -> dict[str, _Measured]:
+    """Measure forward and backward of `learners` on one micro-batch."""
+    measured = {name: _only_stored(given) for name, given in batch.stored.items()}
+    for name, run, projection in fake_step(modules, learners, batch, _Run, are_apart):
+        measured[name] = run.result(projection, learners[name])
+    return measured
 
 
 def _only_stored(given: MicroLogits) -> _Measured:
@@ -157,7 +183,6 @@ class _Run:
     def __init__(self, module: LearnerModule) -> None:
         self.module = module
         self.mode = self.work = Work(module.model.kernel_flops)
-        module.model.run_layers_by(RepeatedLayers(self.work))
         self.forward_flops = 0
 
     def __call__(self, program: Train, batch: MicroBatch) -> Features:
@@ -167,6 +192,7 @@ class _Run:
             for parameter in self.module.parameters()
             if parameter.requires_grad
         ]
+        self.module.model.run_layers_by(RepeatedLayers(self.work))
         with self.work:
             loss, _, features = self.module(program, batch)
             self.forward_flops = self.work.flops
@@ -174,6 +200,8 @@ class _Run:
                 loss.backward()
         for hook in hooks:
             hook.remove()
+        self.module.zero_grad()
+        self.module.model.run_layers_by(_directly)
         return features
 
     def result(self, projection: int, config: LearnerConfig) -> _Measured:
@@ -191,6 +219,10 @@ class _Run:
             activations=self.work.peak,
             captured=self.work.now,
         )
+
+
+def _directly(run_layer: Callable[..., tuple[Tensor, ...]], *how: Any) -> tuple[Tensor, ...]:
+    return run_layer(*how)
 
 
 def _states(module: LearnerModule, config: LearnerConfig) -> int:
