@@ -7,7 +7,6 @@ meet at the ranks' address, try to reach each other, and all-reduce one number, 
 where they have GPUs. It takes at most `MEETING_SECONDS` + `SUM_SECONDS`.
 """
 
-import contextlib
 import datetime
 import fcntl
 import os
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -124,7 +122,8 @@ def connection_fault(ranks: Ranks, gpus: int) -> Fault | None:
             timeout=datetime.timedelta(seconds=MEETING_SECONDS),
             wait_for_workers=False,
         )
-        with listener(own_address(ranks.master_addr)) as here:
+        address = own_address(ranks.master_addr), 0
+        with socket.create_server(address, backlog=2 * PEERS) as here:
             store.set(f"here/{ranks.rank}", "{}:{}".format(*here.getsockname()))
             present = _wait(store, ranks, "here", deadline)
             if present is None:
@@ -158,13 +157,6 @@ def reachability_fault(rank: int, present: list[str], reports: list[str]) -> Fau
             f"{hosts[rank]} and its peers cannot connect ({interface or 'any interface'})",
         )
     return None
-
-
-@contextlib.contextmanager
-def listener(address: str) -> Iterator[socket.socket]:
-    """A socket that accepts connections at an address of this node while the block lasts."""
-    with socket.create_server((address, 0), backlog=2 * PEERS) as server:
-        yield server
 
 
 def own_address(first: str) -> str:

@@ -6,10 +6,10 @@ the checkout it was submitted from. A user can read it, edit it and submit it by
 """
 
 import re
-import shlex
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import configs
 from cluster.config import ClusterConfig
@@ -140,7 +140,7 @@ def _options(job: Job, cluster: ClusterConfig) -> str:
 
 def _escaped(text: str) -> str:
     """A value in an ``#SBATCH`` line, where a backslash escapes even within single quotes."""
-    return _quote(text.replace(BACKSLASH, BACKSLASH * 2))
+    return quote(text.replace(BACKSLASH, BACKSLASH * 2))
 
 
 def _site_options(
@@ -176,11 +176,11 @@ def _work(job: Job, cluster: ClusterConfig) -> str:
     """The shell variables that describe the job."""
     lines = [
         "# What runs",
-        f"run={_quote(str(job.run))}",
-        f"submission={_quote(str(job.submission))}",
+        f"run={quote(str(job.run))}",
+        f"submission={quote(str(job.submission))}",
         f"stages=({' '.join(job.work.stages)})",
         *(_array(stage, _command(job, cluster, stage)) for stage in job.work.stages),
-        f"stored={_quote(job.work.stored) if job.work.stored else ''}",
+        f"stored={quote(job.work.stored) if job.work.stored else ''}",
         _array("check", [*_program(job, cluster), "preflight"]),
         _array("srun", _srun(cluster)),
         _array("check_srun", _srun(cluster, RESHAPING)),
@@ -234,8 +234,8 @@ def _environment(cluster: ClusterConfig) -> str:
         "# A line that fails ends the job, unless it says `|| true`",
         *_function("set_up", _set_up(cluster)),
         "",
-        *_function("after", [f"may {_quote(line)}" for line in cluster.after]),
-        *_function("at_end", [f"may {_quote(line)}" for line in cluster.at_end]),
+        *_function("after", [f"may {quote(line)}" for line in cluster.after]),
+        *_function("at_end", [f"may {quote(line)}" for line in cluster.at_end]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -243,19 +243,19 @@ def _environment(cluster: ClusterConfig) -> str:
 def _set_up(cluster: ClusterConfig) -> list[str]:
     uses_module = any(re.search(r"\bmodule\b", line) for line in cluster.before)
     lines = ["find_module"] if cluster.modules or uses_module else []
-    lines += [f"must {_quote(f'module load {_quote(module)}')}" for module in cluster.modules]
+    lines += [f"must {quote(f'module load {quote(module)}')}" for module in cluster.modules]
     if cluster.venv:
-        programs = f"{_quote(cluster.venv)}/bin"
-        lines += [f"must {_quote(f'. {programs}/activate')}"]
-        lines += [f"must {_quote(f'[ -x {programs}/python ]')}"]
+        programs = f"{quote(cluster.venv)}/bin"
+        lines += [f"must {quote(f'. {programs}/activate')}"]
+        lines += [f"must {quote(f'[ -x {programs}/python ]')}"]
     if cluster.conda:
         lines.append("""must 'eval "$(conda shell.bash hook)"'""")
-        lines.append(f"must {_quote(f'conda activate {_quote(cluster.conda)}')}")
+        lines.append(f"must {quote(f'conda activate {quote(cluster.conda)}')}")
     if cluster.interface:
-        lines.append(f"export NCCL_SOCKET_IFNAME={_quote(cluster.interface)}")
-        lines.append(f"export GLOO_SOCKET_IFNAME={_quote(cluster.interface)}")
-    lines += [f"export {name}={_quote(text)}" for name, text in cluster.variables.items()]
-    return [*lines, *(f"must {_quote(line)}" for line in cluster.before)]
+        lines.append(f"export NCCL_SOCKET_IFNAME={quote(cluster.interface)}")
+        lines.append(f"export GLOO_SOCKET_IFNAME={quote(cluster.interface)}")
+    lines += [f"export {name}={quote(text)}" for name, text in cluster.variables.items()]
+    return [*lines, *(f"must {quote(line)}" for line in cluster.before)]
 
 
 def _function(name: str, lines: list[str]) -> list[str]:
@@ -273,20 +273,16 @@ def _srun(cluster: ClusterConfig, left_out: Container[str] = ()) -> list[str]:
 
 
 def _array(name: str, words: list[str]) -> str:
-    return f"{name}=({' '.join(map(_quote, words))})"
-
-
-def _quote(text: str) -> str:
-    return shlex.quote(text)
+    return f"{name}=({' '.join(map(quote, words))})"
 
 
 def _name_of_seed(name: str) -> str:
     """The override that names the run of $seed, in bash."""
     plain = f"name={name}-seed"
     if configs.assigned([f"{plain}0"]) == {"name": f"{name}-seed0"}:
-        return f'{_quote(plain)}"$seed"'
+        return f'{quote(plain)}"$seed"'
     before, after = configs.assignment("name", f"{name}-seed\n").rsplit("\\n", 1)
-    return f'{_quote(before)}"$seed"{_quote(after)}'
+    return f'{quote(before)}"$seed"{quote(after)}'
 
 
 def _limits(cluster: ClusterConfig) -> Iterator[str]:

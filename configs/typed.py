@@ -94,7 +94,8 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
         for key, value in tree.items()
     }
     for name, field in fields.items():
-        if name not in values and _is_required(field):
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        if name not in values and is_required:
             raise ConfigError(f"{inside(path, name)}: must be set")
     try:
         return schema(**values)
@@ -292,7 +293,3 @@ def nearest_of_all(name: str, candidates: Sequence[str]) -> str:
 def shown(value: Any) -> str:
     """A value for a message, shortened."""
     return _shown.repr(value)
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -134,7 +134,7 @@ def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
         return learner
     layers = init.get("layers")
     depth = len(layers) if isinstance(layers, list) else 0
-    if not _holds_model(folder):
+    if not (Path(folder) / "config.json").is_file():
         return {**learner, "model": {"layers": depth}} if depth else learner
     try:
         config = read_config(folder, kind)
@@ -151,10 +151,6 @@ def _reads_folders(kind: object) -> bool:
     """Whether a model section that has only this `kind` is to be read from the folder."""
     kinds = kinds_of(ModelConfig)
     return isinstance(kind, str) and kind in kinds and kinds[kind].reads_folders
-
-
-def _holds_model(folder: str) -> bool:
-    return (Path(folder) / "config.json").is_file()
 
 
 def with_named_heads(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.config import ClusterConfig
-from cluster.planning.machine import NODE_MTBF_HOURS, Machine, StepTime
+from cluster.planning.machine import NODE_MTBF_HOURS, Machine
 from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import JOINT, SEPARATE, SHARED, Plan
 from configs.plan_facts import CacheFacts, JobFacts
@@ -133,11 +133,12 @@ def _time(plan: Plan) -> str:
         "overlapped",
         "total",
     )
+    waiting = plan.time.exposed / plan.time.seconds
     cost = "" if plan.cost is None else f", costing {_amount(plan.cost)}"
     hours = f"{_amount(plan.gpu_hours)} {plan.machine.device.unit}-hours"
     return (
         f"{_table(headings, rows)}\n"
-        f"A step takes {plan.time.seconds:.3g} s, {_share(_waiting(plan.time))} of it waiting for "
+        f"A step takes {plan.time.seconds:.3g} s, {_share(waiting)} of it waiting for "
         f"other ranks; {plan.time.tokens_per_second:,.0f} tokens/s.\n"
         f"Without failures the run takes {_duration(plan.days)}: "
         f"{hours}{cost}."
@@ -305,10 +306,6 @@ def _assumed_of_cache(cache: CacheFacts, rows: int) -> Iterator[str]:
         f"{needed:.3g} GB (data.cache_gb: {cache.limit_gb:g})"
     )
     yield "a smaller corpus is cached whole; of a web server that sends parts of files, nothing"
-
-
-def _waiting(time: StepTime) -> float:
-    return time.exposed / time.seconds
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

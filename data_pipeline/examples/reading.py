@@ -73,7 +73,7 @@ class ExampleOrder:
     def examples(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The examples [R] at these positions [R] of an epoch, by number."""
         numbers = np.empty_like(positions)
-        ends = np.cumsum(self._sizes_of_pools(epoch))
+        ends = np.cumsum([int(self._counts[blocks].sum()) for blocks in self._blocks(epoch)])
         pools = np.searchsorted(ends, positions, side="right")
         for pool in np.unique(pools).tolist():
             first = int(ends[pool - 1]) if pool else 0
@@ -89,9 +89,6 @@ class ExampleOrder:
     def _blocks(self, epoch: int) -> list[NDArray[np.int64]]:
         shuffled = permutation(scalar_key(self._seed, epoch, ExampleDraw.BLOCKS), len(self._counts))
         return [shuffled[at : at + POOL_BLOCKS] for at in range(0, len(shuffled), POOL_BLOCKS)]
-
-    def _sizes_of_pools(self, epoch: int) -> list[int]:
-        return [int(self._counts[blocks].sum()) for blocks in self._blocks(epoch)]
 
     def _ordered(self, epoch: int, number: int, first: int) -> NDArray[np.int64]:
         """The examples of a pool that begins at position `first`, in order."""

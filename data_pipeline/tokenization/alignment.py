@@ -51,17 +51,13 @@ def differing_text(first: Path, second: Path) -> str | None:
     ours, theirs = load(first)[0], load(second)[0]
     if ours.to_str() == theirs.to_str():
         return None
-    texts = [*_TEXTS, *_letters(), *_words(ours)]
+    letters = map(chr, (*range(0x21, 0x17F), *range(0x391, 0x44F)))
+    texts = [*_TEXTS, *letters, *_words(ours)]
     pairs = (reading.encode_batch(texts, add_special_tokens=False) for reading in (ours, theirs))
     for text, a, b in zip(texts, *pairs, strict=True):
         if a.ids != b.ids:
             return text
     return None
-
-
-def _letters() -> Iterator[str]:
-    for number in (*range(0x21, 0x17F), *range(0x391, 0x44F)):
-        yield chr(number)
 
 
 def _words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
