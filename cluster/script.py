@@ -5,6 +5,7 @@ it sources from the copy in its submission. It needs SLURM, bash and the files b
 the checkout it was submitted from. A user can read it, edit it and submit it by hand.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -279,8 +280,9 @@ def _array(name: str, words: list[str]) -> str:
 def _name_of_seed(name: str) -> str:
     """The override that names the run of $seed, in bash."""
     plain = f"name={name}-seed"
-    if configs.assigned([f"{plain}0"]) == {"name": f"{name}-seed0"}:
-        return f'{quote(plain)}"$seed"'
+    with contextlib.suppress(configs.ConfigError):  # of a name in which a comment begins
+        if configs.assigned([f"{plain}0"]) == {"name": f"{name}-seed0"}:
+            return f'{quote(plain)}"$seed"'
     before, after = configs.assignment("name", f"{name}-seed\n").rsplit("\\n", 1)
     return f'{quote(before)}"$seed"{quote(after)}'
 
