@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    ElectraConfig,
+    ElectraForPreTraining,
+)
 
 from data_pipeline import DataError
 from data_pipeline.tokenization.tokenizer import load
@@ -19,6 +25,7 @@ from model.kinds.seq2seq import Seq2SeqConfig
 from tests.trainer import tiny
 from trainer.evaluation.minimal_pairs import (
     PairScores,
+    originality,
     pseudo_log_likelihoods,
     require_scorable,
     score_minimal_pairs,
@@ -89,6 +96,33 @@ def test_accuracy_by_phenomenon(exported: Path, pairs: Path) -> None:
     for part in found.by_paradigm:
         assert part.accuracy == found.by_phenomenon[part.phenomenon], "one paradigm each"
     assert 0 < sum(right) < 3, "a model that finds all pairs right or wrong shows little"
+
+
+def test_a_detector_of_replaced_tokens_scores_by_originality(
+    exported: Path, tmp_path: Path
+) -> None:
+    """As `transformers`' ELECTRA tells for each sentence alone."""
+    tokenizer, vocabulary = load(exported)
+    config = ElectraConfig(
+        vocab_size=vocabulary.vocab_size,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+    )
+    theirs = ElectraForPreTraining(config).eval()
+    theirs.save_pretrained(tmp_path)
+    texts = [text for pair in PAIRS for text in pair[:2]]
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    expected = []
+    for ids in encoded:
+        with torch.no_grad():
+            logits = theirs(torch.tensor([[vocabulary.cls, *ids, vocabulary.sep]])).logits[0, 1:-1]
+        expected.append(F.logsigmoid(-logits).sum().item())
+    found = originality(from_pretrained(tmp_path), vocabulary, encoded, 40)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def scored(folder: Path, pairs: str) -> PairScores:

@@ -2,7 +2,9 @@
 
 The benchmark is BLiMP (Warstadt et al., 2020, arXiv 1912.00582), the score that of Salazar et al.,
 2020 (arXiv 1910.14659): the pseudo-log-likelihood under a masked language model. For a sentence w
-it is the sum over its tokens of log P(w_t | w without w_t), where each token is masked alone.
+it is the sum over its tokens of log P(w_t | w without w_t), where each token is masked alone. A
+model that only detects replaced tokens (ELECTRA, arXiv 2003.10555) gives the sum of log P(w_t is
+original | w).
 """
 
 from collections import defaultdict
@@ -21,7 +23,9 @@ from data_pipeline.task_files.tables import read_table
 from data_pipeline.text.text_files import files_in, suffix_of
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
 from model import (
+    DETECTION,
     Model,
+    ModelConfig,
     ModelError,
     Padded,
     encoder_from_pretrained,
@@ -97,12 +101,14 @@ class PairScores:
 def score_minimal_pairs(folder: Path, pairs_path: str, device: torch.device) -> PairScores:
     """The scores of an exported model, with its own tokenizer, on BLiMP's files.
 
-    Raises ModelError for a model without a masked-LM head or with a decoder, DataError for pairs
-    that cannot be read or are longer than the model reads.
+    Raises ModelError for a model with a decoder, or with neither a masked-LM head nor one that
+    detects replaced tokens; DataError for pairs that cannot be read or are longer than the model
+    reads.
     """
     read = _read(folder, pairs_path)
     model = encoder_from_pretrained(folder).to(device)
-    likelihoods = pseudo_log_likelihoods(model, read.vocabulary, read.sentences)
+    score = pseudo_log_likelihoods if model.config.mlm_head else originality
+    likelihoods = score(model, read.vocabulary, read.sentences)
     return _scores(read.pairs, [bool(good > bad) for good, bad in likelihoods.reshape(-1, 2)])
 
 
@@ -121,7 +127,7 @@ class _Readable(NamedTuple):
 
 def _read(folder: Path, pairs_path: str) -> _Readable:
     config = read_encoder_config(folder)
-    if not config.mlm_head:
+    if not config.mlm_head and not _detectors(config):
         raise ModelError(f"{folder}: has no masked-LM head, by which minimal pairs are scored")
     pairs = list(read_minimal_pairs(pairs_path))
     tokenizer, vocabulary = load(folder)
@@ -133,6 +139,11 @@ def _read(folder: Path, pairs_path: str) -> _Readable:
     for pair, good, bad in zip(pairs, sentences[0::2], sentences[1::2], strict=True):
         _require_telling(pair.where, good, bad, config.longest_sequence)
     return _Readable(pairs, sentences, vocabulary)
+
+
+def _detectors(config: ModelConfig) -> list[str]:
+    """The names of heads that detect replaced tokens."""
+    return [name for name, head in config.task_heads.items() if head.kind == DETECTION]
 
 
 def _require_telling(
@@ -201,10 +212,7 @@ def _log_probabilities(
     rows: np.ndarray,
 ) -> torch.Tensor:
     """The log-probability of the token that each row masks: float32 [rows]."""
-    lengths = np.array([len(sentences[number]) + 2 for number in rows[:, 0]])
-    ids = np.full((len(rows), lengths.max()), vocabulary.pad, np.int64)
-    for row, (number, _) in enumerate(rows):
-        ids[row, : lengths[row]] = [vocabulary.cls, *sentences[number], vocabulary.sep]
+    ids, lengths = _padded(vocabulary, [sentences[number] for number in rows[:, 0]])
     masked = np.arange(len(rows)) * ids.shape[1] + rows[:, 1] + 1  # into the flattened ids
     labels = ids.reshape(-1)[masked]
     ids.reshape(-1)[masked] = vocabulary.mask
@@ -215,3 +223,39 @@ def _log_probabilities(
     assert features.vocabulary_input is not None, "a model with a masked-LM head"
     logits = vocabulary_logits(features.vocabulary_input, *model.output_projection())
     return -F.cross_entropy(logits.float(), tensors[3], reduction="none")
+
+
+@torch.inference_mode()
+def originality(
+    model: Model,
+    vocabulary: Vocabulary,
+    sentences: Sequence[Sequence[int]],
+    tokens_per_pass: int = TOKENS,
+) -> np.ndarray:
+    """The sum over a sentence's tokens of log P(it is original), in nats: float64 [sentences].
+
+    By the model's head for replaced-token detection; `sentences` as for `pseudo_log_likelihoods`.
+    """
+    total = np.zeros(len(sentences))
+    (detector, *_) = _detectors(model.config)
+    device = next(model.parameters()).device
+    for rows in rows_by_length([len(sentence) + 2 for sentence in sentences], tokens_per_pass):
+        ids, lengths = _padded(vocabulary, [sentences[row] for row in rows])
+        tensors = [torch.from_numpy(array).to(device) for array in (ids, lengths)]
+        logits = model(tensors[0], None, tensors[1]).heads[detector].view(ids.shape)
+        originals = F.logsigmoid(-logits.double()).cpu().numpy()
+        is_word = np.arange(1, ids.shape[1] + 1) < lengths[:, None]
+        is_word[:, 0] = False
+        total[rows] = (originals * is_word).sum(axis=1)
+    return total
+
+
+def _padded(
+    vocabulary: Vocabulary, sentences: Sequence[Sequence[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sentences between special tokens, int64 [rows, L], and the length of each."""
+    lengths = np.array([len(sentence) + 2 for sentence in sentences])
+    ids = np.full((len(sentences), lengths.max()), vocabulary.pad, np.int64)
+    for row, sentence in enumerate(sentences):
+        ids[row, : lengths[row]] = [vocabulary.cls, *sentence, vocabulary.sep]
+    return ids, lengths
