@@ -112,9 +112,14 @@ def test_planned_memory_is_within_a_tenth_of_what_tensors_take_on_two_ranks():
     np.testing.assert_allclose(expected, found, rtol=0.1)
 
 
-def test_flops_of_a_teacher_are_those_of_its_model():
-    facts = demands(job())
-    size = describe(job().teacher.model, LENGTH, MASKED / LENGTH)
+@pytest.mark.parametrize("packing", ["full_sentences", "best_fit"])
+def test_flops_of_a_teacher_are_those_of_its_model(packing):
+    """Also where rows hold several documents: an MFU of `metrics.jsonl` is of whole rows too."""
+    config = job()
+    facts = demands(
+        dataclasses.replace(config, data=dataclasses.replace(config.data, packing=packing))
+    )
+    size = describe(config.teacher.model, LENGTH, MASKED / LENGTH)
     counted = facts.learners[0].forward_flops + facts.learners[0].backward_flops
     assert counted == pytest.approx(size.flops_per_token * LENGTH, rel=0.01)
     assert (facts.rows, facts.length) == (32, LENGTH)
