@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -70,12 +69,7 @@ class Display:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._show(at_once=True)
         if self._live is not None:
             self._live.stop()

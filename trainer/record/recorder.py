@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from data_pipeline import DEFAULT_VIEW
@@ -200,12 +199,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
     def _name(self, setbacks: Sequence[Setback]) -> None:
