@@ -139,8 +139,7 @@ def _ask(
         for name, what in choices.items():
             click.echo(f"  {name:10}{what}")
     kind = click.Choice([*choices]) if choices else PATH
-    answer: str = click.prompt(question, default=default, type=kind)
-    return answer
+    return click.prompt(question, default=default, type=kind)
 
 
 def _is_asked() -> bool:

@@ -41,8 +41,7 @@ def is_store(path: str) -> bool:
 def read_range(url: str, start: int, size: int) -> bytes:
     """`size` bytes of a file in a store, fewer at its end. Raises what its library raises."""
     system, name = file_system(url)
-    data: bytes = system.cat_file(name, start=start, end=start + size)
-    return data
+    return system.cat_file(name, start=start, end=start + size)
 
 
 def name_of(path: str) -> Path:
@@ -72,8 +71,7 @@ def file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except ImportError as error:
         raise DataError(f"{url}: needs `pip install 'tandem-distill[remote]'`") from error
     with remote_errors(url):  # an error of an import names the package to install
-        place: tuple[fsspec.AbstractFileSystem, str] = fsspec.core.url_to_fs(url)
-        return place
+        return fsspec.core.url_to_fs(url)
 
 
 def open_remote(path: str, seeks: bool = False) -> BinaryIO:
@@ -89,8 +87,7 @@ def open_remote(path: str, seeks: bool = False) -> BinaryIO:
             return io.BufferedReader(_Output(webdataset.gopen(path)), BUFFER_BYTES)
         system, name = file_system(path)
         if seeks or not path.startswith(WEB):
-            file: BinaryIO = system.open(name, "rb")
-            return file
+            return system.open(name, "rb")
         return io.BufferedReader(_Answer(system.open(name, "rb", block_size=0)), BUFFER_BYTES)
 
 
@@ -100,8 +97,7 @@ def size_of(path: str) -> int | None:
         return None
     system, name = file_system(path)
     with remote_errors(path):
-        size: int | None = system.size(name)
-        return size
+        return system.size(name)
 
 
 def find_remote(name: str) -> tuple[list[str], bool]:

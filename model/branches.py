@@ -45,8 +45,7 @@ class Branch(nn.Module):
         pattern = AttentionPattern.of(PLAIN, visible, q.dtype)
         mixed = attend(q, k, v, pattern, dropout)  # [B, heads, 1, D]
         first = torch.tanh(self.dense(self.output(mixed.flatten(1))))
-        logits: Tensor = self.linear(first)
-        return logits
+        return self.linear(first)
 
 
 class BranchedHead(nn.Module):

@@ -94,8 +94,7 @@ class _NoInitialisation(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", "") == "torch.nn.init":
-            tensor: Tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            return tensor
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return function(*args, **kwargs)
 
 

@@ -55,8 +55,7 @@ def register(config: type[ModelConfig]) -> Callable[[_Module], _Module]:
 
 def default_model() -> ModelConfig:
     """The model of a job whose config has no model section."""
-    config: ModelConfig = chosen(ModelConfig, {})()
-    return config
+    return chosen(ModelConfig, {})()
 
 
 def module_of(config: ModelConfig) -> type[Model]:
@@ -275,8 +274,7 @@ class Model(nn.Module, ABC):
         """The pooled state [B, W] of the first tokens' states [B, H], or of all: [B, L, H]."""
         if self.pooler is None or first is None:
             return None
-        pooled: Tensor = self.pooler(first)
-        return pooled
+        return self.pooler(first)
 
     def forward(
         self,

@@ -46,8 +46,7 @@ def _lengths(batch: Batch) -> np.ndarray:
     """The lengths of the texts: of the sequences, or of the documents in them."""
     texts = batch.documents.reshape(-1, batch.input_ids.shape[-1]).astype(np.int64)
     by_sequence = texts + np.arange(len(texts))[:, None] * (texts.max(initial=0) + 1)
-    lengths: np.ndarray = np.bincount(by_sequence[texts > 0])
-    return lengths
+    return np.bincount(by_sequence[texts > 0])
 
 
 _COUNTS: dict[str, Count] = {

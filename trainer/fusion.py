@@ -52,5 +52,4 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
-    compiled: Callable[P, R] = torch.compile(function, **options)
-    return compiled
+    return torch.compile(function, **options)

@@ -56,10 +56,9 @@ def with_learners(
 def is_frozen(learner: Mapping[str, Any]) -> bool:
     """Whether a learner's section says so; False for a value that the loader is going to refuse."""
     try:
-        frozen: bool = convert(learner.get("frozen", False), bool, "frozen")
+        return convert(learner.get("frozen", False), bool, "frozen")
     except ConfigError:
         return False
-    return frozen
 
 
 def with_tasks(tree: Mapping[str, Any], schema: Any) -> dict[str, Any]:

@@ -115,14 +115,13 @@ def _moved(section: _Section, at: Callable[[int], int]) -> _Section:
             }
         return at(value) if is_steps and value is not None else value
 
-    result: _Section = replace(
+    return replace(
         cast("Any", section),
         **{
             key.name: moved(getattr(section, key.name), key.unit == "steps")
             for key in declared(type(section))
         },
     )
-    return result
 
 
 def _ready(learner: LearnerConfig, job: JobConfig) -> LearnerConfig:
@@ -157,7 +156,7 @@ def _narrow(model: ModelConfig, scale: float) -> ModelConfig:
     def width(of: int) -> int:
         return of and max(8, of * inner // size)
 
-    changed: ModelConfig = replace(
+    return replace(
         cast("Any", model),
         hidden_size=width(model.hidden_size) if keys["bottleneck_size"] else inner,
         bottleneck_size=keys["bottleneck_size"] and inner,
@@ -166,7 +165,6 @@ def _narrow(model: ModelConfig, scale: float) -> ModelConfig:
         max_positions=max(LONGEST + 2, round(keys["max_positions"] * scale)),
         local_window=keys["local_window"] and max(2, round(keys["local_window"] * scale / 2) * 2),
     )
-    return changed
 
 
 def _short(data: DataConfig, scale: float) -> DataConfig:

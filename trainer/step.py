@@ -338,5 +338,4 @@ def _sum_by_rank(values: np.ndarray) -> list[float]:
     An all-reduce of three ranks or more adds in an order that depends on a number's place in the
     tensor. A learner's loss would then depend on the other learners.
     """
-    total: list[float] = np.add.accumulate(values, axis=0)[-1].tolist()
-    return total
+    return np.add.accumulate(values, axis=0)[-1].tolist()

@@ -53,8 +53,7 @@ class Target:
         """True where there is a label."""
         if self.labels.dtype.kind == "f":
             return ~np.isnan(self.labels)
-        is_label: NDArray[np.bool_] = self.labels != NO_LABEL
-        return is_label
+        return self.labels != NO_LABEL
 
     def in_columns(self, shape: tuple[int, ...]) -> NDArray[Any]:
         """Token labels in their columns of sequences of this shape; others as they are."""

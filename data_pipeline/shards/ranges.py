@@ -80,8 +80,7 @@ def _request(address: str, offset: int, size: int) -> bytes:
         with urllib.request.urlopen(request, timeout=sources.STALL_SECONDS) as answer:
             if answer.status != HTTPStatus.PARTIAL_CONTENT:
                 raise BadShard(f"{address}: the server sends whole files only")
-            data: bytes = answer.read()
-            return data
+            return answer.read()
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return b""  # the file ends before it

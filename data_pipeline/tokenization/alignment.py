@@ -154,8 +154,7 @@ def _covered(places: NDArray[np.int64], characters: int) -> NDArray[np.bool_]:
     changes = np.zeros(characters + 1, np.int64)
     np.add.at(changes, places[:, 0], 1)
     np.add.at(changes, places[:, 1], -1)
-    covered: NDArray[np.bool_] = np.cumsum(changes)[:-1] > 0
-    return covered
+    return np.cumsum(changes)[:-1] > 0
 
 
 def _offsets(encoding: tokenizers.Encoding) -> NDArray[np.int64]:

@@ -155,8 +155,7 @@ class WordVectors(nn.Module):
         self.word = Table(config.vocab_size, config.hidden_size, padding_idx=pad)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        vectors: Tensor = self.word(input_ids)
-        return vectors
+        return self.word(input_ids)
 
 
 class BothDirections(nn.Module):

@@ -112,10 +112,7 @@ class MaskedWords:
             positions.to(device),
         ).logits
         assert logits is not None, "a model without a masked-LM head"
-        best: list[list[int]] = (
-            logits.topk(min(self.count, logits.shape[1]), dim=1).indices.cpu().tolist()
-        )
-        return best
+        return logits.topk(min(self.count, logits.shape[1]), dim=1).indices.cpu().tolist()
 
     def _whole_words(self, tokens: Sequence[int], original: int) -> list[str]:
         """The texts of those tokens that begin a word where the original does, in order."""

@@ -207,5 +207,4 @@ def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises TypeError where it is not plain JSON.
     """
-    copy: dict[str, Any] = json.loads(json.dumps(tree))
-    return copy
+    return json.loads(json.dumps(tree))

@@ -70,8 +70,7 @@ class RepeatedLayers:
             return self.forward(layer)
         anchor = x if x.requires_grad else trained[0]
         call = _Call(layer, run, copies[0], trained)
-        outputs: tuple[Tensor, ...] = _Repeated.apply(anchor, self, call, (x, *how))
-        return outputs
+        return _Repeated.apply(anchor, self, call, (x, *how))
 
     def _try(self, run: Run, inputs: Sequence[Any], trained: Sequence[Tensor] | None) -> _Layer:
         """Run a layer forward, and backward from its next x unless `trained` is None."""

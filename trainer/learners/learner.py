@@ -236,8 +236,7 @@ class Learner:
 
     def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
         """Run a program inside the engine's forward pass, on this learner's view of the batch."""
-        result: Result = self.engine(program, batch.view(self.reads))
-        return result
+        return self.engine(program, batch.view(self.reads))
 
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:

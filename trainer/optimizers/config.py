@@ -92,8 +92,7 @@ def register_optimizer(config: _Config) -> _Config:
 
 def optimizer_config(kind: str = "adamw", **settings: Any) -> OptimizerConfig:
     """The section of this kind of optimizer, with these keys."""
-    made: OptimizerConfig = chosen(OptimizerConfig, {"kind": kind})(**settings)
-    return made
+    return chosen(OptimizerConfig, {"kind": kind})(**settings)
 
 
 class Rates(Protocol):

@@ -81,8 +81,7 @@ def register_schedule(config: _Config) -> _Config:
 
 def schedule_config(kind: str = "linear", **settings: Any) -> ScheduleConfig:
     """The section of this kind of schedule, with these keys."""
-    made: ScheduleConfig = chosen(ScheduleConfig, {"kind": kind})(**settings)
-    return made
+    return chosen(ScheduleConfig, {"kind": kind})(**settings)
 
 
 def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0.0) -> float:

@@ -136,8 +136,7 @@ def _labelled(batch: Batch) -> NDArray[np.bool_]:
     target = batch.targets[MASKED]
     if batch.to_mask is None:
         return target.is_labelled
-    has_label: NDArray[np.bool_] = np.arange(target.labels.shape[1]) < batch.to_mask[:, None]
-    return has_label
+    return np.arange(target.labels.shape[1]) < batch.to_mask[:, None]
 
 
 def _in_slots(

@@ -172,8 +172,7 @@ def _sum_over_blocks(
         masks = mask[block], mask[rows], _within(near, block)
         return _loss_of_block(loss, (queries, keys), theirs, masks, by_key)
 
-    total: Tensor = _SumOverBlocks.apply(*student, of_block)
-    return total
+    return _SumOverBlocks.apply(*student, of_block)
 
 
 @fused
