@@ -24,6 +24,7 @@ from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import with_view
 from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of, of_stored
+from trainer.vocabulary_projection import Distribution
 
 _Heads = Sequence[Mapping[str, Tensor]]  # of each micro-batch, the outputs of heads by name
 
@@ -272,10 +273,11 @@ class TeacherPasses:
         teachers, by name, and their mean.
         """
         for name, (generator, projection) in self.generators.items():
-            features = generator.accumulate(micro_batch, generator.totals(sums), micro_step)
-            with generator.autocast():
-                told = detach(features, projection)
-            micro_batch = with_view(micro_batch, name, told.distributions[MASKED], self.seed)
+            # Its predictions, of the vocabulary for each slot, are not kept beside the teachers.
+            step = micro_batch, sums, micro_step
+            micro_batch = with_view(
+                micro_batch, name, _learn(generator, projection, *step), self.seed
+            )
         outputs: dict[str, TeacherOutputs] = {}
         for teacher_pass in self.passes:
             name = teacher_pass.teacher.name
@@ -286,6 +288,19 @@ class TeacherPasses:
         if self.is_mean_read:
             outputs[MEAN] = mean_of(list(outputs.values()), self.mean_logits)
         return micro_batch, outputs
+
+
+def _learn(
+    generator: Learner,
+    projection: OutputProjection,
+    micro_batch: MicroBatch,
+    sums: StepSums,
+    micro_step: MicroStep,
+) -> Distribution:
+    """Train a generator on a micro-batch; returns its predictions of the masked tokens."""
+    features = generator.accumulate(micro_batch, generator.totals(sums), micro_step)
+    with generator.autocast():
+        return detach(features, projection).distributions[MASKED]
 
 
 @dataclass(frozen=True)
