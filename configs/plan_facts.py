@@ -17,11 +17,13 @@ class LearnerFacts:
         kernels: kernel launches in the forward and backward pass of a micro-batch.
         activations, captured: bytes of a micro-batch, as (fixed, per sequence); `captured` stays
             for the learners after this one.
-        projection: elements of the vocabulary projection that students read; 0 if none reads it.
+        projection: elements of the vocabulary projection and word embedding that others read; at
+            stage 3, of copies.
         active: fraction of the job's steps in which the learner takes part.
         training: fraction of the job's steps in which a teacher trains; in the others it only
             teaches, and its flops are the mean of both.
         teaches: whether students learn from it.
+        generates: whether it runs before the teachers, one of which reads its samples.
     """
 
     name: str
@@ -40,6 +42,7 @@ class LearnerFacts:
     active: float = 1.0
     training: float = 1.0
     teaches: bool = False
+    generates: bool = False
     exchanged: int = 4
     weight_bytes: int = 4
     states: float = 2.0

@@ -154,12 +154,13 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
     rows = job.rows // machine.ranks
     accumulates = rows > size
     size = min(size, max(1, rows))
+    learners = sorted(job.learners, key=lambda learner: not learner.generates)
     memories = [
         learner_memory(learner, machine.ranks, size, accumulates, machine.overlaps)
-        for learner in job.learners
+        for learner in learners
     ]
-    left = [learner.captured[0] + learner.captured[1] * size for learner in job.learners]
-    for number, learner in enumerate(job.learners):
+    left = [learner.captured[0] + learner.captured[1] * size for learner in learners]
+    for number, learner in enumerate(learners):
         if learner.zero_stage == 3:
             left[number] += learner.weight_bytes * learner.projection
     moments = []
@@ -169,7 +170,7 @@ def job_memory(job: JobFacts, machine: Machine, micro_batch: int | None = None) 
         moments.append(waiting + memory.at_work + sum(left[:number]))
     peak = sum(memory.states for memory in memories) + max(moments)
     needed = peak * (1 + machine.fragmented) + machine.reserved_gb * 1e9
-    named = {learner.name: memory for learner, memory in zip(job.learners, memories, strict=True)}
+    named = {learner.name: memory for learner, memory in zip(learners, memories, strict=True)}
     return JobMemory(named, sum(left[:-1]), peak, needed)
 
 

@@ -36,7 +36,7 @@ CASES = [
     *(((2, 0, 3), 16, 1), ((2, 0, 3), 16, 1, "bf16"), ((0, 1, 2), 8, 2, "bf16")),
     ((2, 0, 1), 8, 2, "fp32", "bf16_weights"),
 ]
-RTD_STAGES = [(0, 0), (2, 2), (0, 3)]  # of a detector and its generator
+RTD_STAGES = [(0, 0), (2, 2), (0, 3), (3, 0), (3, 3)]  # of a detector and its generator
 
 
 def job(

@@ -134,6 +134,8 @@ def _learner(
     return LearnerFacts(
         name=name.removeprefix("students/"),
         teaches=is_teacher(name),
+        generates=not is_teacher(name)
+        and any(learner.generator_name == name for learner in job.learners.values()),
         zero_stage=config.zero_stage if config.stored is None else 0,
         offloaded=config.offload != "none",
         precision=config.precision,

@@ -33,9 +33,16 @@ from trainer.batches import MicroBatch, MicroLogits, MicroRuns, MicroTarget, to_
 from trainer.config import JobConfig
 from trainer.job_data.examples import views_of
 from trainer.job_data.other_tokenizers import shared_spans
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import MEAN, TEACHER, is_teacher
-from trainer.learners.module import LearnerModule, Predict, Train, always_captured, assemble
+from trainer.learners.module import (
+    WORD_EMBEDDING,
+    LearnerModule,
+    Predict,
+    Train,
+    always_captured,
+    assemble,
+)
 from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import REPLACED
@@ -85,9 +92,9 @@ def fake_step(
     """Run `learners` on `batch`, the teachers first, each in a meter of its own.
 
     If the students `are_apart`, none of them reads what another one has computed of a teacher.
-    Yields, while what later learners read is still alive: name, meter, and the elements of a
-    teacher's vocabulary projection (0 when no student reads it). Teachers of which only stored
-    predictions are read do not run.
+    Yields, while what later learners read is still alive: name, meter, and the elements of the
+    learner's tables that others read. Teachers of which only stored predictions are read do not
+    run.
     """
     teachers = [name for name in modules if is_teacher(name)]
     students = [name for name in modules if not is_teacher(name)]
@@ -108,7 +115,7 @@ def fake_step(
             continue
         run = meter(modules[name])
         sources[name], projected = _teach(run, name, modules, learners, demand, batch)
-        yield name, run, projected
+        yield name, run, projected + _shared_words(name, modules, learners)
     if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
         read = [sources[name] for name, demand in demands.items() if demand.is_read]
         sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
@@ -117,7 +124,9 @@ def fake_step(
         if are_apart:
             sources = {source: outputs.unread() for source, outputs in sources.items()}
         run(_train(modules[name], sources, [], batch), _read(batch, learners[name]))
-        yield name, run, 0
+        is_generator = any(name == learner.generator_name for learner in learners.values())
+        projected = _elements(_projection(modules[name])) if is_generator else 0
+        yield name, run, projected + _shared_words(name, modules, learners)
 
 
 def fake_batch(
@@ -162,8 +171,20 @@ def _teach(
     features = run(_train(module, peers, captures, batch), _read(batch, config))
     with run.mode, module.autocast(batch.input_ids.device):
         outputs = detach(features, projection, demand.own_logits)
-    weight = None if projection is None else projection.weight
-    return outputs, 0 if weight is None else weight.numel()
+    return outputs, _elements(projection)
+
+
+def _elements(projection: OutputProjection | None) -> int:
+    return 0 if projection is None or projection.weight is None else projection.weight.numel()
+
+
+def _shared_words(
+    name: str, modules: Mapping[str, LearnerModule], learners: Mapping[str, LearnerConfig]
+) -> int:
+    """The elements of a generator's word embedding, once for each learner that adds to it."""
+    sharing = (learner for learner in learners.values() if learner.generator_name == name)
+    times = sum(learner.embedding_sharing == DISENTANGLED for learner in sharing)
+    return times * modules[name].model.get_parameter(WORD_EMBEDDING).numel() if times else 0
 
 
 @torch.no_grad()

@@ -46,8 +46,8 @@ class Footprint(Passes):
     """One learner's share of a step. Bytes are of one rank and one micro-batch of `rows` rows.
 
     parameters: elements, including the objective's; trained: those with a gradient; states: of the
-    optimizer, for each of these; projection: elements of a teacher's vocabulary projection, 0 when
-    no student reads it.
+    optimizer, for each of these; projection: elements of the vocabulary projection
+    and word embedding that others read.
     activations: the peak of forward and backward in bytes, as (fixed, per row), without parameters,
     gradients and tensors of earlier learners. captured: bytes kept for later learners after its own
     backward, in the same form.
