@@ -1,9 +1,10 @@
 """What random kills cost: a real run whose processes are killed again and again.
 
-    python benchmarks/faults.py CONFIG [KEY=VALUE]... [--minutes 8] [--mtbf 60] [--nproc 2]
+    python benchmarks/faults.py CONFIG [KEY=VALUE]... [--minutes 8] [--mtbf 60] [--max-restarts 99]
 
 SIGKILL strikes after exponentially distributed times with a mean of `--mtbf` seconds: one rank, all
-ranks or the launcher. The job is started again at once, and in the end stopped politely. Printed
+ranks or the launcher. The job is started again at once, by the launcher if it lives and has
+`--max-restarts`, and in the end stopped politely. Printed
 are the share of the time whose steps are part of the final run, the steps that were done in vain,
 and where the time between a kill and the next new step goes; beside it, right afterwards, how long
 a process takes that only imports what the launcher imports for all ranks, or only PyTorch and
@@ -49,8 +50,8 @@ class Tally:
 class Victim:
     """The job, started and killed."""
 
-    def __init__(self, command: list[str], folder: Path) -> None:
-        self.command, self.folder = command, folder
+    def __init__(self, command: list[str], folder: Path, restarts: int) -> None:
+        self.command, self.folder, self.restarts = command, folder, restarts
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,13 +61,15 @@ class Victim:
         return int(rows[-1]["step"]) if rows else 0
 
     def start(self) -> None:
-        """`tandem train`."""
+        """`tandem train`, unless a launcher is left that starts the ranks again by itself."""
+        if self.process is not None and self.process.poll() is None:
+            return
         self.process = subprocess.Popen(
             self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
     def kill(self, chance: random.Random) -> None:
-        """Kill something of it, and wait until all of it is gone."""
+        """Kill something of it, and wait until its ranks are gone."""
         assert self.process is not None
         ranks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         pids = [int(pid) for pid in ranks.split()]
@@ -75,7 +78,8 @@ class Victim:
             subprocess.run(
                 ["kill", f"-{signal.SIGKILL.value}", str(pid)], stderr=subprocess.DEVNULL
             )
-        self.process.wait()
+        if not self.restarts or chosen == [self.process.pid]:
+            self.process.wait()
         while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
             time.sleep(0.01)
 
@@ -168,6 +172,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--mtbf", type=float, default=60.0, help="seconds")
     parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     runs = Path(tempfile.mkdtemp(prefix="faults-"))
@@ -180,7 +185,8 @@ def main() -> None:
     ]
     command = [sys.executable, "-m", "tandem", "train", arguments.config, *arguments.overrides]
     command += [*settings, "--nproc", str(arguments.nproc)]
-    job = Victim(command, runs / "faults")
+    command += ["--max-restarts", str(arguments.max_restarts)]
+    job = Victim(command, runs / "faults", arguments.max_restarts)
     began = time.monotonic()
     try:
         chance = random.Random(arguments.seed)

@@ -56,6 +56,8 @@ def launch(
     nproc: int,
     grace: float = GRACE_SECONDS,
     one_of_several: bool = False,
+    restarts: int = 0,
+    before_restart: Callable[[], None] = lambda: None,
 ) -> int:
     """Fork `nproc` ranks, and return an exit code: in each of them, what `rank` returns there.
 
@@ -65,10 +67,21 @@ def launch(
     follow, and all ranks ended well although they were asked to stop. Once a rank has failed the
     others get `grace` seconds to end, and are then killed. Call from the main thread, before
     anything has started threads that a rank needs.
+
+    Up to `restarts` times, all ranks are started again after a signal has ended one, unless they
+    were asked to stop; `before_restart` is called first.
     """
     if nproc < 1:
         raise LaunchError(f"--nproc {nproc}: at least one process is needed")
-    code = _Launcher(grace, one_of_several).run(nproc)
+    launcher = _Launcher(grace, one_of_several)
+    code = launcher.run(nproc)
+    for left in reversed(range(restarts)):
+        if code is None or not launcher.was_killed:
+            break
+        print(f"starting the ranks again (--max-restarts: {left} left)", file=sys.stderr)
+        before_restart()
+        launcher = _Launcher(grace, one_of_several)
+        code = launcher.run(nproc)
     return rank() if code is None else code
 
 
@@ -106,6 +119,11 @@ class _Launcher:
         self.received: collections.deque[int] = collections.deque()
         self.forwarded: set[int] = set()
         self.interrupted = False
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the job failed by a signal to a rank that did not come through the launcher."""
+        return bool(self.failed) and self.failed[0].code < 0 and not self.forwarded
 
     def run(self, nproc: int) -> int | None:
         """The job's exit code, or None in a rank."""

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
-def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    help="How often to resume the job by itself after a signal has ended one of its processes, as "
+    "happens when the memory runs out.",
+)
+def train(config: str, overrides: tuple[str, ...], nproc: int | None, max_restarts: int) -> None:
     """Train the job CONFIG, or resume it.
 
     srun and torchrun start each rank by this command too.
@@ -36,10 +43,10 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     def load() -> JobConfig:
         return prepare(load_job(config, overrides))
 
-    run_if_launched(lambda: _train_as_rank(load), nproc, config, overrides)
+    run_if_launched(lambda: _train_as_rank(load), nproc or max_restarts, config, overrides)
     job = load_on_device(config, overrides)
     if not announce_if_finished(job):
-        sys.exit(run_ranks(job, [config, *overrides], nproc))
+        sys.exit(run_ranks(job, [config, *overrides], nproc, max_restarts=max_restarts))
 
 
 @click.command()
@@ -119,15 +126,21 @@ def one_thread() -> Iterator[None]:
 
 
 def run_if_launched(
-    as_rank: Callable[[], int], nproc: int | None, config: str, overrides: tuple[str, ...]
+    as_rank: Callable[[], int],
+    is_told: object,
+    config: str,
+    overrides: tuple[str, ...],
 ) -> None:
-    """Call `as_rank` and exit, if srun or torchrun has started this process as a rank."""
+    """Call `as_rank` and exit, if srun or torchrun has started this process as a rank.
+
+    Raises UsageError then if the user has told how to start ranks.
+    """
     from cluster.ranks import is_launched
 
     if is_launched():
-        if nproc is not None:
+        if is_told:
             raise click.UsageError(
-                "--nproc: leave it out under srun or torchrun, which set the ranks"
+                "--nproc, --max-restarts: not under srun or torchrun, which set the ranks"
             )
         _choose_device_of_rank(config, overrides)
         sys.exit(as_rank())
@@ -146,7 +159,11 @@ def _choose_device_of_rank(config: str, overrides: tuple[str, ...]) -> None:
 
 
 def run_ranks(
-    job: JobConfig, words: Sequence[str], nproc: int | None, one_of_several: bool = False
+    job: JobConfig,
+    words: Sequence[str],
+    nproc: int | None,
+    one_of_several: bool = False,
+    max_restarts: int = 0,
 ) -> int:
     """Train a prepared job as ranks on this machine; returns the exit code, in the launcher only.
 
@@ -163,8 +180,15 @@ def run_ranks(
         startup.mark("starting the ranks")
         return _train_as_rank(lambda: job, startup)
 
-    as_fork = partial(train_as_fork, Startup())
-    code = launch_ranks(["train", *words], as_fork, nproc, one_of_several)
+    startup = Startup()
+    code = launch_ranks(
+        ["train", *words],
+        partial(train_as_fork, startup),
+        nproc,
+        one_of_several=one_of_several,
+        restarts=max_restarts,
+        before_restart=startup.again,
+    )
     if code and is_new and not folder.config.exists():
         shutil.rmtree(folder.path, ignore_errors=True)
     return code
@@ -174,12 +198,13 @@ def launch_ranks(
     words: list[str],
     as_fork: Callable[[], int],
     nproc: int | None,
-    one_of_several: bool = False,
+    **options: Any,
 ) -> int:
     """Run ``tandem WORDS`` as ranks on this machine. In the launcher, returns its exit code.
 
-    Without GPUs a rank is a fork of this process, which calls `as_fork`. Raises LaunchError if
-    there are fewer GPUs than ranks, since NCCL refuses two ranks on one GPU.
+    `options` are those of `cluster.local.launch`. Without GPUs a rank is a fork of this process,
+    which calls `as_fork`. Raises LaunchError if there are fewer GPUs than ranks, since NCCL refuses
+    two ranks on one GPU.
     """
     from cluster import LaunchError
     from cluster.local import becoming, launch
@@ -198,7 +223,7 @@ def launch_ranks(
 
         import_for_engines()
         rank = partial(_leave_as_fork, as_fork)
-    return launch(rank, nproc or max(1, gpus), one_of_several=one_of_several)
+    return launch(rank, nproc or max(1, gpus), **options)
 
 
 def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:

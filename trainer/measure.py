@@ -194,6 +194,10 @@ class Startup:
         self._last = time.monotonic()
         self._over = False
 
+    def again(self) -> None:
+        """Begin anew, before the launcher starts the ranks once more."""
+        self.__init__()  # type: ignore[misc]
+
     def mark(self, part: str) -> None:
         """Note that the part of the start with this name has just ended."""
         now = time.monotonic()

@@ -137,6 +137,33 @@ def test_a_rank_that_a_signal_ended_is_the_one_to_blame(capfd):
     assert "rank 1 was ended by SIGALRM" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("killed", "restarts", "code", "started"),
+    [("1", 2, 0, 2), ("1 1", 2, 0, 3), ("1 1", 1, 128 + signal.SIGALRM, 2), ("0", 2, 3, 1)],
+    ids=["once", "twice", "too often", "another failure"],
+)
+def test_ranks_are_started_again_after_a_signal(tmp_path, capfd, killed, restarts, code, started):
+    """Rank 1 is ended by a signal as often as it is told to, or fails by itself."""
+    script = """
+        import os, signal, sys
+        from pathlib import Path
+        if os.environ["RANK"] == "1":
+            starts = Path(sys.argv[1], "starts")
+            number = len(starts.read_text()) if starts.exists() else 0
+            starts.write_text("x" * (number + 1))
+            for kill in sys.argv[2].split()[number:]:
+                if kill == "0":
+                    sys.exit(3)
+                os.kill(os.getpid(), signal.SIGALRM)
+    """
+    calls: list[None] = []
+    ranks = becoming(python(script, tmp_path, killed))
+    found = launch(ranks, 2, restarts=restarts, before_restart=lambda: calls.append(None))
+    assert (found, len((tmp_path / "starts").read_text())) == (code, started)
+    assert len(calls) == started - 1
+    assert capfd.readouterr().err.count("starting the ranks again") == started - 1
+
+
 def test_ranks_that_hang_after_a_failure_are_killed(tmp_path, capfd):
     script = """
         import os, signal, subprocess, sys, time

@@ -105,6 +105,17 @@ def children(process: Job) -> list[int]:
         return []
 
 
+def test_the_launcher_resumes_a_job_whose_rank_was_killed(finished, corpus, tmp_path):
+    process = start(corpus, tmp_path, "--max-restarts", "1")
+    until(lambda: all_steps(tmp_path / "tiny" / "checkpoints"), "a checkpoint", LIMIT)
+    os.kill(children(process)[1], signal.SIGKILL)
+    errors = finish(process)
+    assert "rank 1 was ended by SIGKILL\nstarting the ranks again" in errors
+    assert losses(tmp_path / "tiny") == losses(finished[0])
+    assert len([*(tmp_path / "tiny" / "attempts").glob("*.json")]) == 2
+    assert not processes_of(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["own", "torchrun"])
 def test_disturbed_again_and_again_it_is_the_same_run(launcher, finished, corpus, tmp_path):
