@@ -40,7 +40,9 @@ def program() -> str:
 
 
 def without_numbers(text: str) -> list[str]:
-    return [re.sub(r"\d[\d.,e%-]*", "N", line) for line in text.strip().splitlines()]
+    """Its lines, whatever the numbers are, and which label is the more probable one."""
+    lines = re.sub(r"'label': '\w+'", "'label': N", text).strip().splitlines()
+    return [re.sub(r"\d[\d.,e%-]*", "N", line) for line in lines]
 
 
 def test_the_notebook_was_executed_in_order() -> None:

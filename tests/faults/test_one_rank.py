@@ -35,7 +35,7 @@ def test_a_flipped_bit_is_found_before_the_next_checkpoint(corpus, tmp_path):
     [
         ("sleeps", 1, "step.py"),
         pytest.param("freezes", 1, "step.py", marks=pytest.mark.slow),
-        pytest.param("sleeps in an export", 0, "rank_zero.py", marks=pytest.mark.slow),
+        pytest.param("sleeps in an export", 0, "ranks.py", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(

@@ -109,11 +109,11 @@ def test_every_shipped_configuration_loads() -> None:
 def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
     small = ["vocab_size=97", "hidden_size=32", "layers=3", "heads=2", "ffn_size=48"]
     small += ["max_positions=40", "pad_token_id=0", "dropout=0", "attention_dropout=0"]
+    if load(name).bottleneck_size:
+        small += ["bottleneck_size=16", "embedding_size=8", "pair_head=true"]
+    if load(name).norm == "rms_norm":
+        small += ["kv_heads=1"]
     config = load(name, *small)
-    if config.bottleneck_size:
-        config = load(name, *small, "bottleneck_size=16", "embedding_size=8", "pair_head=true")
-    if config.norm == "rms_norm":
-        config = load(name, *small, "kv_heads=1")
     ours = model.build(config, seed=0)
     rows, length, masked = 2, 20, 6
     ids = torch.randint(0, 97, (rows, length))

@@ -281,7 +281,8 @@ def test_a_frozen_teacher_of_the_task_teaches_its_labels(run_of_two, job, tmp_pa
     teacher = run_of_two.path / "exports" / "teacher"
     frozen = ["teacher=null", f"teacher.init.pretrained={teacher}", "teacher.frozen=true"]
     student = "students.small.objective={single_sentence: {weight: 0}, soft_labels: {}}"
-    words = (*frozen, student, f"output_dir={tmp_path}", "steps=20")
+    rate = "students.small.optimizer.learning_rate=1e-2"
+    words = (*frozen, student, rate, f"output_dir={tmp_path}", "steps=20")
     run = RunFolder(Path(run_distributed(train_with, 1, job, words)[0]))
     results = json.loads(run.evaluation.read_text())["learners"]
     assert results["teacher"]["single_sentence_accuracy"] > 0.9
