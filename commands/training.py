@@ -43,7 +43,7 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None, max_restar
     def load() -> JobConfig:
         return prepare(load_job(config, overrides))
 
-    run_if_launched(lambda: _train_as_rank(load), nproc or max_restarts, config, overrides)
+    run_if_launched(lambda: _train_as_rank(load), bool(nproc or max_restarts), config, overrides)
     job = load_on_device(config, overrides)
     if not announce_if_finished(job):
         sys.exit(run_ranks(job, [config, *overrides], nproc, max_restarts=max_restarts))
@@ -89,7 +89,7 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     def load() -> JobConfig:
         return prepare(load_job(config, overrides))
 
-    run_if_launched(lambda: _store_as_rank(load), nproc, config, overrides)
+    run_if_launched(lambda: _store_as_rank(load), bool(nproc), config, overrides)
     job = load_on_device(config, overrides)  # errors show before ranks start
     as_fork = partial(_store_as_rank, lambda: job)
     sys.exit(launch_ranks(["store", config, *overrides], as_fork, nproc))
@@ -126,14 +126,11 @@ def one_thread() -> Iterator[None]:
 
 
 def run_if_launched(
-    as_rank: Callable[[], int],
-    is_told: object,
-    config: str,
-    overrides: tuple[str, ...],
+    as_rank: Callable[[], int], is_told: bool, config: str, overrides: tuple[str, ...]
 ) -> None:
     """Call `as_rank` and exit, if srun or torchrun has started this process as a rank.
 
-    Raises UsageError then if the user has told how to start ranks.
+    Raises UsageError then where `is_told`: the user has said how to start ranks.
     """
     from cluster.ranks import is_launched
 
@@ -187,7 +184,7 @@ def run_ranks(
         nproc,
         one_of_several=one_of_several,
         restarts=max_restarts,
-        before_restart=startup.again,
+        before_restart=startup.begin,
     )
     if code and is_new and not folder.config.exists():
         shutil.rmtree(folder.path, ignore_errors=True)

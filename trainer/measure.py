@@ -190,13 +190,13 @@ class Startup:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Time from here on. The launcher calls this again before it starts the ranks once more."""
         self._seconds = {"imports": 0.0 if next(_jobs) else _age_of_process()}
         self._last = time.monotonic()
         self._over = False
-
-    def again(self) -> None:
-        """Begin anew, before the launcher starts the ranks once more."""
-        self.__init__()  # type: ignore[misc]
 
     def mark(self, part: str) -> None:
         """Note that the part of the start with this name has just ended."""
