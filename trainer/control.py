@@ -56,7 +56,7 @@ class Requests:
     @classmethod
     def agreed(cls, votes: Sequence[float]) -> Requests:
         """The requests of all ranks together, from the sums of their `votes`."""
-        return cls(*(bool(count) for count in votes))
+        return cls(*map(bool, votes))
 
 
 NO_REQUESTS = Requests()

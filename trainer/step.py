@@ -17,7 +17,7 @@ from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.batch_config import MicroStep
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.control import NO_REQUESTS, Requests
-from trainer.denominators import StepSums
+from trainer.denominators import InView, StepSums
 from trainer.learner_names import MEAN, TEACHER
 from trainer.learners.learner import Learner
 from trainer.objectives.objective import Demand
@@ -68,37 +68,25 @@ def train_step(
     """
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     measured = [learner for learner in (teacher, *students) if learner.has_terms]
-    in_use = chain.from_iterable(learner.counted.values() for learner in measured)
-    shares = dict(chain.from_iterable(learner.coverage.items() for learner in measured))
+    in_use: set[InView] = set()
+    shares: dict[str, tuple[InView, InView]] = {}
+    for learner in measured:
+        in_use.update(learner.counted.values())
+        shares.update(learner.coverage)
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device, shares)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate([teacher, *others], students, rows, step, sums, masker)
-    totals = _Totals.over_ranks(measured, sums, requests(), teacher.device)
-    terms = totals.terms
-    losses: dict[str, float] = {}
+    result, terms, squared_norms = _sum_over_ranks(measured, sums, requests(), teacher.device)
     for learner in learners:
-        loss = learner.objective.total(terms[learner.name], learner.own_step(step))
-        norm, length = totals.squared_norms[learner.name], batch.common_length
-        learner.update(step, loss, norm, length, totals.seconds, batch.targets)
-        losses[learner.name] = loss
+        name, objective = learner.name, learner.objective
+        loss = objective.total(terms[name], learner.own_step(step))
+        learner.update(step, loss, squared_norms[name], result.seconds, batch)
+        result.losses[name] = loss
+        result.terms[name] = {term: terms[name][term] for term in objective.about(batch.targets)}
     for student in students:
         if student.objective.lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
-    return StepResult(
-        terms={
-            learner.name: {
-                name: terms[learner.name][name] for name in learner.objective.about(batch.targets)
-            }
-            for learner in learners
-        },
-        losses=losses,
-        tokens=totals.tokens,
-        positions=totals.positions,
-        unreadable=totals.unreadable,
-        requests=totals.requests,
-        seconds=totals.seconds,
-        shares=totals.shares,
-    )
+    return result
 
 
 def _accumulate(
@@ -200,11 +188,6 @@ class TeacherPass:
         }
         return cls(teacher, demand, projection, peers)
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether the teacher has to run: it has terms, or someone reads it."""
-        return self.teacher.has_terms or self.demand.is_read
-
     def teach(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
     ) -> TeacherOutputs:
@@ -248,10 +231,6 @@ class TeacherPasses:
     ) -> TeacherPasses:
         """The passes of a step, for a batch with these `targets`. Collective."""
         passes = [TeacherPass.of(teacher, students, step, targets) for teacher in teachers]
-        is_mean_read = any(
-            student.objective.reads(student.own_step(step), MEAN, targets) for student in students
-        )
-        needed = [teacher_pass for teacher_pass in passes if teacher_pass.is_needed]
         by_name = {learner.name: learner for learner in (*teachers, *students)}
         for learner in by_name.values():
             learner.share_embedding(by_name)
@@ -261,8 +240,9 @@ class TeacherPasses:
             for student in students
             if student.name in sampled
         }
-        mean_logits, seed = passes[0].demand.mean_logits, teachers[0].step_shape.seed
-        return cls(needed, is_mean_read, mean_logits, generators, sampled, seed)
+        demand, seed = passes[0].demand, teachers[0].step_shape.seed  # all passes have the mean's
+        needed = [each for each in passes if each.teacher.has_terms or each.demand.is_read]
+        return cls(needed, demand.is_mean_read, demand.mean_logits, generators, sampled, seed)
 
     def sources(
         self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
@@ -303,54 +283,41 @@ def _learn(
         return detach(features, projection).distributions[MASKED]
 
 
-@dataclass(frozen=True)
-class _Totals:
-    """The outcome of a step over all ranks, on the host."""
+def _sum_over_ranks(
+    learners: Sequence[Learner], sums: StepSums, requests: Requests, device: torch.device
+) -> tuple[StepResult, dict[str, dict[str, float]], dict[str, float]]:
+    """Sum what the ranks have computed, in one collective and the one host sync of a step.
 
-    terms: dict[str, dict[str, float]]  # learner -> term -> value
-    squared_norms: dict[str, float]  # learner -> of its gradient
-    requests: Requests
-    tokens: dict[str, int]
-    positions: int
-    unreadable: int
-    seconds: float
-    shares: dict[str, float]
+    Returns the step's result, yet without learners; each learner's terms by name; and the squared
+    norm of its gradient.
 
-    @classmethod
-    def over_ranks(
-        cls, learners: Sequence[Learner], sums: StepSums, requests: Requests, device: torch.device
-    ) -> _Totals:
-        """The sums over all ranks, in one collective and the one host sync of a step."""
-        votes = torch.tensor(requests.votes()).to(device, non_blocking=True)
-        shares = [(learner.take_shares(), learner.squared_gradient_norm()) for learner in learners]
-        parts = torch.cat([part.double() for part in (*chain.from_iterable(shares), votes)])
-        ranks = dist.get_world_size()
-        everyone = parts.new_empty(ranks * len(parts))
-        dist.all_gather_into_tensor(everyone, parts)
-        on_host = torch.cat([everyone, sums.stacked()]).cpu().numpy()
-        values = iter(_sum_by_rank(on_host[: len(everyone)].reshape(ranks, -1)))
-        terms, squared_norms = {}, {}
-        for learner in learners:
-            terms[learner.name] = {term: next(values) for term in learner.objective.terms}
-            squared_norms[learner.name] = next(values)
-        positions, unreadable, seconds, *by_name = on_host[len(everyone) :].tolist()
-        views = len(sums.tokens)
-        return cls(
-            terms=terms,
-            squared_norms=squared_norms,
-            requests=Requests.agreed(list(values)),
-            tokens=dict(zip(sums.tokens, map(int, by_name[:views]), strict=True)),
-            positions=int(positions),
-            unreadable=int(unreadable),
-            seconds=seconds,
-            shares=dict(zip(sums.shares, by_name[views:], strict=True)),
-        )
-
-
-def _sum_by_rank(values: np.ndarray) -> list[float]:
-    """[ranks, n] summed over the ranks, in their order.
-
-    An all-reduce of three ranks or more adds in an order that depends on a number's place in the
-    tensor. A learner's loss would then depend on the other learners.
+    Numbers are gathered, and added up in the order of the ranks. An all-reduce of three ranks or
+    more adds in an order that depends on a number's place in the tensor. A learner's loss would
+    then depend on the other learners.
     """
-    return np.add.accumulate(values, axis=0)[-1].tolist()
+    votes = torch.tensor(requests.votes(), dtype=torch.float64).to(device, non_blocking=True)
+    parts = [(learner.take_shares(), learner.squared_gradient_norm()) for learner in learners]
+    local = torch.cat([*(part.double() for part in chain.from_iterable(parts)), votes])
+    ranks = dist.get_world_size()
+    gathered = local.new_empty(ranks * len(local))
+    dist.all_gather_into_tensor(gathered, local)
+    on_host = torch.cat([gathered, sums.stacked()]).cpu().numpy()
+    by_rank, counts = np.split(on_host, [len(gathered)])
+    values = iter(np.add.accumulate(by_rank.reshape(ranks, -1), axis=0)[-1].tolist())
+    terms, squared_norms = {}, {}
+    for learner in learners:
+        terms[learner.name] = {term: next(values) for term in learner.objective.terms}
+        squared_norms[learner.name] = next(values)
+    positions, unreadable, seconds, *by_name = counts.tolist()
+    views = len(sums.tokens)
+    result = StepResult(
+        terms={},
+        losses={},
+        tokens=dict(zip(sums.tokens, map(int, by_name[:views]), strict=True)),
+        positions=int(positions),
+        unreadable=int(unreadable),
+        requests=Requests.agreed(list(values)),
+        seconds=seconds,
+        shares=dict(zip(sums.shares, by_name[views:], strict=True)),
+    )
+    return result, terms, squared_norms

@@ -400,7 +400,7 @@ def test_terms_are_on_while_they_weigh_something():
         inputs, objective, totals = loss_inputs_of(config, step=step)
         loss, shares = objective(inputs, totals)
         assert objective.weights(step) == {"mlm": step / 10, "soft_kl": 1 - step / 10}
-        assert objective.reads_logits(step) == ("soft_kl" in names)
+        assert bool(objective.reading(TEACHER, step)) == ("soft_kl" in names)
         assert {name for name, share in zip(objective.terms, shares, strict=True) if share} == names
         weights = torch.tensor(list(objective.weights(step).values()))
         torch.testing.assert_close(loss.detach(), shares @ weights)

@@ -96,8 +96,8 @@ def test_one_layer_at_a_time_and_then_the_other_terms():
     for step, ours, theirs in ((0, 1, 2), (4, 1, 2), (5, 2, 4), (9, 2, 4)):
         assert objective.student_capture(step).hidden_states == (ours,)
         assert objective.source_capture(step).attention == (theirs,)
-        assert not objective.reads_logits(step)
-    assert objective.reads_logits(10)
+        assert not any(term.reads_logits for term in objective.reading(TEACHER, step))
+    assert any(term.reads_logits for term in objective.reading(TEACHER, 10))
     assert objective.source_capture(10).hidden_states == ()
 
 

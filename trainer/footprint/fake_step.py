@@ -116,7 +116,7 @@ def fake_step(
         run = meter(modules[name])
         sources[name], projected = _teach(run, name, modules, learners, demand, batch)
         yield name, run, projected + _shared_words(name, modules, learners)
-    if any(objective.reads(0, MEAN, batch.targets) for objective, _ in readers):
+    if any(demand.is_mean_read for demand in demands.values()):
         read = [sources[name] for name, demand in demands.items() if demand.is_read]
         sources[MEAN] = mean_of(read, demands[TEACHER].mean_logits)
     for name in students:

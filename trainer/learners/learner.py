@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data_pipeline import PAIRS
+from data_pipeline import PAIRS, Batch
 from model import Capture, Features, Model, ModelConfig
 from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import MicroBatch
@@ -51,7 +51,7 @@ from trainer.learners.module import (
     require_products,
 )
 from trainer.learners.state import LearnerState, schedule_steps, time_used
-from trainer.learners.step_decision import StepDecision, loss_scale
+from trainer.learners.step_decision import StepDecision
 from trainer.learners.zero import whole_copies
 from trainer.measure import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
@@ -101,6 +101,7 @@ class Learner:
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.form
         self.generator = config.generator_name
         self.reads = self.generator or self.view  # the view that it reads; it counts `view`
+        self.is_trained = not config.frozen
         self.counters = LearnerState(started_at)
         self._section = section_of(name)
         self._always = always_captured(name, config)
@@ -108,9 +109,13 @@ class Learner:
         with named_for(self._section, config, BEGINNING, step_shape.micro_batch):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective
+            # Terms are computed where it is trained, or its losses are compared (min_lead).
+            self.has_terms = bool(self.objective.terms)
             self.engine = self._start_engine(module)
         self.engine.train(self.config.in_training_mode)
         self.model: Model = module.model
+        heads = self.model.config.task_heads.values()
+        self._has_dropout = bool(config.dropout or any(head.dropout for head in heads))
         self.device: torch.device = self.engine.device
         self.is_compiled = is_compiled(config, self.device)
         if self.is_compiled:
@@ -137,16 +142,6 @@ class Learner:
         cut = self.step_shape.micro_batch, self.step_shape.accumulation
         return start_engine(module, self._optimizer, self.config, *cut)
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether its weights change; a frozen teacher's do not."""
-        return not self.config.frozen
-
-    @property
-    def has_terms(self) -> bool:
-        """Whether its terms are computed: it is trained, or its losses are compared (min_lead)."""
-        return bool(self.objective.terms)
-
     @cached_property
     def counted(self) -> dict[Denominator, InView]:
         """The counts that divide its terms, and the view in which each is counted."""
@@ -172,13 +167,13 @@ class Learner:
 
         These are the heads that its own terms read, and the given `heads`.
         """
-        step, own_step = micro_step.step, self.own_step(micro_step.step)
+        own_step = self.own_step(micro_step.step)
         read = self.objective.student_capture(own_step, batch.targets)
         capture = union([self._always, read, Capture(heads=tuple(heads))])
-        self._turn_positions(step)
-        self._seed_dropout(step, micro_step.micro_batch)
+        self._prepare(micro_step)
         with self._part(FORWARD):
-            return self._run(Predict(capture), batch).heads
+            features: Features = self.engine(Predict(capture), batch.view(self.reads))
+        return features.heads
 
     def accumulate(
         self,
@@ -193,6 +188,9 @@ class Learner:
         `sources` are the outputs of other learners that its terms may read. The returned features
         hold at least what `capture` asks for.
         """
+        if micro_step.micro_batch == 0 and self.is_trained:
+            forget_gradients(self.engine)
+        self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
         self._prepare(micro_step)
         sources = sources or {}
         self._peers = tuple(sorted(filter(is_student, self.objective.sources & sources.keys())))
@@ -203,7 +201,7 @@ class Learner:
         with self._part(FORWARD):
             whole_batch = self.whole_batch.pop(0) if self.whole_batch else {}
             program = Train(totals, sources, capture, own_step, whole_batch, batch.views)
-            loss, shares, features = self._run(program, batch)
+            loss, shares, features = self.engine(program, batch.view(self.reads))
         if self.is_trained:
             with self._part(BACKWARD):
                 backward(self.engine, loss, self.loss_scale.value)
@@ -212,31 +210,17 @@ class Learner:
         return features
 
     def _prepare(self, micro_step: MicroStep) -> None:
-        """Clear the previous step's gradients, and seed the dropout of this forward pass."""
-        step, number = micro_step.step, micro_step.micro_batch
-        if number == 0 and self.is_trained:
-            forget_gradients(self.engine)
-        self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
-        self._turn_positions(step)
-        self._seed_dropout(step, number)
+        """Set the base of rotary positions and the seed of dropout for a forward pass.
 
-    def _turn_positions(self, step: int) -> None:
-        """Use the base of rotary positions of a step, or of the last one that trained the model."""
-        finished = self.counters.finished_at
-        last = step if finished is None else min(step, finished - 1)
-        base = self.step_shape.rope_theta(last)
+        The base is that of the step, or of the last one that trained the model.
+        """
+        step, finished = micro_step.step, self.counters.finished_at
+        base = self.step_shape.rope_theta(step if finished is None else min(step, finished - 1))
         if base is not None and (self.is_trained or finished is not None):
             self.model.set_rope_theta(base)
-
-    def _seed_dropout(self, step: int, micro_batch: int) -> None:
-        heads = self.model.config.task_heads.values()
-        if self.config.dropout or any(head.dropout for head in heads):
-            seed = derive(self.step_shape.seed, self.name, step, micro_batch, dist.get_rank())
-            torch.manual_seed(seed)
-
-    def _run(self, program: Program[Result], batch: MicroBatch) -> Result:
-        """Run a program inside the engine's forward pass, on this learner's view of the batch."""
-        return self.engine(program, batch.view(self.reads))
+        if self._has_dropout:
+            micro_batch, rank = micro_step.micro_batch, dist.get_rank()
+            torch.manual_seed(derive(self.step_shape.seed, self.name, step, micro_batch, rank))
 
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
@@ -254,49 +238,41 @@ class Learner:
         """This rank's part of the squared norm, [1], after the step's last backward pass."""
         if not self.is_trained:
             return torch.zeros(1, device=self.device)
-        if self.config.zero_stage == 0:
-            step_decision.fill_gradients(self.engine)
         return step_decision.squared_norm_part(self.engine)[None]
 
     def update(
-        self,
-        step: int,
-        loss: float,
-        squared_norm: float,
-        length: int,
-        seconds: float,
-        targets: Collection[str],
+        self, step: int, loss: float, squared_norm: float, seconds: float, batch: Batch
     ) -> None:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
-        `loss` is the loss of the global batch, whose sequences have this `length` (0: it varies)
-        and these `targets`. `squared_norm` is the sum of the ranks' `squared_gradient_norm`.
-        `seconds` is the job's training time so far; it is equal on all ranks.
+        `loss` is the loss of the global batch, of which `batch` is this rank's part; `squared_norm`
+        is the sum of the ranks' `squared_gradient_norm`. `seconds` is the job's training time so
+        far; it is equal on all ranks.
         """
-        begins = self.objective.stages.last_begins
-        if self.own_step(step) <= begins or self.counters.clocked_from is None:
+        assert self._optimizer is not None
+        own_step, stages = self.own_step(step), self.objective.stages
+        if own_step <= stages.last_begins or self.counters.clocked_from is None:
             self.counters.clocked_from = seconds
-        self._forget_the_stage_before(self.own_step(step))
-        self._set_rates(step, seconds, targets)
+        if stages.begins(own_step):
+            self._optimizer.forget()  # the moments of the stage before, even when skipping
+        self._set_rates(step, seconds, batch.targets)
         models = self.config.model.layers, self._teacher_layers, self._peers
         phase = self.step_shape.phase(step)
-        conditions = *models, self.objective.lead is not None, length, PAIRS in targets, *phase
-        comparable = step_decision.regime(
-            self.config, self.objective, self.own_step(step), conditions
-        )
+        length, has_pairs = batch.common_length, PAIRS in batch.targets
+        conditions = *models, self.objective.lead is not None, length, has_pairs, *phase
+        comparable = step_decision.regime(self.config, self.objective, own_step, conditions)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
-        task = self.objective.task_among(targets)
+        task = self.objective.task_among(batch.targets)
         decision = StepDecision(self.config, self.counters, loss, comparable, task, norm)
         together = 0.0 if self.config.clip_each_parameter else self.config.gradient_clipping
         wanted = step_decision.gradient_factor(norm, together, scale)
-        assert self._optimizer is not None
         if self.config.average is not None:
             self._optimizer.mean_kept = self.config.average.kept(self.counters.steps_taken(step))
         self._optimizer.gradient_factor = wanted if decision.is_taken else None
         with self._part(STEP):
             self.engine.step()
-        decision.record()
+        decision.record(self.loss_scale)
         self.skipped = decision.skipped
 
     def _set_rates(self, step: int, seconds: float, targets: Collection[str]) -> None:
@@ -331,7 +307,9 @@ class Learner:
     @property
     def loss_scale(self) -> LossScale:
         """The factor on the loss before the backward pass: 1 unless the precision is fp16."""
-        return loss_scale(self.config, self.counters)
+        if self.config.precision != "fp16":
+            return LossScale(1.0)
+        return self.counters.loss_scale or LossScale(self.config.loss_scale.initial)
 
     def own_step(self, step: int) -> int:
         """The learner's own step at the job's `step`: 0 at its start."""
@@ -398,7 +376,7 @@ class Learner:
         `projection` is this learner's own vocabulary projection.
         """
         self.engine.eval()
-        features = self._run(Predict(), batch)
+        features = self.engine(Predict(), batch.view(self.reads))
         self.engine.train(self.config.in_training_mode)
         with self.autocast():
             return detach(features, projection)
@@ -420,7 +398,7 @@ class Learner:
     def _evaluated(self, program: Program[Result], batch: MicroBatch) -> Result:
         self.engine.eval()
         with named_for(self._section, self.config, EVALUATION, self.step_shape.micro_batch):
-            result = self._run(program, batch)
+            result: Result = self.engine(program, batch.view(self.reads))
         self.engine.train(self.config.in_training_mode)
         return result
 
@@ -432,9 +410,3 @@ class Learner:
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """In the block the learner has its averaged weights."""
         return averaged(self.engine)
-
-    def _forget_the_stage_before(self, own_step: int) -> None:
-        """Reset the moments where a stage begins, even when skipping."""
-        if self.objective.stages.begins(own_step):
-            assert self._optimizer is not None
-            self._optimizer.forget()

@@ -25,19 +25,17 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-def fill_gradients(engine: DeepSpeedEngine) -> None:
-    """At stage 0: give a parameter without a gradient one of zeros.
+def fill_gradients(engine: DeepSpeedEngine) -> list[Tensor]:
+    """The gradients that the optimizer reads at stage 0: of the parameters, or of their masters.
 
-    DeepSpeed does this at the other stages, and on several ranks.
+    A parameter without a gradient gets one of zeros, as DeepSpeed does at the other stages, and on
+    several ranks.
     """
-    for parameter in _stepped(engine):
+    stepped = [tensor for group in engine.optimizer.param_groups for tensor in group["params"]]
+    for parameter in stepped:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-
-
-def _stepped(engine: DeepSpeedEngine) -> list[Tensor]:
-    """The tensors that the optimizer steps at stage 0: the trained parameters, or their masters."""
-    return [tensor for group in engine.optimizer.param_groups for tensor in group["params"]]
+    return [parameter.grad for parameter in stepped]
 
 
 def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
@@ -48,8 +46,8 @@ def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
     """
     stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
     if stage == 0:
-        parameters = _stepped(engine) if dist.get_rank() == 0 else []  # all have the same
-        return squared_norm([p.grad for p in parameters if p.grad is not None], engine.device)
+        gradients = fill_gradients(engine)  # equal on all ranks: one counts
+        return squared_norm(gradients if dist.get_rank() == 0 else [], engine.device)
     if _is_offloaded(engine):  # DeepSpeed took them on the way to the host
         norms = list(wrapper.norm_for_param_grads.values())
         none = torch.zeros((), dtype=torch.float64, device=engine.device)
@@ -72,13 +70,6 @@ def gradient_factor(norm: float, clipping: float, scale: float) -> float:
     """
     clip = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
     return clip / scale
-
-
-def loss_scale(config: LearnerConfig, counters: LearnerState) -> LossScale:
-    """The factor on the loss before the backward pass: 1 unless the precision is fp16."""
-    if config.precision != "fp16":
-        return LossScale(1.0)
-    return counters.loss_scale or LossScale(config.loss_scale.initial)
 
 
 def regime(
@@ -114,10 +105,9 @@ class StepDecision:
         self.skipped = counters.guard.judge(config.guard, loss, regime, task)  # the reason, if any
         self.is_taken = self.skipped is None and math.isfinite(gradient_norm)
 
-    def record(self) -> None:
-        """Count the step as taken, as a float16 overflow, or as skipped."""
+    def record(self, scale: LossScale) -> None:
+        """Count the step, whose loss had this `scale`: taken, a float16 overflow, or skipped."""
         config, counters = self._config, self._counters
-        scale = loss_scale(config, counters)
         if self.is_taken:
             counters.guard.record_step(config.guard, self._loss, self._task)
             counters.idle_steps += self._is_idle

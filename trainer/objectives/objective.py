@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -67,13 +67,15 @@ class Objective(nn.Module):
         self.terms = nn.ModuleDict(self.by_name)
         # The names of the learners whose outputs any term reads.
         self.sources = {t.source for t in self.by_name.values() if t.source is not None}
+        terms = self.by_name.values()
+        self.tasks = dict.fromkeys(term.head for term in terms if isinstance(term, TaskTerm))
         self._initialise(learner.initializer_range, seed)
 
     def task_among(self, targets: Collection[str]) -> str:
         """The task, among several, of a batch with these targets; empty if there is one task."""
-        terms = self.by_name.values()
-        tasks = dict.fromkeys(term.head for term in terms if isinstance(term, TaskTerm))
-        return next((head for head in tasks if head in targets), "") if len(tasks) > 1 else ""
+        if len(self.tasks) < 2:
+            return ""
+        return next((head for head in self.tasks if head in targets), "")
 
     def about(self, targets: Targets) -> dict[str, Term]:
         """The terms about a batch with these targets."""
@@ -93,17 +95,16 @@ class Objective(nn.Module):
                 term.set_teacher_layers(teacher_layers)
 
     def weights(self, step: int) -> dict[str, float]:
-        """The weight of each term at the learner's `step`, at the teacher's present `lead`."""
-        return {
-            name: term.weight.at(step) * self._part_heard(term)
-            for name, term in self.by_name.items()
-        }
+        """The weight of each term at the learner's `step`, at the teacher's present `lead`.
 
-    def _part_heard(self, term: Term) -> float:
-        """0 up to a lead of the term's `min_lead`, 1 from twice that lead on."""
-        if self.lead is None or term.min_lead is None:
-            return 1.0
-        return min(max(self.lead / term.min_lead - 1.0, 0.0), 1.0)
+        It is 0 up to a lead of the term's `min_lead`, and complete from twice that lead on.
+        """
+        weights = {}
+        for name, term in self.by_name.items():
+            weights[name] = term.weight.at(step)
+            if self.lead is not None and term.min_lead is not None:
+                weights[name] *= min(max(self.lead / term.min_lead - 1.0, 0.0), 1.0)
+        return weights
 
     def waits_for(self, teacher: Objective) -> bool:
         """Whether a term counts only once the `teacher` is ahead, which can be measured."""
@@ -146,12 +147,8 @@ class Objective(nn.Module):
         return {self._denominator(term) for term in self.by_name.values()}
 
     def _denominator(self, term: Term) -> Denominator:
-        shared = self._shared_with(term)
+        shared = self.shared.get(term.source or "")
         return term.denominator if shared is None else (shared.view, term.denominator)
-
-    def _shared_with(self, term: Term) -> SharedSpans | None:
-        """How the term compares with its source, if that has another tokenizer."""
-        return None if term.source is None else self.shared.get(term.source)
 
     @property
     def label_terms(self) -> list[str]:
@@ -160,20 +157,16 @@ class Objective(nn.Module):
 
     def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
         """The outputs that the forward of `source` returns for the terms; as above."""
-        return union(term.source_capture(step) for term in self._reading(source, step, targets))
+        return union(term.source_capture(step) for term in self.reading(source, step, targets))
 
     def over_whole_batch(self, step: int, targets: Targets = None) -> list[WholeBatchTerm]:
         """The terms over the whole global batch that are on at the learner's `step`."""
         on = self._on(step, targets).values()
         return [term for term in on if isinstance(term, WholeBatchTerm)]
 
-    def reads_logits(self, step: int, source: str = TEACHER) -> bool:
-        """Whether any term reads the logits of `source` at the learner's `step`."""
-        return any(term.reads_logits for term in self._reading(source, step))
-
-    def reads(self, step: int, source: str, targets: Targets = None) -> bool:
-        """Whether any term reads this source at the learner's `step`, for such a batch."""
-        return bool(self._reading(source, step, targets))
+    def reading(self, source: str, step: int, targets: Targets = None) -> list[Term]:
+        """The terms that read this source at the learner's `step`, for such a batch."""
+        return [term for term in self._on(step, targets).values() if term.source == source]
 
     def total(self, terms: Mapping[str, float], step: int) -> float:
         """The loss at the learner's `step`, from the global value of every term.
@@ -193,37 +186,36 @@ class Objective(nn.Module):
             return torch.zeros(()), torch.zeros(0)
         losses: list[Tensor] = []
         shares: dict[str, Tensor] = {}
-        for denominator, part, sums in self._parts(inputs):
-            losses.append(part / totals[denominator])
-            shares |= {name: value / totals[denominator] for name, value in sums.items()}
-        loss = torch.stack(losses).sum()
-        of_all = [shares[name] if name in shares else loss.new_zeros(()) for name in self.terms]
-        return loss, torch.stack(of_all).detach()
-
-    def _parts(self, inputs: LossInputs) -> Iterator[tuple[Denominator, Tensor, dict[str, Tensor]]]:
-        """(denominator, weighted sum in the graph, each term's sum) of jointly computed terms."""
-        weights = self.weights(inputs.step)
-        on = self._on(inputs.step, inputs.batch.targets)
-        terms = {name: term for name, term in on.items() if term.applies(inputs)}
-        groups: dict[tuple[str, str, str], dict[str, Term]] = {}
-        for name, term in terms.items():
-            shared = self._shared_with(term)
-            view = "" if shared is None else shared.view
-            groups.setdefault((view, term.group, "" if term.group else name), {})[name] = term
-        by_view = {"": inputs}
-        for (view, *_), group in groups.items():
+        weights, by_view = self.weights(inputs.step), {"": inputs}
+        for (view, *_), group in self._groups(inputs).items():
             if view not in by_view:
                 by_view[view] = self._at_shared_spans(inputs, view)
             first, scales = next(iter(group.values())), [weights[name] for name in group]
             total, sums = first.compute([*group.values()], scales, by_view[view])
-            yield self._denominator(first), total, dict(zip(group, sums, strict=True))
+            divisor = totals[self._denominator(first)]
+            losses.append(total / divisor)
+            for name, value in zip(group, sums, strict=True):
+                shares[name] = value / divisor
+        loss = torch.stack(losses).sum()
+        of_all = [shares[name] if name in shares else loss.new_zeros(()) for name in self.terms]
+        return loss, torch.stack(of_all).detach()
+
+    def _groups(self, inputs: LossInputs) -> dict[tuple[str, str, str], dict[str, Term]]:
+        """The terms that are on and have their source, by name; those of a group together.
+
+        A group's key has the view of the shared spans at which its terms are computed, or "".
+        """
+        groups: dict[tuple[str, str, str], dict[str, Term]] = {}
+        for name, term in self._on(inputs.step, inputs.batch.targets).items():
+            if term.source is None or term.source in inputs.sources:
+                shared = self.shared.get(term.source or "")
+                view = "" if shared is None else shared.view
+                groups.setdefault((view, term.group, "" if term.group else name), {})[name] = term
+        return groups
 
     def _at_shared_spans(self, inputs: LossInputs, view: str) -> LossInputs:
         sources = {name: shared for name, shared in self.shared.items() if shared.view == view}
         return at_shared_spans(inputs, inputs.views[view], sources)
-
-    def _reading(self, source: str, step: int, targets: Targets = None) -> list[Term]:
-        return [term for term in self._on(step, targets).values() if term.source == source]
 
     def _on(self, step: int, targets: Targets = None) -> dict[str, Term]:
         """The terms about a batch whose weight is not 0 at a step; all of them if there is none.
@@ -273,12 +265,13 @@ def _build(
 class Demand:
     """The demand of all students' terms on one teacher.
 
-    is_read: whether any term reads it, alone or in the mean of several; capture: what its features
-    must hold; own_logits, mean_logits: how many students compare with its distributions, and with
-    the mean's.
+    is_read: whether any term reads it, alone or in the mean of several; is_mean_read: whether any
+    reads the mean; capture: what its features must hold; own_logits, mean_logits: how many students
+    compare with its distributions, and with the mean's.
     """
 
     is_read: bool
+    is_mean_read: bool
     capture: Capture
     own_logits: int
     mean_logits: int
@@ -298,19 +291,22 @@ class Demand:
         targets of the batch; None: any. `discriminators` is the number of students that read
         samples of its predictions.
         """
-        students = list(students)
-        direct, mean = (
-            union(objective.source_capture(step, targets, name) for objective, step in students)
-            for name in (teacher, MEAN)
-        )
+        captures, mean_captures = [], []
+        own_logits, mean_logits = discriminators, 0
+        for objective, step in students:
+            direct = objective.reading(teacher, step, targets)
+            of_mean = objective.reading(MEAN, step, targets)
+            captures += [term.source_capture(step) for term in direct]
+            mean_captures += [term.source_capture(step) for term in of_mean]
+            own_logits += any(term.reads_logits for term in direct)
+            mean_logits += any(term.reads_logits for term in of_mean)
+        mean = union(mean_captures)
         mean = dataclasses.replace(mean, heads=tuple(head for head in mean.heads if head in heads))
-        mean_logits = sum(objective.reads_logits(step, MEAN) for objective, step in students)
-        is_read = any(objective.reads(step, teacher, targets) for objective, step in students)
         return cls(
-            is_read=is_read or mean_logits > 0 or bool(mean.heads) or discriminators > 0,
-            capture=union([direct, mean]),
-            own_logits=discriminators
-            + sum(objective.reads_logits(step, teacher) for objective, step in students),
+            is_read=bool(captures or mean.heads) or own_logits + mean_logits > 0,
+            is_mean_read=bool(mean_captures),
+            capture=union([*captures, mean]),
+            own_logits=own_logits,
             mean_logits=mean_logits,
         )
 

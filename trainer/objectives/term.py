@@ -308,10 +308,6 @@ class Term(nn.Module, ABC):
         """These are the sections of all terms of its objective, by name."""
         return
 
-    def applies(self, inputs: LossInputs) -> bool:
-        """Whether its source, if it has one, is present in this step."""
-        return self.source is None or self.source in inputs.sources
-
     def outputs(self, inputs: LossInputs) -> TeacherOutputs:
         """The outputs of its source."""
         assert self.source is not None
