@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.masked_batches import LENGTH, VOCABULARY, masked_batch
+from benchmarks.masked_batches import VOCABULARY, masked_batch
 from benchmarks.one_rank import join_alone
 from benchmarks.turns import clock_for, median_seconds
 from data_pipeline import Batch
@@ -122,9 +122,7 @@ def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> No
     student.accumulate(to_device(batch, student.device), totals, micro_step, sources)
     student.take_shares()
     norm = float(student.squared_gradient_norm())
-    student.update(
-        0, loss=1.0, squared_norm=norm, length=LENGTH, seconds=0.0, targets=batch.targets
-    )
+    student.update(0, loss=1.0, squared_norm=norm, seconds=0.0, batch=batch)
 
 
 def encoder(hidden_size: int, layers: int) -> EncoderConfig:

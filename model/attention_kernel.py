@@ -152,17 +152,17 @@ def attention_pattern(
     q, k and v.
     """
     (rows, length), (device, dtype) = shape, operands
-    kind = kernel_device(device)
-    if not is_native(kind, dtype):
+    if not is_native(device, dtype):
         dtype = torch.float32
+    window = window if hides(window, length) else 0
     if isinstance(attention_mask, Tensor):
         skips = attention_mask.ndim == 1
     else:
-        skips = attention_mask is not None or hides(window, length)
+        skips = attention_mask is not None or window > 0
     documents = attention_mask if isinstance(attention_mask, Documents) else None
     sizes = () if documents is None else documents.sizes
-    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, bool(sizes))
-    window = window if hides(window, length) else 0
+    kind, runs = kernel_device(device), bool(sizes)
+    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, runs)
     is_causal = documents is not None and documents.is_causal
     if kernel == RUNS:
         return AttentionPattern(kernel, sizes=sizes, window=window, is_causal=is_causal)
@@ -195,7 +195,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
     q, k and v are [B, A, L, D]; `dropout` is the probability for attention weights. Returns
     [B, A, L, D]. The output at padding is finite but meaningless.
     """
-    if not is_native(kernel_device(q.device), q.dtype):
+    if not is_native(q.device, q.dtype):
         with torch.autocast(q.device.type, enabled=False):
             return attend(q.float(), k.float(), v.float(), pattern, dropout).to(q.dtype)
     if pattern.kernel == RUNS:

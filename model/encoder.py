@@ -88,25 +88,27 @@ class Attention(nn.Module):
 
     def __init__(self, config: EncoderConfig, is_first: bool) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.is_pre_norm = config, config.norm_placement == "pre"
         self.joins_projections = False  # whether Q, K and V are one product: faster if compiled
         inner, hidden, bias = config.inner_size, config.hidden_size, config.attention_bias
         query_input = hidden if config.bottleneck_attention == "hidden" else inner
         value_input = inner if config.bottleneck_attention == "inner" else hidden
         self.bottleneck = Bottleneck(config) if config.bottleneck_size else None
         self.query = Dense(query_input, inner, bias=bias)
-        of_keys = config.key_value_heads * config.head_size
+        self.head_size = config.head_size
+        of_keys = config.key_value_heads * self.head_size
         self.key = Dense(query_input, of_keys, bias=bias)
         self.value = Dense(value_input, of_keys, bias=bias)
         self.output = Dense(inner, inner, bias=bias)
         self.query_norm = self.key_norm = None
         if config.qk_norm:
-            self.query_norm = RMSNorm(config.head_size, eps=config.norm_eps)
-            self.key_norm = RMSNorm(config.head_size, eps=config.norm_eps)
+            self.query_norm = RMSNorm(self.head_size, eps=config.norm_eps)
+            self.key_norm = RMSNorm(self.head_size, eps=config.norm_eps)
         skip_norm = is_first and config.lacks_first_norm
         self.norm = None if skip_norm else make_norm(config, inner)
         rate = 0.0 if config.bottleneck_size else config.dropout_rate("attention_output")
         self.dropout = nn.Dropout(rate)
+        self.attention_dropout = config.dropout_rate("attention")
 
     def forward(
         self,
@@ -122,8 +124,7 @@ class Attention(nn.Module):
         `rotate`, turn q and k if positions are rotary. With `rows` int64 [P], flat indices into x's
         positions, y is computed at these positions only: [P, inner].
         """
-        pre_norm = self.config.norm_placement == "pre"
-        entry = self.norm(x) if pre_norm and self.norm is not None else x
+        entry = self.norm(x) if self.is_pre_norm and self.norm is not None else x
         query_input, value_input, residual = entry, entry, x
         if self.bottleneck is not None:
             query_input, value_input, residual = self.bottleneck(x)
@@ -137,14 +138,14 @@ class Attention(nn.Module):
             q, k = rotate(q, angles), rotate(k, angles)
         if k.shape[1] < q.shape[1]:  # each head of keys and values is read by a group of heads
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        dropout = self.config.dropout_rate("attention") if self.training else 0.0
+        dropout = self.attention_dropout if self.training else 0.0
         mixed = attend(q, k, v, pattern, dropout).transpose(1, 2).flatten(2)
         if copied is not None:
             mixed = copied.unpad(mixed)
         if rows is not None:
             mixed, residual = at_rows(mixed, rows), at_rows(residual, rows)
         y = residual + self.dropout(self.output(mixed))
-        if not pre_norm and self.norm is not None:
+        if not self.is_pre_norm and self.norm is not None:
             y = self.norm(y)
         return y, q, k, v
 
@@ -164,7 +165,7 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, L, A * D] to [B, A, L, D]."""
-        return x.unflatten(2, (-1, self.config.head_size)).transpose(1, 2)
+        return x.unflatten(2, (-1, self.head_size)).transpose(1, 2)
 
 
 Seen = tuple[AttentionPattern, Tensor | None]  # the pattern and the rotary angles of a layer
@@ -205,6 +206,9 @@ class Encoder(nn.Module):
         self.checkpoint_activations = self.is_compiled = False
         self._run_layer = run_layer
         self.rope_theta = config.global_rope_theta  # of the global layers; a job's phases change it
+        self.attention_dropout = config.dropout_rate("attention")
+        self.head_size = config.head_size
+        self.is_local = [config.is_local(i) for i in range(config.layers)]  # by layer
         self.attention_plan = config.layer_units("attention")
         self.feed_forward_plan = config.layer_units("feed_forward")
         self.attention = nn.ModuleList(
@@ -251,7 +255,7 @@ class Encoder(nn.Module):
         attention: dict[int, QKV] = {}
         for i in range(self.config.layers):
             number = i + 1
-            pattern, angles = context[self.config.is_local(i)]
+            pattern, angles = context[self.is_local[i]]
             rows = last_rows if number == self.config.layers else None
             run = partial(
                 self._layer,
@@ -274,7 +278,7 @@ class Encoder(nn.Module):
 
     def layer(self, i: int, x: Tensor, context: Context) -> Tensor:
         """Run layer `i`, from 0, alone: x [B, L, H] to [B, L, H]; `context` is of this batch."""
-        pattern, angles = context[self.config.is_local(i)]
+        pattern, angles = context[self.is_local[i]]
         run = self._layer(i, x, pattern=pattern, angles=angles, rows=None, captured=0)
         return self._normalised(i, run[0])
 
@@ -325,22 +329,21 @@ class Encoder(nn.Module):
         if self.is_compiled and isinstance(attention_mask, Documents):
             attention_mask = attention_mask._replace(sizes=())  # each batch would be compiled anew
         operands = (x.device, product_dtype(x))
-        dropout = config.dropout_rate("attention") if self.training else 0.0
-        contexts = []
-        for window, theta in (
-            (0, self.rope_theta),
-            (config.local_window, config.local_rope_theta),
-        ):
+        dropout = self.attention_dropout if self.training else 0.0
+        kinds, contexts = [(0, self.rope_theta)], []
+        if any(self.is_local):
+            kinds.append((config.local_window, config.local_rope_theta))
+        for window, theta in kinds:
             pattern = attention_pattern(
-                attention_mask, window, (rows, length), config.head_size, operands, dropout
+                attention_mask, window, (rows, length), self.head_size, operands, dropout
             )
             angles = None
             if config.positions == "rotary":
-                angles = rotary_angles(length, config.head_size, theta, x.device)
+                angles = rotary_angles(length, self.head_size, theta, x.device)
                 if isinstance(attention_mask, Documents):  # [2, B, 1, L, D]
                     angles = angles[:, attention_mask.places][:, :, None]
             contexts.append((pattern, angles))
-        return contexts[0], contexts[1]
+        return contexts[0], contexts[-1]
 
 
 def _on_tokens(seen: Seen, tokens: RealTokens) -> Seen:

@@ -101,10 +101,15 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: EncoderConfig, is_last: bool) -> None:
         super().__init__()
-        self.config = config
-        self.gated = config.feed_forward == "glu"
+        self.is_pre_norm, self.is_gated = (
+            config.norm_placement == "pre",
+            config.feed_forward == "glu",
+        )
+        self.activation = ACTIVATIONS[config.activation]
         inner = config.inner_size
-        self.input = Dense(inner, config.ffn_size * (2 if self.gated else 1), bias=config.ffn_bias)
+        self.input = Dense(
+            inner, config.ffn_size * (2 if self.is_gated else 1), bias=config.ffn_bias
+        )
         self.output = Dense(config.ffn_size, inner, bias=config.ffn_bias)
         self.norm = make_norm(config, inner, config.fixed_norm_eps if is_last else 0.0)
         drops = is_last and not config.bottleneck_size
@@ -112,16 +117,13 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, L, inner] to [B, L, inner]."""
-        if self.config.norm_placement == "pre":
-            return x + self._transform(self.norm(x))
-        return self.norm(x + self._transform(x))
-
-    def _transform(self, x: Tensor) -> Tensor:
-        activation = ACTIVATIONS[self.config.activation]
-        if not self.gated:
-            return self.dropout(self.output(activation(self.input(x))))
-        value, gate = self.input(x).chunk(2, dim=-1)
-        return self.output(self.dropout(activation(value) * gate))
+        y = self.input(self.norm(x) if self.is_pre_norm else x)
+        if self.is_gated:
+            value, gate = y.chunk(2, dim=-1)
+            y = self.output(self.dropout(self.activation(value) * gate))
+        else:
+            y = self.dropout(self.output(self.activation(y)))
+        return x + y if self.is_pre_norm else self.norm(x + y)
 
 
 class FeedForwardStack(nn.Module):
@@ -191,7 +193,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.longest_sequence = config, config.longest_sequence
         self.shared: Tensor | None = None  # [V, E] of another model, to which `word` is added
         width = config.hidden_size if config.embedding_projection == "word" else config.word_size
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
@@ -225,10 +227,10 @@ class Embeddings(nn.Module):
         Raises ModelError for a sequence longer than the position table.
         """
         length = input_ids.shape[1]
-        if length > self.config.longest_sequence:
+        if length > self.longest_sequence:
             raise ModelError(
                 f"sequence_length: {length} is more than the model's "
-                f"{self.config.longest_sequence} positions"
+                f"{self.longest_sequence} positions"
             )
         documents = attention_mask if isinstance(attention_mask, Documents) else None
         x = self.word(input_ids)

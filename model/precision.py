@@ -37,14 +37,15 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def is_native(device: str, dtype: torch.dtype) -> bool:
-    """Whether the device has instructions for matrix products in this dtype.
+def is_native(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the device has instructions for matrix products in this dtype (`kernel_device`).
 
     A CPU without them takes up to 50 times as long as in float32. There the operands are rounded to
     the narrow dtype and multiplied in float32, and the result is rounded. This gives the result of
     the instructions at the speed of float32.
     """
-    return device != "cpu" or dtype not in (torch.bfloat16, torch.float16) or _cpu_has(dtype)
+    is_narrow = dtype in (torch.bfloat16, torch.float16)
+    return not is_narrow or kernel_device(device) != "cpu" or _cpu_has(dtype)
 
 
 @lru_cache
@@ -58,7 +59,7 @@ def _cpu_has(dtype: torch.dtype) -> bool:
 def project(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight' + bias`` computed natively or in float32: [..., inputs] to [..., outputs]."""
     dtype = product_dtype(x)
-    if is_native(kernel_device(x.device), dtype):
+    if is_native(x.device, dtype):
         return F.linear(x, weight, bias)
     bias = None if bias is None else rounded(bias, dtype)
     with torch.autocast(x.device.type, enabled=False):

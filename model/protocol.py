@@ -9,7 +9,7 @@ initialisation from a teacher's layers rely on them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -350,25 +350,17 @@ class Model(nn.Module, ABC):
         attention_mask: Tensor | None,
         numbers: Tensor | None,
     ) -> None:
-        """Add the outputs of the pair head, exits, task heads and their branches to `features`."""
+        """Add the outputs of the pair head, exits, task heads and their branches to `features`.
+
+        The transitions of task heads' CRFs, too.
+        """
         if self.pair_head is not None and features.pooled is not None:
             features.heads[PAIRS] = self.pair_head(features.pooled)
         for layer in capture.exits:
             features.exits[layer] = self._exit(features.hidden_states[layer], masked_positions)
-        self._run_task_heads(capture.heads, features, first, attention_mask, numbers)
         for name in capture.branches:
             features.branches[name] = self._earlier(name, features.hidden_states, attention_mask)
-
-    def _run_task_heads(
-        self,
-        names: Collection[str],
-        features: Features,
-        first: Tensor | None,
-        attention_mask: Any,
-        numbers: Tensor | None,
-    ) -> None:
-        """Add the outputs of these task heads, and the transitions of their CRFs, to `features`."""
-        for name in names:
+        for name in capture.heads:
             head = self.task_heads[name]
             self._require_texts(name, attention_mask)
             if isinstance(head, BranchedHead):

@@ -60,7 +60,7 @@ class Projection:
         self.x, self.weight = x.to(dtype), weight.to(dtype)
         self.bias = None if bias is None else bias.to(self.wide)
         self._vocabulary, device = len(weight), kernel_device(x.device)
-        if not is_native(device, dtype):
+        if not is_native(x.device, dtype):
             self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
         if device == "cuda" and self.weight.dtype != self.wide:
             self.weight = F.pad(self.weight, (0, 0, 0, -self._vocabulary % ALIGNED))

@@ -60,15 +60,10 @@ class DecoderAttention(Attention):
     def attend_to(self, x: Tensor, seen: KeysValues, pattern: AttentionPattern) -> Tensor:
         """Map x [B, L, H] to [B, L, H]; queries of x attend to what is `seen`."""
         q = self._split(self.query(self.entry(x)))
-        dropout = self.config.dropout_rate("attention") if self.training else 0.0
+        dropout = self.attention_dropout if self.training else 0.0
         mixed = attend(q, *seen, pattern, dropout).transpose(1, 2).flatten(2)
         y = x + self.dropout(self.output(mixed))
         return y if self.is_pre_norm or self.norm is None else self.norm(y)
-
-    @property
-    def is_pre_norm(self) -> bool:
-        """Whether the norm stands before the projections, not after the residual sum."""
-        return self.config.norm_placement == "pre"
 
 
 class Decoder(nn.Module):
@@ -152,7 +147,7 @@ class Decoder(nn.Module):
     def _pattern(self, x: Tensor, length: int, visible: Tensor | None) -> AttentionPattern:
         """Sources and targets share the kernel; the longer of both decides which it is."""
         dtype, device = product_dtype(x), kernel_device(x.device)
-        dtype = dtype if is_native(device, dtype) else torch.float32
+        dtype = dtype if is_native(x.device, dtype) else torch.float32
         dropout = self.config.dropout_rate("attention") if self.training else 0.0
         longest, size = max(x.shape[1], length), self.config.head_size
         kernel = choose_kernel(device, dtype, longest, size, skips=False, dropout=dropout)

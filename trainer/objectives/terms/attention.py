@@ -114,7 +114,7 @@ def _kl_of(ours: Tensor, theirs: Tensor, pairs: Tensor) -> Tensor:
 def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
     """``q k' / sqrt(D)`` [b, A, l, L] float32, multiplied in the dtype of queries and keys."""
     with torch.autocast(queries.device.type, enabled=False):
-        if not is_native(queries.device.type, queries.dtype):
+        if not is_native(queries.device, queries.dtype):
             queries, keys = queries.float(), keys.float()
         return ((queries * queries.shape[-1] ** -0.5) @ keys.transpose(-1, -2)).float()
 

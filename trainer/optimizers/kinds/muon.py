@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from configs.rules import PROBABILITY, OneOf, positive
-from model.precision import is_native, kernel_device, rounded
+from model.precision import is_native, rounded
 from trainer.optimizers.config import KIND, MATRICES, AdamConfig, register_optimizer
 from trainer.optimizers.moments import adam_updates, with_gradient
 from trainer.optimizers.shards import Tensorwise, map_matrices, parameter_shapes, parameter_views
@@ -114,7 +114,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     A CPU without bfloat16 products multiplies the rounded values in float32, 15 times as fast.
     """
     a, b, c = COEFFICIENTS
-    has_bf16 = is_native(kernel_device(matrix.device), torch.bfloat16)
+    has_bf16 = is_native(matrix.device, torch.bfloat16)
     narrow = Tensor.bfloat16 if has_bf16 else partial(rounded, dtype=torch.bfloat16)
     x = narrow(matrix)
     is_tall = matrix.size(0) > matrix.size(1)
