@@ -152,7 +152,8 @@ def rows_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = None) -> MicroBatch:
     """All examples of `batch` as one micro-batch."""
     length = batch.input_ids[0].size if len(batch.input_ids) else 0  # positions of an example
-    input_ids = _move(_by_sequence(batch.input_ids), device)
+    by_sequence = -1, batch.input_ids.shape[-1]  # [examples, C, L] as [examples * C, L]
+    input_ids = _move(batch.input_ids.reshape(by_sequence), device)
     masked: dict[str, MicroTarget] = {}
     if batch.to_mask is not None:
         assert masker is not None, "a batch without masks"
@@ -164,8 +165,8 @@ def to_device(batch: Batch, device: torch.device, masker: TorchMasker | None = N
     }
     return MicroBatch(
         input_ids=input_ids,
-        segment_ids=_move(_by_sequence(batch.segment_ids), device),
-        attention_mask=_move(_by_sequence(batch.attention_mask), device, torch.bool),
+        segment_ids=_move(batch.segment_ids.reshape(by_sequence), device),
+        attention_mask=_move(batch.attention_mask.reshape(by_sequence), device, torch.bool),
         tokens=int(batch.attention_mask.sum()),
         targets={**masked, **others},
         views={name: to_device(view, device, masker) for name, view in batch.views.items()},
@@ -194,11 +195,6 @@ def _documents(batch: Batch, device: torch.device) -> Documents | None:
         return _move(tensor.numpy(), device, tensor.dtype)
 
     return Documents.of(torch.from_numpy(batch.documents), batch.is_causal).map(move)
-
-
-def _by_sequence(array: np.ndarray) -> np.ndarray:
-    """[examples, C, L] as [examples * C, L]."""
-    return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
 def _mask(

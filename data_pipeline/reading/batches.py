@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -170,13 +170,13 @@ class Batch:
 
     def take(self, rows: slice | NDArray[np.int64]) -> Batch:
         """The rows that an index selects: views for a slice, copies for an array."""
-        taken: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
-        for name, value in taken.items():
+        taken: dict[str, Any] = {}
+        for name, value in vars(self).items():
             if isinstance(value, Mapping):
                 taken[name] = {key: part.take(rows) for key, part in value.items()}
             elif isinstance(value, np.ndarray):
                 taken[name] = value[rows]
-        return Batch(**taken)
+        return replace(self, **taken)
 
     def without_labels(self, rows: NDArray[np.bool_]) -> Batch:
         """The batch without the labels of these rows [R], in every view."""
@@ -188,6 +188,8 @@ class Batch:
 
     def trimmed(self) -> Batch:
         """Without the columns that are padding in all rows, if it `is_trimmed`; so its views."""
+        if not (self.is_trimmed or self.views):
+            return self
         views = {name: view.trimmed() for name, view in self.views.items()}
         longest = int(self.attention_mask.sum(axis=-1).max(initial=1))
         if not self.is_trimmed or longest == self.input_ids.shape[-1]:

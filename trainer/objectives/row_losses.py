@@ -101,17 +101,16 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1) if torch.compiler.is_compiling() else torch.linalg.vecdot(a, b)
 
 
+_Scaled = tuple[RowLoss, float]
+
+
 class RowLosses:
     """Several losses of the same logits, each multiplied by its scale."""
 
     def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float]) -> None:
-        self._losses, self._scales = losses, scales
-        by_hand = [number for number, loss in enumerate(losses) if loss.target is not None]
-        self._by_autograd = [number for number, loss in enumerate(losses) if loss.target is None]
-        self._order = [*by_hand, *self._by_autograd]
-        self._by_hand = _ByHand(
-            [losses[number] for number in by_hand], [scales[number] for number in by_hand]
-        )
+        self._losses = [*zip(losses, scales, strict=True)]
+        self._by_autograd = [scaled for scaled in self._losses if scaled[0].target is None]
+        self._by_hand = _ByHand([scaled for scaled in self._losses if scaled[0].target is not None])
 
     def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
         """The sum of each loss over some rows, [losses].
@@ -120,7 +119,7 @@ class RowLosses:
         """
         if not self._by_autograd:
             return self._by_hand.differentiate(logits, rows)
-        inputs = self._inputs(self._by_autograd, logits, rows)
+        inputs = _inputs(self._by_autograd, logits, rows)
         with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
             x = logits.detach().requires_grad_()
             total, more = weighted_sum(x, x.shape[1], *inputs)
@@ -128,9 +127,10 @@ class RowLosses:
         if len(self._by_autograd) == len(self._losses):
             logits.copy_(gradient)
             return more
-        sums = [*self._by_hand.differentiate(logits, rows).unbind(), *more.unbind()]
+        by_hand, by_autograd = iter(self._by_hand.differentiate(logits, rows)), iter(more)
         logits.add_(gradient)
-        return torch.stack([sums[self._order.index(number)] for number in range(len(sums))])
+        sums = [next(by_autograd if loss.target is None else by_hand) for loss, _ in self._losses]
+        return torch.stack(sums)
 
     def differentiate_products(
         self, product: Tensor, bias: Tensor, rows: slice, factor: float
@@ -140,26 +140,12 @@ class RowLosses:
         product: [C, V or more], the logits without the `bias` [V], in the products' dtype; so is
         the gradient, of the scaled sum of all losses.
         """
-        inputs = self._inputs(range(len(self._losses)), bias, rows)
+        inputs = _inputs(self._losses, bias, rows)
         with torch.enable_grad(), torch.autocast(bias.device.type, enabled=False):
             product = product.detach().requires_grad_()
             total, sums = weighted_sum_of_products(product, bias.detach(), *inputs)
             (gradient,) = torch.autograd.grad(total * factor, product)
         return sums, gradient
-
-    def _inputs(self, numbers: Sequence[int], like: Tensor, rows: slice) -> _Inputs:
-        """The arguments of `weighted_sum` for some of the losses, beside the logits."""
-        losses = [self._losses[number] for number in numbers]
-        values = dict.fromkeys(loss.temperature for loss in losses if not loss.of_logits)
-        divisors = [None if value == 1.0 else like.new_full((), value) for value in values]
-        return (
-            [loss.function for loss in losses],
-            [0 if loss.of_logits else 1 + [*values].index(loss.temperature) for loss in losses],
-            divisors,
-            [tuple(loss.operands(rows)) for loss in losses],
-            [loss.weights[rows] for loss in losses],
-            [like.new_full((), self._scales[number]) for number in numbers],
-        )
 
 
 _Inputs = tuple[
@@ -170,6 +156,21 @@ _Inputs = tuple[
     list[Tensor],
     list[Tensor],
 ]
+
+
+def _inputs(scaled: Sequence[_Scaled], like: Tensor, rows: slice) -> _Inputs:
+    """The arguments of `weighted_sum` for some losses, beside the logits."""
+    losses = [loss for loss, _ in scaled]
+    values = dict.fromkeys(loss.temperature for loss in losses if not loss.of_logits)
+    divisors = [None if value == 1.0 else like.new_full((), value) for value in values]
+    return (
+        [loss.function for loss in losses],
+        [0 if loss.of_logits else 1 + [*values].index(loss.temperature) for loss in losses],
+        divisors,
+        [tuple(loss.operands(rows)) for loss in losses],
+        [loss.weights[rows] for loss in losses],
+        [like.new_full((), scale) for _, scale in scaled],
+    )
 
 
 def weighted_sum(
@@ -217,10 +218,10 @@ class _ByHand:
     copied. Memory is reused between calls: on a CPU, allocating it costs more than the work itself.
     """
 
-    def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float]) -> None:
-        self._losses, self._scales = losses, scales
+    def __init__(self, losses: Sequence[_Scaled]) -> None:
+        self._losses = losses
         # The last temperature overwrites the logits.
-        self._temperatures = sorted({loss.temperature for loss in losses}, reverse=True)
+        self._temperatures = sorted({loss.temperature for loss, _ in losses}, reverse=True)
         self._rooms: dict[str, Tensor] = {}
 
     def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
@@ -229,30 +230,35 @@ class _ByHand:
         Overwrites the rows' logits [C, V] with the gradient of the scaled sum of all losses.
         """
         subtract_largest(logits)
-        scaled = {
-            temperature: self._divided(logits, temperature) for temperature in self._temperatures
-        }
+        scaled = self._divided(logits)
         room = partial(self._room, "product", logits)
         dots = [
             cast(Target, loss.target).dot(scaled[loss.temperature], rows, room)
-            for loss in self._losses
+            for loss, _ in self._losses
         ]
-        exponentials = _exponentials(scaled)
-        totals = {temperature: values.sum(dim=-1) for temperature, values in exponentials.items()}
-        self._to_gradient(exponentials, totals, rows)
+        totals = {}
+        for temperature, values in scaled.items():  # from here on, their exponentials
+            of_twice = scaled.get(2 * temperature)
+            if of_twice is None:
+                values.exp_()
+            else:  # their squares, which cost a tenth as much
+                torch.mul(of_twice, of_twice, out=values)
+            totals[temperature] = values.sum(dim=-1)
+        self._to_gradient(scaled, totals, rows)
         sums = [
             ((totals[loss.temperature].log() - dot) * loss.weights[rows]).sum()
-            for loss, dot in zip(self._losses, dots, strict=True)
+            for (loss, _), dot in zip(self._losses, dots, strict=True)
         ]
         return torch.stack(sums)
 
-    def _divided(self, logits: Tensor, temperature: float) -> Tensor:
-        """The logits divided by a temperature; the last temperature's overwrite the logits."""
-        is_last = temperature == self._temperatures[-1]
-        if is_last and temperature == 1.0:
-            return logits
-        out = logits if is_last else self._room(f"temperature {temperature}", logits)
-        return torch.div(logits, temperature, out=out)
+    def _divided(self, logits: Tensor) -> dict[float, Tensor]:
+        """The logits by temperature, the highest first; the last one's overwrite `logits`."""
+        *higher, last = self._temperatures
+        scaled = {
+            value: torch.div(logits, value, out=self._room(f"temperature {value}", logits))
+            for value in higher
+        }
+        return {**scaled, last: logits if last == 1.0 else logits.div_(last)}
 
     def _to_gradient(
         self, exponentials: Mapping[float, Tensor], totals: Mapping[float, Tensor], rows: slice
@@ -261,7 +267,7 @@ class _ByHand:
         for temperature, values in exponentials.items():
             factors = [
                 (cast(Target, loss.target), loss.weights[rows] * (scale / temperature))
-                for loss, scale in zip(self._losses, self._scales, strict=True)
+                for loss, scale in self._losses
                 if loss.temperature == temperature
             ]
             share = torch.stack([factor for _, factor in factors]).sum(0) / totals[temperature]
@@ -276,20 +282,6 @@ class _ByHand:
         if name not in self._rooms or len(self._rooms[name]) < len(like):
             self._rooms[name] = torch.empty_like(like)
         return self._rooms[name][: len(like)]
-
-
-def _exponentials(scaled: dict[float, Tensor]) -> dict[float, Tensor]:
-    """Exponentials by temperature, the highest first; they overwrite the logits.
-
-    Those of half a temperature are the squares of its exponentials, which cost a tenth as much.
-    """
-    for temperature, logits in scaled.items():
-        twice = scaled.get(2 * temperature)
-        if twice is None:
-            logits.exp_()
-        else:
-            torch.mul(twice, twice, out=logits)
-    return scaled
 
 
 @dataclass(frozen=True)
