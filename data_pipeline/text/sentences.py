@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
 OTHERS = "other characters"
 # Format characters that carry meaning: Persian and the scripts of India spell words with them.
@@ -73,34 +74,6 @@ OTHER_STOPS = (
 )
 # Commas and semicolons of Chinese and Japanese, Arabic, Burmese and Amharic.
 _OTHER_COMMAS = "\uff0c\u3001\uff1b\uff1a\u060c\u061b\u104a\u1363"
-
-
-def _can_begin() -> str:
-    """The letters that can begin a sentence, and digits, for a character class.
-
-    They are capitals, and all letters of scripts that have none.
-    """
-    some = [
-        letter
-        for letter in map(chr, range(0x80, 0x3100))
-        if letter.isalpha() and not letter.islower()
-    ]
-    return "A-Z0-9\u3100-\u9fff\ua000-\ud7a3" + "".join(some)
-
-
-# The pattern begins with a character class, so that the engine skips other characters quickly. It
-# matches a run of stops whole whatever follows, so that the search is linear. The group `next`
-# matches if the text after the stops can begin a sentence.
-BREAK = re.compile(
-    rf"[.!?\u2026\n{OTHER_STOPS}](?:"
-    r"(?<=\n)"
-    r"|(?<=[.!?\u2026])[.!?\u2026]*[\"'\u201d\u2019)\]\u00bb]*"
-    r"(?:(?=[ \t]+[\"'\u201c\u2018\u201e\u201a(\[\u00ab\u2014\u2013\u00bf\u00a1-]*"
-    rf"[{_can_begin()}])(?P<next>)|)"
-    rf"|(?<=[{OTHER_STOPS}])[{OTHER_STOPS}]*[\u300d\u300f\uff09\"'\u201d\u2019)\]\u00bb]*"
-    r"(?=[ \t]*\S)"
-    r")"
-)
 _TITLES_AND_SUCH = """
 mr mrs ms dr prof rev hon st sr jr messrs mme mlle gen col capt lt sgt maj cmdr adm gov sen rep
 pres supt insp vs cf viz eg ie al esp approx dept univ assn bros ave blvd mt ft
@@ -133,6 +106,33 @@ _WEAK_BREAKS = (
 )
 
 
+@cache
+def _breaks() -> re.Pattern[str]:
+    """Stops at which a sentence may end. Its many letters take a tenth of a second to compile.
+
+    The pattern begins with a character class, so that the engine skips other characters quickly.
+    It matches a run of stops whole whatever follows, so that the search is linear. The group `next`
+    matches if the text after the stops can begin a sentence: with a digit, a capital, or a letter
+    of a script that has no capitals.
+    """
+    beginnings = [
+        letter
+        for letter in map(chr, range(0x80, 0x3100))
+        if letter.isalpha() and not letter.islower()
+    ]
+    can_begin = "A-Z0-9\u3100-\u9fff\ua000-\ud7a3" + "".join(beginnings)
+    return re.compile(
+        rf"[.!?\u2026\n{OTHER_STOPS}](?:"
+        r"(?<=\n)"
+        r"|(?<=[.!?\u2026])[.!?\u2026]*[\"'\u201d\u2019)\]\u00bb]*"
+        r"(?:(?=[ \t]+[\"'\u201c\u2018\u201e\u201a(\[\u00ab\u2014\u2013\u00bf\u00a1-]*"
+        rf"[{can_begin}])(?P<next>)|)"
+        rf"|(?<=[{OTHER_STOPS}])[{OTHER_STOPS}]*[\u300d\u300f\uff09\"'\u201d\u2019)\]\u00bb]*"
+        r"(?=[ \t]*\S)"
+        r")"
+    )
+
+
 def sentence_ends(text: str) -> list[int]:
     """The character offset at which each sentence of `text` ends; the last is ``len(text)``.
 
@@ -140,7 +140,7 @@ def sentence_ends(text: str) -> list[int]:
     """
     ends: list[int] = []
     start, solid = 0, first_non_space(text, 0)
-    for match in BREAK.finditer(text):
+    for match in _breaks().finditer(text):
         end = end_at(text, start, solid, match)
         if end is not None:
             ends += [*cuts(text, start, end), end]
@@ -159,7 +159,7 @@ def first_non_space(text: str, start: int) -> int:
 
 
 def end_at(text: str, start: int, solid: int, match: re.Match[str]) -> int | None:
-    """Where a match of `BREAK` ends the sentence; None if the sentence continues.
+    """Where a match of `_breaks` ends the sentence; None if the sentence continues.
 
     The sentence begins at `start`; its first character other than white space is at `solid`.
     """
