@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -241,6 +242,8 @@ def _train_as_rank(load: Callable[[], JobConfig], startup: Startup | None = None
         export(derive())
         from trainer.run import run_job
 
+        gc.freeze()  # no collection looks at what is imported, which stays
+        gc.set_threshold(700, 10)  # as usual again
         job, restart = incarnation()
         ended = run_job(
             load,
