@@ -115,8 +115,7 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
 
 def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given its teacher's outputs."""
-    in_use = student.counted.values()
-    totals = student.totals(StepSums.over_ranks(batch, in_use, 0.0, student.device))
+    totals = StepSums.over_ranks(batch, student.counted, 0.0, student.device).totals
     micro_step = MicroStep(0, 0, is_last=True)
     sources = {TEACHER: teacher_outputs}
     student.accumulate(to_device(batch, student.device), totals, micro_step, sources)

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import configs
 from benchmarks.masked_batches import masked_batch
 from benchmarks.turns import median_seconds
+from data_pipeline import DEFAULT_VIEW
 from model import Capture, EncoderConfig, build
 from tests.trainer.tiny import totals_of
 from trainer.batches import to_device
@@ -111,7 +112,8 @@ class Scene:
 
 
 def _apart(objective: Objective, inputs: LossInputs, totals: Totals) -> Tensor:
-    shares = [term(inputs)[0] / totals[term.denominator] for term in objective.by_name.values()]
+    terms = objective.by_name.values()
+    shares = [term(inputs)[0] / totals[DEFAULT_VIEW, term.denominator] for term in terms]
     return torch.stack(shares).sum()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from data_pipeline import DEFAULT_VIEW, MASKED, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
 Count = Callable[[Batch], float]
-# Denominator, or (view, denominator) -> its count over all ranks, 1 where it is 0, float32.
-Totals = Mapping[Any, Tensor]
 InView = tuple[str, str]  # a view, and the name of a denominator
+Totals = Mapping[InView, Tensor]  # their counts over all ranks, 1 where it is 0, float32
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -109,7 +108,7 @@ class StepSums:
     quotients of two counts, by name.
     """
 
-    totals: Mapping[str, Totals]  # view -> its denominators
+    totals: Totals
     tokens: Mapping[str, Tensor]
     positions: Tensor
     unreadable: Tensor
@@ -139,9 +138,7 @@ class StepSums:
             "seconds": seconds if dist.get_rank() == 0 else 0.0,
         }
         sums = sum_over_ranks(values, device)
-        totals: dict[str, dict[str, Tensor]] = {}
-        for view, name in in_use:
-            totals.setdefault(view, {})[name] = _at_least_one(sums[view, name]).float()
+        totals = {key: _at_least_one(sums[key]).float() for key in in_use}
         tokens = {view: sums["tokens", view] for view in views}
         by_name = {
             name: sums[counted] / _at_least_one(sums[divisor])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.batch_config import MicroStep
 from trainer.batches import MicroBatch, to_micro_batches
 from trainer.control import NO_REQUESTS, Requests
-from trainer.denominators import InView, StepSums
+from trainer.denominators import InView, StepSums, Totals
 from trainer.learner_names import MEAN, TEACHER
 from trainer.learners.learner import Learner
 from trainer.objectives.objective import Demand
@@ -71,18 +70,22 @@ def train_step(
     in_use: set[InView] = set()
     shares: dict[str, tuple[InView, InView]] = {}
     for learner in measured:
-        in_use.update(learner.counted.values())
+        in_use.update(learner.counted)
         shares.update(learner.coverage)
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device, shares)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
-    _accumulate([teacher, *others], students, rows, step, sums, masker)
+    _accumulate([teacher, *others], students, rows, step, sums.totals, masker)
     result, terms, squared_norms = _sum_over_ranks(measured, sums, requests(), teacher.device)
     for learner in learners:
         name, objective = learner.name, learner.objective
         loss = objective.total(terms[name], learner.own_step(step))
         learner.update(step, loss, squared_norms[name], result.seconds, batch)
         result.losses[name] = loss
-        result.terms[name] = {term: terms[name][term] for term in objective.about(batch.targets)}
+        result.terms[name] = {
+            term: value
+            for term, value in terms[name].items()
+            if objective.by_name[term].concerns(batch.targets)
+        }
     for student in students:
         if student.objective.lead is not None:
             student.record_lead(terms[student.name], terms[TEACHER])
@@ -94,7 +97,7 @@ def _accumulate(
     students: Sequence[Learner],
     rows: Batch,
     step: int,
-    sums: StepSums,
+    totals: Totals,
     masker: TorchMasker | None,
 ) -> None:
     """All forward and backward passes, one micro-batch and one student's graph at a time."""
@@ -110,10 +113,10 @@ def _accumulate(
     micro_batches = to_micro_batches(rows, size, main.device, masker)
     for number, micro_batch in enumerate(micro_batches):
         micro_step = MicroStep(step, number, is_last=number == count - 1)
-        micro_batch, sources = passes.sources(micro_batch, sums, micro_step)
+        micro_batch, sources = passes.sources(micro_batch, totals, micro_step)
         for student in students:
             if student.name not in passes.generators:
-                student.accumulate(micro_batch, student.totals(sums), micro_step, sources)
+                student.accumulate(micro_batch, totals, micro_step, sources)
         del sources  # what was captured, before the teacher's next pass
 
 
@@ -176,20 +179,20 @@ class TeacherPass:
 
         Collective: ZeRO 3 gathers the output projections.
         """
-        consumers = [(student.objective, student.own_step(step)) for student in students]
+        consumers, discriminators, peers = [], 0, {}
+        for student in students:
+            consumers.append((student.objective, student.own_step(step)))
+            discriminators += student.generator == teacher.name
+            if student.name in teacher.objective.sources:
+                peers[student.name] = student, student.output_projection()
         heads = teacher.model.config.task_heads
-        discriminators = sum(student.generator == teacher.name for student in students)
         demand = Demand.of(teacher.name, heads, consumers, targets, discriminators)
         runs = teacher.config.stored is None
         projection = teacher.output_projection() if runs and demand.reads_logits else None
-        read = teacher.objective.sources
-        peers = {
-            peer.name: (peer, peer.output_projection()) for peer in students if peer.name in read
-        }
         return cls(teacher, demand, projection, peers)
 
     def teach(
-        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
+        self, micro_batch: MicroBatch, totals: Totals, micro_step: MicroStep
     ) -> TeacherOutputs:
         """Run the teacher forward and backward once; returns the outputs that students read.
 
@@ -202,7 +205,6 @@ class TeacherPass:
             name: peer.predictions(micro_batch, projection)
             for name, (peer, projection) in self.peers.items()
         }
-        totals = self.teacher.totals(sums)
         capture = self.demand.capture
         features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, capture)
         with self.teacher.autocast():
@@ -245,7 +247,7 @@ class TeacherPasses:
         return cls(needed, demand.is_mean_read, demand.mean_logits, generators, sampled, seed)
 
     def sources(
-        self, micro_batch: MicroBatch, sums: StepSums, micro_step: MicroStep
+        self, micro_batch: MicroBatch, totals: Totals, micro_step: MicroStep
     ) -> tuple[MicroBatch, dict[str, TeacherOutputs]]:
         """Run the generators and the teachers on a micro-batch.
 
@@ -254,14 +256,14 @@ class TeacherPasses:
         """
         for name, (generator, projection) in self.generators.items():
             # Its predictions, of the vocabulary for each slot, are not kept beside the teachers.
-            step = micro_batch, sums, micro_step
+            step = micro_batch, totals, micro_step
             micro_batch = with_view(
                 micro_batch, name, _learn(generator, projection, *step), self.seed
             )
         outputs: dict[str, TeacherOutputs] = {}
         for teacher_pass in self.passes:
             name = teacher_pass.teacher.name
-            outputs[name] = teacher_pass.teach(micro_batch, sums, micro_step)
+            outputs[name] = teacher_pass.teach(micro_batch, totals, micro_step)
             if name in self.sampled:
                 samples = outputs[name].distributions[MASKED]
                 micro_batch = with_view(micro_batch, name, samples, self.seed)
@@ -274,11 +276,11 @@ def _learn(
     generator: Learner,
     projection: OutputProjection,
     micro_batch: MicroBatch,
-    sums: StepSums,
+    totals: Totals,
     micro_step: MicroStep,
 ) -> Distribution:
     """Train a generator on a micro-batch; returns its predictions of the masked tokens."""
-    features = generator.accumulate(micro_batch, generator.totals(sums), micro_step)
+    features = generator.accumulate(micro_batch, totals, micro_step)
     with generator.autocast():
         return detach(features, projection).distributions[MASKED]
 
@@ -296,8 +298,10 @@ def _sum_over_ranks(
     then depend on the other learners.
     """
     votes = torch.tensor(requests.votes(), dtype=torch.float64).to(device, non_blocking=True)
-    parts = [(learner.take_shares(), learner.squared_gradient_norm()) for learner in learners]
-    local = torch.cat([*(part.double() for part in chain.from_iterable(parts)), votes])
+    parts: list[Tensor] = []
+    for learner in learners:
+        parts += [learner.take_shares().double(), learner.squared_gradient_norm().double()]
+    local = torch.cat([*parts, votes])
     ranks = dist.get_world_size()
     gathered = local.new_empty(ranks * len(local))
     dist.all_gather_into_tensor(gathered, local)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import configs
-from data_pipeline import MASKED
+from data_pipeline import DEFAULT_VIEW, MASKED
 from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch, totals_of
 from trainer.batches import to_device
@@ -253,7 +253,7 @@ def test_counts_of_terms_are_those_the_step_divides_by(positions):
     )
     inputs, objective, totals = loss_inputs_of(config)
     for name, term in objective.by_name.items():
-        assert term(inputs)[1].item() == totals[term.denominator].item(), name
+        assert term(inputs)[1].item() == totals[DEFAULT_VIEW, term.denominator].item(), name
     assert {objective.by_name[name].denominator for name in ("soft_kl", "cosine")} == {positions}
 
 
@@ -269,7 +269,8 @@ def test_the_objective_is_the_weighted_sum_of_its_terms():
     loss, shares = objective(inputs, totals)
     fused = torch.autograd.grad(loss, states, retain_graph=True)
     separate = {
-        name: term(inputs)[0] / totals[term.denominator] for name, term in objective.by_name.items()
+        name: term(inputs)[0] / totals[DEFAULT_VIEW, term.denominator]
+        for name, term in objective.by_name.items()
     }
     weights = objective.weights(0)
     expected = sum(weights[name] * value for name, value in separate.items())

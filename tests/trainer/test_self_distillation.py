@@ -18,6 +18,7 @@ import configs
 import tandem as tandem_command
 from benchmarks import early_leaving
 from configs import ConfigError
+from data_pipeline import DEFAULT_VIEW
 from model import (
     EncoderConfig,
     TaskHeadConfig,
@@ -34,6 +35,7 @@ from tests.trainer.tiny import encoder
 from trainer.batches import MicroBatch, MicroTarget
 from trainer.checkpoint.reader import intact
 from trainer.config import JobConfig
+from trainer.denominators import Totals
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import trained_heads
 from trainer.job_data.examples import with_examples
@@ -72,12 +74,16 @@ def batch() -> MicroBatch:
     return MicroBatch(ids, torch.zeros_like(ids), mask, int(mask.sum()), targets)
 
 
+def totals_of(**counts: float) -> Totals:
+    return {(DEFAULT_VIEW, name): torch.tensor(value) for name, value in counts.items()}
+
+
 def said(config: LearnerConfig, step: int):
     """The loss of a step, the module with its gradients, and all branches' logits."""
     module = build_module("teacher", config, config.model, 0)
     read = batch()
     capture = module.objective.student_capture(step)
-    totals = {"single_sentence": torch.tensor(2.0), "rows": torch.tensor(3.0)}
+    totals = totals_of(single_sentence=2.0, rows=3.0)
     loss, _, _ = module(Train(totals, {}, capture, step), read)
     loss.backward()
     with torch.no_grad():
@@ -127,7 +133,7 @@ def test_each_of_several_tasks_has_branches() -> None:
     config = LearnerConfig(encoder(), ObjectiveConfig(tasks=tasks, branches=Branches()))
     module = build_module("teacher", config, config.model, 0)
     read = dataclasses.replace(batch(), targets={"one": batch().targets["single_sentence"]})
-    totals = {"one": torch.tensor(2.0), "rows": torch.tensor(3.0)}
+    totals = totals_of(one=2.0, rows=3.0)
     capture = module.objective.student_capture(0, read.targets)
     module(Train(totals, {}, capture), read)[0].backward()
     heads = {

@@ -84,7 +84,7 @@ def ours(section: LearnerConfig, teacher, student, step: int):
         "attended": ROWS * LENGTH, "attended_pairs": ROWS * LENGTH**2, "rows": ROWS,
         "single_sentence": ROWS,
     }  # fmt: skip
-    totals = {name: torch.tensor(float(counts[name])) for name in objective.denominators}
+    totals = {key: torch.tensor(float(counts[key[1]])) for key in objective.denominators}
     loss, _ = objective(LossInputs(read, features, None, {TEACHER: said}, step), totals)
     student.zero_grad()
     loss.backward()

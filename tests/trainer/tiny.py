@@ -12,10 +12,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_pipeline import MASKED, PAIRS, Batch, Target
+from data_pipeline import DEFAULT_VIEW, MASKED, PAIRS, Batch, Target
 from model import EncoderConfig
 from trainer.batch_config import StepShape
-from trainer.denominators import ATTENDED, ATTENDED_PAIRS, ROWS, count
+from trainer.denominators import ATTENDED, ATTENDED_PAIRS, ROWS, InView, count
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
@@ -150,7 +150,7 @@ def random_batch(seed: int, rows: int = 8) -> Batch:
     )
 
 
-def totals_of(batch: Batch) -> dict[str, Tensor]:
+def totals_of(batch: Batch) -> dict[InView, Tensor]:
     """Every denominator of a global batch that one process holds, as `Totals`."""
     names = {ATTENDED, ATTENDED_PAIRS, ROWS, *batch.targets}
-    return {name: torch.tensor(float(max(1, count(name, batch)))) for name in names}
+    return {(DEFAULT_VIEW, name): torch.tensor(float(max(1, count(name, batch)))) for name in names}

@@ -20,7 +20,7 @@ from data_pipeline import PAIRS, Batch
 from model import Capture, Features, Model, ModelConfig
 from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import MicroBatch
-from trainer.denominators import InView, StepSums, Totals
+from trainer.denominators import InView, Totals
 from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import derive, is_student, section_of
@@ -55,7 +55,6 @@ from trainer.learners.step_decision import StepDecision
 from trainer.learners.zero import whole_copies
 from trainer.measure import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
-from trainer.objectives.objective import Denominator
 from trainer.objectives.shared_spans import SharedSpans, coverage
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.optimizers.gated import GatedOptimizer, LossScale, build_optimizer
@@ -121,6 +120,7 @@ class Learner:
         if self.is_compiled:
             module.compile_parts(dynamic=step_shape.is_ragged)
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
+        self.objective.view = self.view
         self.objective.shared = {
             name: replace(spans, tokens=spans.tokens.to(self.device))
             for name, spans in (shared or {}).items()
@@ -143,21 +143,14 @@ class Learner:
         return start_engine(module, self._optimizer, self.config, *cut)
 
     @cached_property
-    def counted(self) -> dict[Denominator, InView]:
-        """The counts that divide its terms, and the view in which each is counted."""
-        return {
-            key: key if isinstance(key, tuple) else (self.view, key)
-            for key in self.objective.denominators
-        }
-
-    def totals(self, sums: StepSums) -> Totals:
-        """The denominators of its terms."""
-        return {key: sums.totals[view][name] for key, (view, name) in self.counted.items()}
+    def counted(self) -> set[InView]:
+        """The counts that divide its terms, each with its view."""
+        return self.objective.denominators
 
     @cached_property
     def coverage(self) -> dict[str, tuple[InView, InView]]:
         """Metrics of how much its terms compare across tokenizers; see `coverage`."""
-        return coverage(self.name, self.view, self.counted.values())
+        return coverage(self.name, self.view, self.counted)
 
     @torch.no_grad()
     def heads_ahead(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from data_pipeline import DEFAULT_VIEW
 from model import Capture, ModelShape
-from trainer.denominators import Totals
+from trainer.denominators import InView, Totals
 from trainer.learner_names import MEAN, TEACHER
 from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
 from trainer.objectives.shared_spans import SharedSpans, at_shared_spans
@@ -20,8 +21,6 @@ from trainer.objectives.term import LossInputs, Term
 from trainer.objectives.whole_batch import WholeBatchTerm
 from trainer.teacher_outputs import union
 
-# A term's, by its name in the learner's view, or (view, name) where it is counted in another one.
-Denominator = str | tuple[str, str]
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
@@ -60,6 +59,7 @@ class Objective(nn.Module):
         for key, why in config.misfits(learner, teachers, self.stages.follows_each_layer()):
             raise ValueError(f"{key}: {why}")
         self.lead: float | None = None  # of the job's own teacher; None: not compared with it
+        self.view = DEFAULT_VIEW  # in which its learner's terms are counted
         self.shared: Mapping[str, SharedSpans] = {}  # by the sources that have other tokenizers
         self.read_by = read_by or {}
         # The terms by name, in their proper type, and as modules.
@@ -76,14 +76,6 @@ class Objective(nn.Module):
         if len(self.tasks) < 2:
             return ""
         return next((head for head in self.tasks if head in targets), "")
-
-    def about(self, targets: Targets) -> dict[str, Term]:
-        """The terms about a batch with these targets."""
-        return {
-            name: term
-            for name, term in self.by_name.items()
-            if targets is None or term.concerns(targets)
-        }
 
     def set_teacher_layers(self, teacher_layers: int) -> None:
         """Learn from a teacher with this many layers, at the same relative depths as before.
@@ -142,13 +134,14 @@ class Objective(nn.Module):
         return union(term.student_capture(step) for term in self._on(step, targets).values())
 
     @property
-    def denominators(self) -> set[Denominator]:
-        """The denominators that the terms use."""
-        return {self._denominator(term) for term in self.by_name.values()}
+    def denominators(self) -> set[InView]:
+        """The denominators that the terms use, each with the view in which it is counted."""
+        return {(self._view(term), term.denominator) for term in self.by_name.values()}
 
-    def _denominator(self, term: Term) -> Denominator:
+    def _view(self, term: Term) -> str:
+        """The learner's view or, for a source of another tokenizer, that of their shared spans."""
         shared = self.shared.get(term.source or "")
-        return term.denominator if shared is None else (shared.view, term.denominator)
+        return self.view if shared is None else shared.view
 
     @property
     def label_terms(self) -> list[str]:
@@ -186,13 +179,13 @@ class Objective(nn.Module):
             return torch.zeros(()), torch.zeros(0)
         losses: list[Tensor] = []
         shares: dict[str, Tensor] = {}
-        weights, by_view = self.weights(inputs.step), {"": inputs}
-        for (view, *_), group in self._groups(inputs).items():
+        weights, by_view = self.weights(inputs.step), {self.view: inputs}
+        for (view, denominator, *_), group in self._groups(inputs).items():
             if view not in by_view:
                 by_view[view] = self._at_shared_spans(inputs, view)
-            first, scales = next(iter(group.values())), [weights[name] for name in group]
-            total, sums = first.compute([*group.values()], scales, by_view[view])
-            divisor = totals[self._denominator(first)]
+            terms, scales = [*group.values()], [weights[name] for name in group]
+            total, sums = terms[0].compute(terms, scales, by_view[view])
+            divisor = totals[view, denominator]
             losses.append(total / divisor)
             for name, value in zip(group, sums, strict=True):
                 shares[name] = value / divisor
@@ -200,17 +193,17 @@ class Objective(nn.Module):
         of_all = [shares[name] if name in shares else loss.new_zeros(()) for name in self.terms]
         return loss, torch.stack(of_all).detach()
 
-    def _groups(self, inputs: LossInputs) -> dict[tuple[str, str, str], dict[str, Term]]:
+    def _groups(self, inputs: LossInputs) -> dict[tuple[str, ...], dict[str, Term]]:
         """The terms that are on and have their source, by name; those of a group together.
 
-        A group's key has the view of the shared spans at which its terms are computed, or "".
+        The key of a group begins with its view and its denominator.
         """
-        groups: dict[tuple[str, str, str], dict[str, Term]] = {}
+        groups: dict[tuple[str, ...], dict[str, Term]] = {}
         for name, term in self._on(inputs.step, inputs.batch.targets).items():
             if term.source is None or term.source in inputs.sources:
-                shared = self.shared.get(term.source or "")
-                view = "" if shared is None else shared.view
-                groups.setdefault((view, term.group, "" if term.group else name), {})[name] = term
+                together = (term.group, "") if term.group else ("", name)
+                key = self._view(term), term.denominator, *together
+                groups.setdefault(key, {})[name] = term
         return groups
 
     def _at_shared_spans(self, inputs: LossInputs, view: str) -> LossInputs:
@@ -223,7 +216,11 @@ class Objective(nn.Module):
         A stage turns on only the terms that compare what it `compares`.
         """
         weights, (stage, _) = self.weights(step), self.stages.at(step)
-        terms = {n: t for n, t in self.about(targets).items() if t.compares in stage.compares}
+        terms = {
+            name: term
+            for name, term in self.by_name.items()
+            if term.compares in stage.compares and (targets is None or term.concerns(targets))
+        }
         return {name: term for name, term in terms.items() if weights[name]} or terms
 
     def _passing(self) -> set[str]:
