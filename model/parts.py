@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.config import EncoderConfig
-from model.documents import AttentionMask, Documents
+from model.documents import AttentionMask, Documents, Padded
 from model.errors import ModelError
 from model.precision import Dense, kernel_device
 
@@ -218,7 +218,7 @@ class Embeddings(nn.Module):
         self,
         input_ids: Tensor,
         segment_ids: Tensor | None = None,
-        attention_mask: AttentionMask | None = None,
+        attention_mask: AttentionMask | Padded | None = None,
     ) -> Tensor:
         """Map token ids and segment ids, int64 [B, L] each, to float [B, L, hidden_size].
 

@@ -78,6 +78,7 @@ class Model(nn.Module, ABC):
     # Operators with matrix products that ``torch.utils.flop_counter`` does not know: their FLOPs,
     # from the shapes of their operands.
     kernel_flops: ClassVar[Mapping[Any, Callable[..., int]]] = {}
+    reads_padded: ClassVar[bool] = False  # whether `encode` takes `Padded`, or its lengths
 
     def add_heads(self) -> None:
         """Make the heads that the config names; a kind's constructor calls this last."""
@@ -117,7 +118,7 @@ class Model(nn.Module, ABC):
             needs = [Ability.DOCUMENTS, *([Ability.CAUSAL] if attention_mask.is_causal else [])]
             for why in filter(None, map(self.config.cannot, needs)):
                 raise ModelError(f"attention_mask: {why}")
-        return without_count(attention_mask)
+        return attention_mask if self.reads_padded else without_count(attention_mask)
 
     def as_last(self, states: Tensor) -> Tensor:
         """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""

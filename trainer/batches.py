@@ -71,11 +71,15 @@ class MicroBatch:
 
     @property
     def visible(self) -> AttentionMask | Padded | None:
-        """Which positions attend to which, as models take it: the documents, or the padding."""
+        """Which positions attend to which, as models take it: the documents, or the padding.
+
+        None without padding, for faster kernels. Padding follows the tokens, so the number of each
+        row's tokens is equivalent to the attention mask.
+        """
         if self.documents is not None:
             return self.documents
-        lengths = self.lengths
-        return None if lengths is None else Padded(lengths, self.tokens)
+        is_padded = self.tokens < self.attention_mask.numel()
+        return Padded(self.attention_mask.sum(dim=1), self.tokens) if is_padded else None
 
     @property
     def texts(self) -> Tensor:
@@ -99,15 +103,6 @@ class MicroBatch:
             return firsts, self.attention_mask[:, 0]
         firsts, is_empty = self.documents.firsts, self.documents.boundaries.diff() == 0
         return firsts, self.attention_mask.flatten()[firsts] & ~is_empty
-
-    @property
-    def lengths(self) -> Tensor | None:
-        """The number of tokens in each row, int64 [B]; None without padding, for faster kernels.
-
-        Padding follows the tokens, so the lengths are equivalent to the attention mask.
-        """
-        is_padded = self.tokens < self.attention_mask.numel()
-        return self.attention_mask.sum(dim=1) if is_padded else None
 
     @property
     def masked_positions(self) -> Tensor | None:

@@ -220,7 +220,7 @@ class TeacherPasses:
     mean_logits: int  # students whose terms need the mean's logits
     # Students whose samples others read, by name, and their output projections.
     generators: Mapping[str, tuple[Learner, OutputProjection]]
-    sampled: frozenset[str | None]  # the names of all learners whose samples others read
+    sampled: Collection[str]  # the names of all learners whose samples others read
     seed: int
 
     @classmethod
@@ -233,10 +233,11 @@ class TeacherPasses:
     ) -> TeacherPasses:
         """The passes of a step, for a batch with these `targets`. Collective."""
         passes = [TeacherPass.of(teacher, students, step, targets) for teacher in teachers]
-        by_name = {learner.name: learner for learner in (*teachers, *students)}
+        by_name, sampled = {learner.name: learner for learner in (*teachers, *students)}, set()
         for learner in by_name.values():
-            learner.share_embedding(by_name)
-        sampled = frozenset(learner.generator for learner in by_name.values())
+            if learner.generator is not None:
+                learner.share_embedding(by_name)
+                sampled.add(learner.generator)
         generators = {
             student.name: (student, student.output_projection())
             for student in students

@@ -138,7 +138,7 @@ def loss_inputs_of(config, seed=5, step=0, **student):
     module = build_module("students/a", config, encoder(), 0)
     views = [
         model.features(
-            micro.input_ids, micro.segment_ids, micro.lengths, micro.masked_positions, what
+            micro.input_ids, micro.segment_ids, micro.visible, micro.masked_positions, what
         )
         for model, what in (
             (teacher, module.objective.source_capture(step)),

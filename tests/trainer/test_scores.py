@@ -39,7 +39,7 @@ def test_sums_are_those_of_the_whole_logits(monkeypatch, pair_head):
     readings = score(model, micro, metrics)
     sums = torch.cat([reading.double() for reading in readings])
     features = model.features(
-        micro.input_ids, micro.segment_ids, micro.lengths, micro.masked_positions
+        micro.input_ids, micro.segment_ids, micro.visible, micro.masked_positions
     )
     logits = F.linear(features.vocabulary_input, *model.output_projection())
     masked = micro.targets[MASKED].labels != NO_LABEL

@@ -88,10 +88,10 @@ def said(config: LearnerConfig, step: int):
     loss.backward()
     with torch.no_grad():
         states = module.model(
-            read.input_ids, read.segment_ids, read.lengths, output_hidden_states=True
+            read.input_ids, read.segment_ids, read.attention_mask.sum(1), output_hidden_states=True
         ).hidden_states[1:]
         pairs = zip(module.model.task_heads["single_sentence"], states, strict=True)
-        logits = [branch(one, read.lengths) for branch, one in pairs]
+        logits = [branch(one, read.attention_mask.sum(1)) for branch, one in pairs]
     return loss.detach(), module, logits
 
 
