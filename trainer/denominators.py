@@ -7,10 +7,8 @@ labels. One all-reduce sums the denominators in use over the ranks, with the ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,8 +20,7 @@ from data_pipeline import DEFAULT_VIEW, MASKED, Batch
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
 Count = Callable[[Batch], float]
 InView = tuple[str, str]  # a view, and the name of a denominator
-Totals = Mapping[InView, Tensor]  # their counts over all ranks, 1 where it is 0, float32
-Key = TypeVar("Key", bound=Hashable)
+Totals = Mapping[InView, Tensor]  # their counts over all ranks, 1 where that is 0, float32
 
 
 def labelled(target: str, batch: Batch) -> int:
@@ -101,69 +98,41 @@ def count(name: str, batch: Batch) -> float:
 
 @dataclass(frozen=True)
 class StepSums:
-    """Sums over all ranks that are known before a step's first forward pass. Scalars on the device.
+    """Sums over all ranks that are known before a step's first forward pass, on the device.
 
-    tokens: attended positions by view; positions: with padding; unreadable: sequences that could
-    not be read; seconds: training time before the step, by rank 0's clock; all float64. shares:
-    quotients of two counts, by name.
+    totals: the denominators in use; views: those in which tokens are counted; keys, values: all of
+    the sums, float64 [keys], which represents integers exactly up to 2**53.
+
+    The keys are the denominators in use; ("tokens", view): attended positions; positions: with
+    padding; unreadable: sequences that could not be read; seconds: training time before the step,
+    by rank 0's clock.
     """
 
     totals: Totals
-    tokens: Mapping[str, Tensor]
-    positions: Tensor
-    unreadable: Tensor
-    seconds: Tensor
-    shares: Mapping[str, Tensor] = field(default_factory=dict)
+    views: Sequence[str]
+    keys: Sequence[Hashable]
+    values: Tensor
 
     @classmethod
     def over_ranks(
-        cls,
-        batch: Batch,
-        denominators: Iterable[InView],
-        seconds: float,
-        device: torch.device,
-        shares: Mapping[str, tuple[InView, InView]] | None = None,
+        cls, batch: Batch, denominators: Set[InView], seconds: float, device: torch.device
     ) -> StepSums:
-        """Sum the `denominators` in use, in one all-reduce. Collective."""
-        quotients = shares or {}
-        in_use = sorted({*denominators, *chain.from_iterable(quotients.values())})
+        """Sum these `denominators`, in one all-reduce. Collective."""
+        in_use = sorted(denominators)
         views = sorted({DEFAULT_VIEW, *(view for view, _ in in_use)})
-        values: dict[Hashable, float] = {
+        counts: dict[Hashable, float] = {
             (view, name): count(name, batch.view(view)) for view, name in in_use
         }
-        values |= {("tokens", view): attended(batch.view(view)) for view in views}
-        values |= {
+        counts |= {("tokens", view): attended(batch.view(view)) for view in views}
+        counts |= {
             "positions": batch.input_ids.size,
             "unreadable": 0 if batch.readable is None else int((~batch.readable).sum()),
             "seconds": seconds if dist.get_rank() == 0 else 0.0,
         }
-        sums = sum_over_ranks(values, device)
-        totals = {key: _at_least_one(sums[key]).float() for key in in_use}
-        tokens = {view: sums["tokens", view] for view in views}
-        by_name = {
-            name: sums[counted] / _at_least_one(sums[divisor])
-            for name, (counted, divisor) in quotients.items()
-        }
-        facts = sums["positions"], sums["unreadable"], sums["seconds"]
-        return cls(totals, tokens, *facts, by_name)
-
-    def stacked(self) -> Tensor:
-        """Positions, unreadable sequences, seconds, tokens by view, shares: float64."""
-        by_name = (*self.tokens.values(), *self.shares.values())
-        return torch.stack([self.positions, self.unreadable, self.seconds, *by_name])
-
-
-def _at_least_one(total: Tensor) -> Tensor:
-    """The divisor of a loss: 1 where nothing is labelled; the weights of labels may sum to less."""
-    return torch.where(total > 0, total, 1.0)
-
-
-def sum_over_ranks(values: Mapping[Key, float], device: torch.device) -> dict[Key, Tensor]:
-    """Values summed over the ranks, as float64 scalars. All ranks pass equal keys. Collective.
-
-    float64 represents integers exactly up to 2**53.
-    """
-    summed = torch.tensor(list(values.values()), dtype=torch.float64)
-    summed = summed.to(device, non_blocking=True)
-    dist.all_reduce(summed)
-    return dict(zip(values, summed.unbind(), strict=True))
+        values = torch.tensor([*counts.values()], dtype=torch.float64)
+        values = values.to(device, non_blocking=True)
+        dist.all_reduce(values)
+        divisors = values[: len(in_use)]  # the weights of labels may sum to less than 1
+        divisors = torch.where(divisors > 0, divisors, 1.0).float()
+        totals = dict(zip(in_use, divisors.unbind(), strict=True))
+        return cls(totals, views, [*counts], values)

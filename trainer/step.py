@@ -68,14 +68,12 @@ def train_step(
     learners = [learner for learner in (teacher, *students) if learner.is_trained]
     measured = [learner for learner in (teacher, *students) if learner.has_terms]
     in_use: set[InView] = set()
-    shares: dict[str, tuple[InView, InView]] = {}
     for learner in measured:
-        in_use.update(learner.counted)
-        shares.update(learner.coverage)
-    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device, shares)
+        in_use.update(learner.counted, *learner.coverage.values())
+    sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate([teacher, *others], students, rows, step, sums.totals, masker)
-    result, terms, squared_norms = _sum_over_ranks(measured, sums, requests(), teacher.device)
+    result, terms, squared_norms = _sum_over_ranks(measured, sums, requests())
     for learner in learners:
         name, objective = learner.name, learner.objective
         loss = objective.total(terms[name], learner.own_step(step))
@@ -287,7 +285,7 @@ def _learn(
 
 
 def _sum_over_ranks(
-    learners: Sequence[Learner], sums: StepSums, requests: Requests, device: torch.device
+    learners: Sequence[Learner], sums: StepSums, requests: Requests
 ) -> tuple[StepResult, dict[str, dict[str, float]], dict[str, float]]:
     """Sum what the ranks have computed, in one collective and the one host sync of a step.
 
@@ -298,31 +296,32 @@ def _sum_over_ranks(
     more adds in an order that depends on a number's place in the tensor. A learner's loss would
     then depend on the other learners.
     """
-    votes = torch.tensor(requests.votes(), dtype=torch.float64).to(device, non_blocking=True)
+    votes = torch.tensor(requests.votes(), dtype=torch.float64)
     parts: list[Tensor] = []
     for learner in learners:
         parts += [learner.take_shares().double(), learner.squared_gradient_norm().double()]
-    local = torch.cat([*parts, votes])
+    local = torch.cat([*parts, votes.to(sums.values.device, non_blocking=True)])
     ranks = dist.get_world_size()
     gathered = local.new_empty(ranks * len(local))
     dist.all_gather_into_tensor(gathered, local)
-    on_host = torch.cat([gathered, sums.stacked()]).cpu().numpy()
-    by_rank, counts = np.split(on_host, [len(gathered)])
+    on_host = torch.cat([gathered, sums.values]).cpu().numpy()
+    by_rank, known = np.split(on_host, [len(gathered)])
+    counts = dict(zip(sums.keys, known.tolist(), strict=True))
     values = iter(np.add.accumulate(by_rank.reshape(ranks, -1), axis=0)[-1].tolist())
-    terms, squared_norms = {}, {}
+    terms, squared_norms, shares = {}, {}, {}
     for learner in learners:
         terms[learner.name] = {term: next(values) for term in learner.objective.terms}
         squared_norms[learner.name] = next(values)
-    positions, unreadable, seconds, *by_name = counts.tolist()
-    views = len(sums.tokens)
+        for name, (compared, total) in learner.coverage.items():
+            shares[name] = counts[compared] / (counts[total] or 1.0)
     result = StepResult(
         terms={},
         losses={},
-        tokens=dict(zip(sums.tokens, map(int, by_name[:views]), strict=True)),
-        positions=int(positions),
-        unreadable=int(unreadable),
+        tokens={view: int(counts["tokens", view]) for view in sums.views},
+        positions=int(counts["positions"]),
+        unreadable=int(counts["unreadable"]),
         requests=Requests.agreed(list(values)),
-        seconds=seconds,
-        shares=dict(zip(sums.shares, by_name[views:], strict=True)),
+        seconds=counts["seconds"],
+        shares=shares,
     )
     return result, terms, squared_norms

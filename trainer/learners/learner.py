@@ -319,25 +319,22 @@ class Learner:
         A schedule runs over each stage that has no constant rate. The schedule of the last stage
         ends with the budget.
         """
-        config, (stage, done) = self.config, self.objective.stages.at(self.own_step(step))
+        config, stages = self.config, self.objective.stages
+        stage, done = stages.at(self.own_step(step))
         peak = stage.learning_rate or config.optimizer.learning_rate
         if not stage.is_scheduled:
             return peak
         if stage.steps is not None:
             return peak * factor(config.schedule, done, stage.steps)
         used = time_used(config.budget, self.counters, seconds, self.step_shape.seconds)
-        return peak * factor(config.schedule, done, self._schedule_steps(step), used)
+        length = schedule_steps(config.budget, self.counters, step, self.step_shape.steps)
+        return peak * factor(config.schedule, done, length - stages.last_begins, used)
 
     def warm_up_ends(self, step: int) -> float:
         """The own step at which the warm-up of its schedule ends, as known at the job's `step`."""
-        begins = self.objective.stages.last_begins
-        return begins + self.config.schedule.warmup(self._schedule_steps(step))
-
-    def _schedule_steps(self, step: int) -> float:
-        """The length of its schedule in the last stage."""
-        last = self.step_shape.steps
+        begins, last = self.objective.stages.last_begins, self.step_shape.steps
         length = schedule_steps(self.config.budget, self.counters, step, last)
-        return length - self.objective.stages.last_begins
+        return begins + self.config.schedule.warmup(length - begins)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """This learner's precision, and fused losses if it is compiled."""
