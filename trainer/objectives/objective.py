@@ -65,9 +65,11 @@ class Objective(nn.Module):
         # The terms by name, in their proper type, and as modules.
         self.by_name = _build(config, learner, teachers, self.stages)
         self.terms = nn.ModuleDict(self.by_name)
-        # The names of the learners whose outputs any term reads.
-        self.sources = {t.source for t in self.by_name.values() if t.source is not None}
         terms = self.by_name.values()
+        # The names of the learners whose outputs any term reads.
+        self.sources = {term.source for term in terms if term.source is not None}
+        # The names of the terms that read no learner's outputs, only labels.
+        self.label_terms = [name for name, term in self.by_name.items() if term.learns_labels]
         self.tasks = dict.fromkeys(term.head for term in terms if isinstance(term, TaskTerm))
         self._initialise(learner.initializer_range, seed)
 
@@ -142,11 +144,6 @@ class Objective(nn.Module):
         """The learner's view or, for a source of another tokenizer, that of their shared spans."""
         shared = self.shared.get(term.source or "")
         return self.view if shared is None else shared.view
-
-    @property
-    def label_terms(self) -> list[str]:
-        """The names of the terms that read no learner's outputs, only labels."""
-        return [name for name, term in self.by_name.items() if term.learns_labels]
 
     def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
         """The outputs that the forward of `source` returns for the terms; as above."""
