@@ -212,7 +212,10 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
     if (path / "tokenizer.json").is_file():
         tokenizer = _read_json(path / "tokenizer.json")
         tokenizer = with_settings(tokenizer, settings, path / "tokenizer.json")
-        return tokenizer, _roles(settings, tokenizer)
+        roles = _roles(settings, tokenizer)
+        if {"cls", "sep"} <= roles.keys() and not tokenizer.num_special_tokens_to_add(False):
+            tokenizer = vocabularies.framed(tokenizer, roles, settings)  # as it is read here
+        return tokenizer, roles
     if (path / "vocab.txt").is_file():
         return vocabularies.from_vocab_txt(path / "vocab.txt", settings)
     files = vocabularies.byte_level_files(path)

@@ -359,6 +359,13 @@ def complete(
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing = [token for token in roles.values() if token not in known]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in missing])
+    return framed(tokenizer, roles, settings), roles
+
+
+def framed(
+    tokenizer: tokenizers.Tokenizer, roles: Roles, settings: Settings
+) -> tokenizers.Tokenizer:
+    """The tokenizer, which puts [CLS] and [SEP] around texts."""
     cls, sep = roles["cls"], roles["sep"]
     second = f"$B:1 {sep}:1"
     if settings.get("family") in TWO_SEPARATORS:
@@ -368,7 +375,7 @@ def complete(
         pair=f"{cls}:0 $A:0 {sep}:0 {second}",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
-    return tokenizer, roles
+    return tokenizer
 
 
 def names_of(role: str, settings: Settings) -> tuple[str, ...]:

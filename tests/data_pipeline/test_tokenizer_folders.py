@@ -305,6 +305,27 @@ def test_what_config_files_cannot_mean_is_one_line(tmp_path, vocabularies, files
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "post_processor", [None, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}]
+)
+def test_a_tokenizer_that_adds_no_special_tokens_adds_those_that_training_reads(
+    tmp_path: Path, text_file: Path, post_processor: dict | None
+) -> None:
+    train([str(text_file)], "bpe", 300, str(theirs := tmp_path / "theirs"))
+    path = theirs / "tokenizer.json"
+    tree = json.loads(path.read_text()) | {"post_processor": post_processor}
+    path.write_text(json.dumps(tree))
+    install(theirs, out := tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(theirs)("a b").input_ids == (
+        AutoTokenizer.from_pretrained(out)("a b", add_special_tokens=False).input_ids
+    )
+    for texts in (("a b",), ("a b", "c")):
+        tokenizer, vocabulary = load(out)
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        read = AutoTokenizer.from_pretrained(out)(*texts).input_ids
+        assert read == vocabulary.with_special(ids)[0].tolist()
+
+
 def test_an_added_word_begins_a_word(tmp_path, vocabularies) -> None:
     FOLDERS["roberta, special_tokens_map and added tokens"](vocabularies, tmp_path / "folder")
     tokenizer, vocabulary = load(tmp_path / "folder")
