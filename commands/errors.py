@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 FAILED = 1
+WRONG_USAGE = 2
 INTERRUPTED = "tandem: interrupted"  # sys.exit prints it, with exit code 1
 LONGEST = 2000  # characters of a message
 ADVICE = {
@@ -37,7 +38,10 @@ _commands: list[None] = []  # those that run in this process
 
 
 class OneLineErrors(click.Group):
-    """Prints an error that the user can fix as one line, with exit code 1; bugs are re-raised."""
+    """Prints an error that the user can fix as one line; bugs are re-raised.
+
+    The exit code is 2 where the message begins with an option, whose value is wrong, and else 1.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the command line. An interruption here is told as one of the command."""
@@ -62,7 +66,7 @@ class OneLineErrors(click.Group):
             if message is None:
                 raise
             click.echo(f"tandem: {message}", err=True)
-            context.exit(FAILED)
+            context.exit(WRONG_USAGE if message.startswith("--") else FAILED)
 
 
 def one_line(error: Exception) -> str | None:
@@ -92,9 +96,9 @@ def _message(error: Exception) -> str | None:
 def _system_error(error: OSError) -> str:
     names = [str(name) for name in (error.filename, error.filename2) if name]
     if names and error.errno in (errno.ENOTDIR, errno.EEXIST):
-        places = (Path(names[-1]), *Path(names[-1]).parents)
-        file = next((place for place in places if place.is_file()), None)
-        if file is not None:
+        from data_pipeline.shards.writing import file_above
+
+        if file := file_above(Path(names[-1])):
             return f"{file}: is a file, where a folder is needed"
     reason = error.strerror or str(error) or type(error).__name__
     advice = ADVICE.get(error.errno or 0)

@@ -176,8 +176,8 @@ def _require_same(job: JobConfig) -> None:
     if differences := changes_since_run(job):
         run = Path(job.output_dir, job.name)
         raise configs.ConfigError(
-            f"--out: {run} belongs to another job ({'; '.join(map(str, differences[:3]))}); name "
-            "another folder, or delete that run"
+            f"{run}: belongs to another job ({'; '.join(map(str, differences[:3]))}); name another "
+            "--out, or delete that run"
         )
 
 
@@ -196,8 +196,8 @@ def _require_unchanged(
     for folder, digest in digests.items():
         if known.get(folder, digest) != digest:
             raise configs.ConfigError(
-                f"--out: {out} has runs of {folder} as it was before; name another folder, or "
-                "delete that one"
+                f"{out}: has runs of {folder} as it was before; name another --out, or delete "
+                "that folder"
             )
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(record, json.dumps({**known, **digests}, indent=2) + "\n")

@@ -71,6 +71,10 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     assert model in fails("embed", file, "hello")
     assert "bert-base: no such folder; name the fol" in fails("embed", "bert-base", "hello")
     assert needed in fails("tokenizer", "train", text, *sizes, "--out", file)
+    trained = tandem("tokenizer", "train", text, *sizes, "--out", tmp_path / "tokenizer")
+    assert trained.returncode == 0, trained.stderr
+    tokenizer = ("--tokenizer", tmp_path / "tokenizer")
+    assert needed in fails("data", "build", text, *tokenizer, "--out", file)
 
 
 def test_models_of_a_run_are_looked_for_in_its_exports(tmp_path):

@@ -48,7 +48,8 @@ class Tagger:
             from sklearn.pipeline import make_pipeline
         except ImportError:
             raise DataError(
-                "--tagged: needs scikit-learn: pip install 'tandem-distill[tasks]'"
+                "scikit-learn: is missing, and --tagged needs it: pip install "
+                "'tandem-distill[tasks]'"
             ) from None
         sentences = list(read_conll(str(path), tag=tag, encoding=encoding))
         tags = [entry for sentence in sentences for entry in sentence.tags]

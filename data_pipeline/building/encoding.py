@@ -204,8 +204,8 @@ def _encode_in_parallel(
             for process in active_children():
                 process.kill()
             raise DataError(
-                "--workers: a tokenizing process died, perhaps out of memory; run the same command "
-                "again with fewer --workers"
+                "a tokenizing process died, perhaps out of memory; run the same command again with "
+                "fewer --workers"
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

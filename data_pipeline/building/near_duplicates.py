@@ -152,7 +152,8 @@ def _minhash():  # type: ignore[no-untyped-def]
         from datasketch import MinHash
     except ImportError:
         raise DataError(
-            "--near-duplicates: needs datasketch: pip install 'tandem-distill[duplicates]'"
+            "datasketch: is missing, and --near-duplicates needs it: pip install "
+            "'tandem-distill[duplicates]'"
         ) from None
     return MinHash(HASHES, seed=1, hashfunc=int, scheme="affine32")
 

@@ -306,4 +306,11 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise DataError(
                 f"{path.parent}: the disk is full; free some space and run the same command again"
             ) from None
+        if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := file_above(path)):
+            raise DataError(f"{file}: is a file, where a folder is needed") from None
         raise DataError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def file_above(path: Path) -> Path | None:
+    """The file that stands where `path`, or a folder above it, is to be."""
+    return next((place for place in (path, *path.parents) if place.is_file()), None)

@@ -202,8 +202,8 @@ def format_of(path: str, reading: ReadOptions) -> str:
         return kind
     _refuse_other_than_text(path, head, content)
     if reading.field is not None and content:
-        why = f"is plain text and has no field {reading.field!r}; remove it, or leave the file out"
-        raise DataError(f"--field: {path}: {why}")
+        why = f"is plain text and has no field {reading.field!r}; remove --field, or leave the file out"
+        raise DataError(f"{path}: {why}")
     return kind
 
 

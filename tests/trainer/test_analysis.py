@@ -350,10 +350,10 @@ def test_what_cannot_be_analysed(
     assert "short.txt: too short to mask" in refused(masked, tmp_path / "short.txt", *out)
     (tmp_path / "bytes.txt").write_bytes(b"a\n\xff\n")
     assert "bytes.txt:2: not valid UTF-8" in refused(masked, tmp_path / "bytes.txt", *out)
-    too_long = refused(masked, prose, *out, "--length", 65)
+    too_long = refused(masked, prose, *out, "--length", 65, code=2)
     assert "--length 65: " in too_long
     assert "reads 64 tokens at most" in too_long
-    assert "has 8 heads; leave it one" in refused(masked, prose, *out, "--prune", 8)
+    assert "has 8 heads; leave it one" in refused(masked, prose, *out, "--prune", 8, code=2)
     task = ["single_sentence", f"data.train={files / 'moods.tsv'}", f"output_dir={tmp_path}"]
     task.append("data.sequence_length=32")
     assert "has no head for single_sentence" in refused(masked, *task, *out)

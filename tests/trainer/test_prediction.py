@@ -99,7 +99,7 @@ def unnumbered(output: str) -> list[dict[str, Any]]:
 
 def refused(*words: object) -> str:
     ended = CliRunner().invoke(tandem.main, ["predict", *map(str, words)])
-    assert ended.exit_code == 1
+    assert ended.exit_code == (2 if ended.stderr.startswith("tandem: --") else 1)
     assert ended.stderr.count("\n") == 1
     return ended.stderr
 

@@ -209,7 +209,7 @@ def test_models_are_fine_tuned_and_compared_once(folder: Path) -> None:
     assert metrics.stat().st_mtime_ns == before, "what is finished is not run again"
     other = evaluate(folder, *both, "batch.size=8")
     assert other[0] == 1
-    changed = "moods-big-seed1 belongs to another job (steps: 2 -> 1; batch.size: 4 -> 8)"
+    changed = "moods-big-seed1: belongs to another job (steps: 2 -> 1; batch.size: 4 -> 8)"
     assert changed in other[2], "the task's own epochs go before the suite's"
     weights = folder / "big" / "model.safetensors"
     content = weights.read_bytes()

@@ -54,7 +54,7 @@ def test_a_users_tokenizer_is_that_of_a_corpus_and_its_model(text: Path, plugin:
 def test_mistakes_are_one_line(text: Path, plugin: Path) -> None:
     kinds = "wordpiece, bpe, unigram, characters, or one of a --plugin"
     code, said = train(text, plugin, "--kind", "letters")
-    assert (code, said) == (1, f"tandem: --kind letters: must be one of {kinds}\n")
+    assert (code, said) == (2, f"tandem: --kind letters: must be one of {kinds}\n")
     plugin.write_text("import nothing_of_this_name")
     code, said = train(text, plugin, "--kind", "characters")
     assert code == 1

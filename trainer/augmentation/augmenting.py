@@ -64,7 +64,7 @@ class TableFile:
         if path.suffix != SUFFIX:
             raise DataError(f"--out {path}: must end in {SUFFIX}: it is a table with tabs")
         table = cls(path, columns, identity)
-        busy = f"--out {path}: another process is writing it; wait for it, or name another file"
+        busy = f"{path}: another process is writing it; wait for it, or name another file"
         with exclusive(table._parts, busy):
             try:
                 table._begin()
@@ -76,7 +76,7 @@ class TableFile:
     def _begin(self) -> None:
         if self.path.exists():
             if self.finished_rows() is None:
-                raise DataError(f"--out {self.path}: exists; delete it, or name another")
+                raise DataError(f"{self.path}: exists; delete it, or name another --out")
             (self._parts / IDENTITY).unlink(missing_ok=True)  # a clean-up was interrupted
             return
         begun = self._parts / IDENTITY
@@ -88,10 +88,10 @@ class TableFile:
                 atomic_write(begun, text)
             is_same = begun.read_bytes() == text.encode()
         except OSError as error:
-            raise DataError(f"--out {self.path}: cannot be written: {error.strerror}") from None
+            raise DataError(f"{self.path}: cannot be written: {error.strerror}") from None
         if not is_same:
             raise DataError(
-                f"--out {self.path}: was begun with other examples or settings; repeat the command "
+                f"{self.path}: was begun with other examples or settings; repeat the command "
                 f"with those, or delete {self._parts}"
             )
 
