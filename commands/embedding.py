@@ -81,7 +81,13 @@ def embed(
     line, or it is a table with the column text. Each row then gets its vector, in JSON lines, or as
     a row of an array in --out FILE.npy. A row without a text gets null, or NaN.
     """
-    is_file = len(texts) == 1 and bool(out or texts[0] == "-" or os.path.isfile(texts[0]))
+    from data_pipeline.remote import is_remote
+
+    is_file = len(texts) == 1 and (
+        texts[0] == "-"
+        or os.path.isfile(texts[0])
+        or (out is not None and (os.path.lexists(texts[0]) or is_remote(texts[0])))
+    )
     if is_file:
         for option, value in (("--word", word), ("--vectors", vectors_file)):
             if value is not None:
@@ -90,7 +96,11 @@ def embed(
         return
     for option, given in (("--out", out), ("--column", columns)):
         if given:
-            raise click.UsageError(f"{option}: is for one file of texts, or - ")
+            names = texts[0] if len(texts) == 1 else f"{len(texts)} texts"
+            raise click.UsageError(
+                f"{option}: needs one file of texts, or -, not {names}; the vectors of texts as "
+                "arguments are printed, with --json in full"
+            )
     if word is not None and not word.strip():
         raise click.UsageError("--word: must not be empty")
     if word is not None and pooling == "cls":

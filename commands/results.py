@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from commands.ending import unwound
-from commands.options import PATH, TEXT, numbers
+from commands.options import PATH, PLUGINS, TEXT, numbers
 from commands.suites import compare, default_folder, models_and_overrides
 from configs.runs import STOPPED
 
@@ -29,6 +29,7 @@ TIMED_TOKENS = 128  # of the text that ONNX files are timed with
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="Processes that train each run of a suite."
 )
+@PLUGINS
 def evaluate(
     names: tuple[str, ...],
     learner: str | None,

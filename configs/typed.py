@@ -124,7 +124,8 @@ def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:
         name = tree[KIND]
         wanted = nearest(name, list(kinds)) if isinstance(name, str) else ""
         raise ConfigError(
-            f"{inside(path, KIND)}: must be one of {', '.join(kinds)}, not {shown(name)}{wanted}"
+            f"{inside(path, KIND)}: must be one of {', '.join(kinds)}, or one that a plugin adds "
+            f"(plugins, --plugin), not {shown(name)}{wanted}"
         )
     return kind
 

@@ -14,7 +14,13 @@ import tokenizers
 import torch
 from click.testing import CliRunner, Result
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2Model,
+    PreTrainedTokenizerFast,
+)
 
 import model
 import tandem
@@ -307,14 +313,32 @@ def test_a_pipe_of_texts_is_answered_while_it_is_written(bert) -> None:
         assert process.communicate(timeout=60)[0] == ""
 
 
+def test_a_decoder_is_named_since_its_first_token_sees_no_text(
+    roberta: Path, tmp_path: Path, caplog
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(roberta)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 48}
+    config = GPT2Config(vocab_size=len(tokenizer), pad_token_id=1, **sizes)
+    for part in (GPT2Model(config), tokenizer):
+        part.save_pretrained(tmp_path / "gpt")
+    (texts := tmp_path / "texts.txt").write_text(f"{RIVER}\n{LOAN}\n")
+    for words in ([RIVER, LOAN], [texts]):
+        caplog.clear()
+        assert embed(tmp_path / "gpt", *words).exit_code == 0
+        assert f"{tmp_path / 'gpt'}: is a decoder: a token sees only those before it" in caplog.text
+    caplog.clear()
+    embed(roberta, texts)
+    assert "decoder" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["a b", "c", "--out", "v.npy"], 2, "--out: is for one file of texts"),
-        (["a b", "--column", "text=1"], 2, "--column: is for one file of texts"),
+        (["a b", "c", "--out", "v.npy"], 2, "--out: needs one file of texts"),
+        (["a b", "--column", "text=1"], 2, "--column: needs one file of texts"),
         (["-", "--word", "bank"], 2, "--word: is for texts as arguments"),
         (["-", "--vectors", "glove.txt"], 2, "--vectors: is for texts as arguments"),
-        (["none.txt", "--out", "v.npy"], 1, "none.txt: cannot be read"),
+        (["none.txt", "--out", "v.npy"], 2, "--out: needs one file of texts, or -, not none.txt"),
     ],
 )
 def test_options_of_files_and_of_texts(bert, tmp_path, monkeypatch, words, code, message) -> None:

@@ -5,6 +5,7 @@ hidden states, or the mean of its tokens' word embeddings, which ignore the cont
 a word is the mean over its pieces, in the context of its text or without it.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 
 from data_pipeline import DataError
 from data_pipeline.augmentation.word_vectors import read_entries
-from data_pipeline.tokenization.tokenizer import load
-from model import ModelConfig, encoder_from_pretrained
+from data_pipeline.tokenization.tokenizer import Vocabulary, load
+from model import Model, ModelConfig, encoder_from_pretrained
+
+_log = logging.getLogger(__name__)
 
 CLS, MEAN, STATIC = "cls", "mean", "static"
 POOLINGS = (CLS, MEAN, STATIC)
@@ -62,6 +65,20 @@ def scaled(vector: Vector) -> Vector:
     return vector / np.float32(length) if length else vector
 
 
+@torch.inference_mode()
+def warn_of_decoder(model: Model, vocabulary: Vocabulary, folder: Path) -> None:
+    """Log a line where the first token's state does not depend on the tokens behind it."""
+    tokens = [[vocabulary.cls, token, vocabulary.sep] for token in vocabulary.ordinary[:8]]
+    device = next(model.parameters()).device
+    first = model.encode(torch.tensor(tokens, device=device)).last_hidden_state[:, 0]
+    if len(tokens) > 1 and torch.equal(first, first[:1].expand_as(first)):
+        _log.warning(
+            "%s: is a decoder: a token sees only those before it, so `cls` is the same for every "
+            "text, and `mean` knows little of the ends of texts",
+            folder,
+        )
+
+
 class TextEncoder:
     """An exported model with its own tokenizer."""
 
@@ -73,6 +90,7 @@ class TextEncoder:
         self.folder, self.vectors = folder, vectors
         self.model = encoder_from_pretrained(folder)
         self.tokenizer, self.vocabulary = load(folder)
+        warn_of_decoder(self.model, self.vocabulary, folder)
 
     def encode(self, texts: Sequence[str], word: str = "") -> list[TextVectors]:
         """The vectors of each text, which do not depend on the other texts.

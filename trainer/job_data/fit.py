@@ -41,7 +41,7 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
         if most is not None and most < longest:
             raise TrainingError(
                 f"{section_of(key)}.model.max_positions: must be at least {longest}, the longest "
-                "data.sequence_length"
+                f"data.sequence_length; or lower that to {most}"
             )
 
 

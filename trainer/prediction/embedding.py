@@ -16,7 +16,7 @@ from data_pipeline.task_files.contents import place, read_lines
 from data_pipeline.task_files.retrieval import RetrievalText, read_queries
 from data_pipeline.text.text_files import STDIN
 from model import encoder_from_pretrained
-from trainer.evaluation.text_vectors import Vector, own_pooling, scaled
+from trainer.evaluation.text_vectors import Vector, own_pooling, scaled, warn_of_decoder
 from trainer.prediction import fine_tuned
 from trainer.prediction.fine_tuned import Predictor, Query, Segments
 from trainer.prediction.texts import read_rows, with_places
@@ -36,6 +36,7 @@ class FileEmbedder:
         """
         self.model = encoder_from_pretrained(folder).to(device)
         self.encoder = open_encoder(folder, self.model.config, LONGEST)
+        warn_of_decoder(self.model, self.encoder.vocabulary, folder)
         ours = own_pooling(self.model.config) if pooling is None else (pooling, False)
         self.pooling, self.normalises = ours
 
