@@ -202,7 +202,7 @@ def format_of(path: str, reading: ReadOptions) -> str:
         return kind
     _refuse_other_than_text(path, head, content)
     if reading.field is not None and content:
-        why = f"is plain text and has no field {reading.field!r}; remove --field, or leave the file out"
+        why = f"is plain text without {reading.field!r}; remove --field, or leave it out"
         raise DataError(f"{path}: {why}")
     return kind
 

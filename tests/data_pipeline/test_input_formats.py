@@ -103,8 +103,8 @@ def test_standard_input_may_be_json_lines(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("name", "content", "field", "message"),
     [
-        ("a.txt", b"One.\n\nTwo.", "body", r"a\.txt: is plain text and has no field"),
-        ("wiki_00", as_wiki().encode(), "body", "wiki_00: is plain text and has no field"),
+        ("a.txt", b"One.\n\nTwo.", "body", r"a\.txt: is plain text without"),
+        ("wiki_00", as_wiki().encode(), "body", "wiki_00: is plain text without"),
         ("a.csv", as_csv().encode(), "body", "a.csv: has no column 'body'; .*: id, text"),
         ("a.json", b'{"version": 3}', None, "a.json: has no field 'text'; .* --field"),
         ("a.json", b"[1, 2", None, "a.json: has no field 'text'"),

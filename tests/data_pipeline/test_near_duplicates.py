@@ -182,6 +182,8 @@ def test_mistakes_are_one_line(tmp_path: Path, tokenizer_dir: Path, monkeypatch)
     with pytest.raises(DataError, match="--keep-duplicates: --near-duplicates drops these too"):
         BuildOptions(*arguments, near_duplicates=0.8, drop_duplicates=False)
     monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(DataError, match=r"datasketch: is missing, .*: pip install '.*\[duplicates\]'"):
+    with pytest.raises(
+        DataError, match=r"datasketch: is missing, .*: pip install '.*\[duplicates\]'"
+    ):
         build(BuildOptions(*arguments, near_duplicates=0.8), str(tmp_path / "out"), workers=2)
     assert not (tmp_path / "out").exists()
