@@ -39,10 +39,6 @@ class Capture:
     exits: tuple[int, ...] = ()
     branches: tuple[str, ...] = ()
 
-    def reads_last_layer(self, layers: int) -> bool:
-        """Whether the output of the last of this many layers is needed at every position."""
-        return self.last_hidden_state or self.all_positions or layers in self.hidden_states
-
 
 NOTHING = Capture()
 

@@ -256,7 +256,8 @@ class Model(nn.Module, ABC):
         self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
     ) -> Tensor | None:
         """The flat positions of B * L that the last layer must compute; None: all."""
-        if capture.reads_last_layer(self.config.layers):
+        last = self.config.layers
+        if capture.last_hidden_state or capture.all_positions or last in capture.hidden_states:
             return None
         if not capture.heads:
             return masked_positions

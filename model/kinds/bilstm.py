@@ -285,8 +285,7 @@ class BiLSTM(Model):
     def rows_read(
         self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture
     ) -> Tensor | None:
-        all_rows = capture.reads_last_layer(self.config.layers) or capture.heads
-        return None if all_rows else masked_positions
+        return None if capture.heads else super().rows_read(input_ids, masked_positions, capture)
 
     def pool(
         self,
