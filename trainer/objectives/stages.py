@@ -66,14 +66,10 @@ class Stages:
         """`group`: a parameter's name in the learner's module -> its group in `Stage.factor`."""
         self._stages, self.group = stages or (Stage(),), group
         self._starts = [*accumulate((stage.steps or 0 for stage in self._stages[:-1]), initial=0)]
+        self.last_begins = self._starts[-1]  # the learner's own step
 
     def __len__(self) -> int:
         return len(self._stages)
-
-    @property
-    def last_begins(self) -> int:
-        """The learner's own step at which the last stage begins."""
-        return self._starts[-1]
 
     def at(self, step: int) -> tuple[Stage, int]:
         """The stage of the learner's own `step`, and the steps made in that stage."""
