@@ -231,7 +231,8 @@ class TeacherPasses:
     ) -> TeacherPasses:
         """The passes of a step, for a batch with these `targets`. Collective."""
         passes = [TeacherPass.of(teacher, students, step, targets) for teacher in teachers]
-        by_name, sampled = {learner.name: learner for learner in (*teachers, *students)}, set()
+        by_name = {learner.name: learner for learner in (*teachers, *students)}
+        sampled = set()
         for learner in by_name.values():
             if learner.generator is not None:
                 learner.share_embedding(by_name)
