@@ -60,10 +60,11 @@ def flops_per_token(config: EncoderConfig, length: int, masked_fraction: float) 
     """Matrix-product operations (multiplications and additions) of the forward pass, per token.
 
     A dense layer takes 2 * inputs * outputs. The two products of attention take 4 * L * inner, over
-    all L keys. The masked-LM head and the projection to V run at `masked_fraction` of the tokens;
-    pooler, pair head and task heads with one output per text run at one token in L. The backward
-    pass takes twice as much: one product for the gradient of each operand. Element-wise operations
-    are not counted, as in ``torch.utils.flop_counter``.
+    all L keys, and those with the vectors of R distances 4 * R * inner (not counted: projecting the
+    vectors, once a batch). The masked-LM head and the projection to V run at `masked_fraction` of
+    the tokens; pooler, pair head and task heads with one output per text run at one token in L. The
+    backward pass takes twice as much: one product for the gradient of each operand. Element-wise
+    operations are not counted, as in ``torch.utils.flop_counter``.
     """
     hidden, width = config.hidden_size, config.vocabulary_input_size
     transform = 2 * hidden * width * config.head_transform
@@ -131,6 +132,8 @@ def _attention_flops(config: EncoderConfig, length: int) -> int:
     of_keys = config.key_value_heads * config.head_size
     flops = 2 * (query_input + inner) * inner + 2 * (query_input + value_input) * of_keys
     flops += 4 * length * inner
+    if config.positions == "relative":
+        flops += 4 * min(2 * length, config.distances) * inner
     if config.bottleneck_size:
         flops += 2 * hidden * inner * (2 if source == "shared" else 1)
     return flops

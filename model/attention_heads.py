@@ -88,8 +88,11 @@ def _place(model: Model, head: Head) -> tuple[Attention, slice]:
 
 
 def _attention(model: Model) -> nn.ModuleList:
-    if not isinstance(model, MaskedLanguageModel):
-        raise ModelError(f"a model of kind {model.config.kind} has no attention")
+    if not (isinstance(model, MaskedLanguageModel) and model.config.attention_width):
+        kind = model.config.kind
+        raise ModelError(
+            f"a model of kind {kind} has no attention scores of queries and keys alone"
+        )
     return model.encoder.attention
 
 

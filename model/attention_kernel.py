@@ -38,6 +38,17 @@ _WIDEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get the math kernel
 
 
+class Distances(NamedTuple):
+    """The distances between the positions of a batch (`model.relative_positions`).
+
+    vectors: [R, H], of those that occur.
+    numbers: int64 [L, L], the vector of each query's distance to each key.
+    """
+
+    vectors: Tensor
+    numbers: Tensor
+
+
 class AttentionPattern(NamedTuple):
     """The keys that the queries of a layer may attend to, in the form that its kernel takes.
 
@@ -52,6 +63,8 @@ class AttentionPattern(NamedTuple):
     window: for ``varlen`` and ``runs``, as in `visible_keys`.
     is_causal: for ``varlen`` and ``runs``, as in `Documents`.
     tokens: the rows' real tokens, where a layer computes only these.
+    distances: where scores depend on them. Then the kernel is ``plain`` or ``fused``, and the layer
+        adds to `hiding`, or makes of `visible` numbers that are added.
     """
 
     kernel: str
@@ -63,6 +76,7 @@ class AttentionPattern(NamedTuple):
     window: int = 0
     is_causal: bool = False
     tokens: RealTokens | None = None
+    distances: Distances | None = None
 
     @property
     def copied(self) -> RealTokens | None:
@@ -145,11 +159,12 @@ def attention_pattern(
     head_size: int,
     operands: tuple[torch.device, torch.dtype],
     dropout: float,
+    distances: Distances | None = None,
 ) -> AttentionPattern:
     """The pattern of all layers with this `window`, and its kernel, for a batch of `shape` (B, L).
 
     `attention_mask` and `window` are as in `visible_keys`. `operands` is the device and dtype of
-    q, k and v.
+    q, k and v. `distances` are those on which scores depend.
     """
     (rows, length), (device, dtype) = shape, operands
     if not is_native(device, dtype):
@@ -162,13 +177,15 @@ def attention_pattern(
     documents = attention_mask if isinstance(attention_mask, Documents) else None
     sizes = () if documents is None else documents.sizes
     kind, runs = kernel_device(device), bool(sizes)
+    if distances is not None:  # the kernels that skip take no numbers to add to the scores
+        skips = runs = False
     kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, runs)
     is_causal = documents is not None and documents.is_causal
     if kernel == RUNS:
         return AttentionPattern(kernel, sizes=sizes, window=window, is_causal=is_causal)
     if kernel != VARLEN:
         visible = visible_keys(attention_mask, length, window, device)
-        return AttentionPattern.of(kernel, visible, dtype)
+        return AttentionPattern.of(kernel, visible, dtype)._replace(distances=distances)
     if isinstance(attention_mask, Documents):
         boundaries = attention_mask.boundaries
     else:

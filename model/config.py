@@ -65,9 +65,16 @@ class EncoderConfig(ModelConfig):
     # Embedding
     positions: Annotated[
         str,
-        OneOf("learned", "learned_after_padding", "rotary"),
-        "learned_after_padding: RoBERTa's, which count tokens from `pad_token_id` + 1.",
+        OneOf("learned", "learned_after_padding", "rotary", "relative"),
+        "learned_after_padding: RoBERTa's, which count tokens from `pad_token_id` + 1. relative: "
+        "each layer scores distances apart from content (DeBERTa, arXiv 2006.03654).",
     ] = "learned"
+    position_buckets: Annotated[
+        int,
+        _WIDTH_OR_NONE,
+        "Relative positions: distances beyond half of it share vectors by their logarithm, and so "
+        "many stand for one direction (DeBERTaV3: 256); 0: each distance has its own.",
+    ] = 0
     embedding_projection: Annotated[
         str,
         OneOf("none", "word", "sum"),
@@ -198,6 +205,13 @@ class EncoderConfig(ModelConfig):
             yield "head_transform", "must be true where word vectors have another width"
         if not self.tied_decoder and self.embedding_projection == "word":
             yield "tied_decoder", "must be true with embedding_projection: word"
+        if self.positions == "relative":
+            if self.kv_heads or self.qk_norm or self.bottleneck_size:
+                yield "positions", "relative ones need kv_heads 0, qk_norm false, bottleneck_size 0"
+            if not self.position_buckets < 2 * (self.max_positions - 1):
+                yield "position_buckets", f"{self.position_buckets} is too many for max_positions"
+        elif self.position_buckets:
+            yield "position_buckets", "is for positions: relative"
         if self.positions == "rotary" and self.head_size % 2:
             yield "heads", f"rotary positions need an even head size, not {self.head_size}"
         if self.embedding_projection == "none" and self.word_size != self.hidden_size:
@@ -230,8 +244,8 @@ class EncoderConfig(ModelConfig):
 
     @property
     def attention_width(self) -> int:
-        """The numbers of a token's query, key or value, all heads together."""
-        return self.inner_size
+        """The numbers of a token's query, key or value; 0 where they alone make no scores."""
+        return 0 if self.positions == "relative" else self.inner_size
 
     @property
     def head_size(self) -> int:
@@ -280,8 +294,8 @@ class EncoderConfig(ModelConfig):
         """Which of the model's keys prevents an ability; empty if none does."""
         if ability == Ability.POOL and self.pooler == "none":
             return "is read from a pooled state; set model.pooler to tanh or first"
-        if ability == Ability.FREEZE_POSITIONS and self.positions == "rotary":
-            return "rotary positions have no weights; remove it"
+        if ability == Ability.FREEZE_POSITIONS and not self.has_position_table:
+            return f"{self.positions} positions have no embeddings; remove it"
         if ability == Ability.LAYER_BY_LAYER and self.sharing != "none":
             return "needs layers that share nothing; set model.sharing"
         if ability == Ability.CAUSAL and self.trigram:
@@ -329,6 +343,16 @@ class EncoderConfig(ModelConfig):
         if self.sharing not in ("all", {"feed_forward": "ffn"}.get(part, part)):
             return list(range(self.layers))
         return [i * self.groups // self.layers for i in range(self.layers)]
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether position vectors are added to the word vectors."""
+        return self.positions in ("learned", "learned_after_padding")
+
+    @property
+    def distances(self) -> int:
+        """The rows of the table of relative positions, of both directions."""
+        return 2 * (self.position_buckets or self.max_positions)
 
     @property
     def is_rotary(self) -> bool:

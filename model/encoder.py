@@ -14,6 +14,7 @@ from model.documents import AttentionMask, Documents, Padded, RealTokens, withou
 from model.outputs import QKV, Capture, Encoded
 from model.parts import DenseNorm, FeedForwardStack, RMSNorm, make_norm
 from model.precision import Dense, product_dtype
+from model.relative_positions import RelativePositions, with_positions
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
@@ -138,6 +139,10 @@ class Attention(nn.Module):
             q, k = rotate(q, angles), rotate(k, angles)
         if k.shape[1] < q.shape[1]:  # each head of keys and values is read by a group of heads
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        if pattern.distances is not None:
+            vectors = self.dropout(pattern.distances.vectors)[None]
+            of_keys, of_queries = (self._split(part(vectors))[0] for part in (self.key, self.query))
+            q, pattern = with_positions(q, k, of_keys, of_queries, pattern)
         dropout = self.attention_dropout if self.training else 0.0
         mixed = attend(q, k, v, pattern, dropout).transpose(1, 2).flatten(2)
         if copied is not None:
@@ -208,6 +213,7 @@ class Encoder(nn.Module):
         self.rope_theta = config.global_rope_theta  # of the global layers; a job's phases change it
         self.attention_dropout = config.dropout_rate("attention")
         self.head_size = config.head_size
+        self.relative = RelativePositions(config) if config.positions == "relative" else None
         self.is_local = [config.is_local(i) for i in range(config.layers)]  # by layer
         self.attention_plan = config.layer_units("attention")
         self.feed_forward_plan = config.layer_units("feed_forward")
@@ -330,12 +336,14 @@ class Encoder(nn.Module):
             attention_mask = attention_mask._replace(sizes=())  # each batch would be compiled anew
         operands = (x.device, product_dtype(x))
         dropout = self.attention_dropout if self.training else 0.0
+        distances = None if self.relative is None else self.relative(length)
         kinds, contexts = [(0, self.rope_theta)], []
         if any(self.is_local):
             kinds.append((config.local_window, config.local_rope_theta))
         for window, theta in kinds:
             pattern = attention_pattern(
-                attention_mask, window, (rows, length), self.head_size, operands, dropout
+                *(attention_mask, window, (rows, length), self.head_size, operands, dropout),
+                distances,
             )
             angles = None
             if config.positions == "rotary":

@@ -64,9 +64,9 @@ class ModelShape(Protocol):
     """The sizes from which loss terms are built. Every `ModelConfig` satisfies it.
 
     Layers are numbered from 1; `layers` is 0 where they do not each give a state for every token,
-    and `token_states` says whether the last one does.
-    `heads` is 0 where there is no attention, whose queries, keys and values of all heads are
-    `attention_width` numbers each. `window` is the number of tokens that a layer attends to, both
+    and `token_states` says whether the last one does. A token's queries, keys and values of all
+    `heads` are `attention_width` numbers each: 0 where there is no attention, or its scores are no
+    products of queries and keys. `window` is the number of tokens that a layer attends to, both
     sides together; 0 means all.
     """
 
@@ -316,7 +316,7 @@ class ModelConfig(Section, ABC):
     @property
     def attention_width(self) -> int:
         """The numbers of a token's query, key or value, all heads together."""
-        return self.hidden_size
+        return self.hidden_size if self.heads else 0
 
     def window(self, number: int) -> int:
         """Tokens that layer `number`, from 1, attends to, both sides together; 0: all."""

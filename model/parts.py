@@ -199,7 +199,7 @@ class Embeddings(nn.Module):
         pad = config.pad_token_id if config.pad_token_id >= 0 else None
         self.word = Table(config.vocab_size, config.word_size, padding_idx=pad)
         self.position = None
-        if config.positions != "rotary":
+        if config.has_position_table:
             after_padding = config.positions == "learned_after_padding"
             self.position = PositionTable(
                 config.max_positions, width, padding_idx=pad if after_padding else None

@@ -294,8 +294,11 @@ class Model(nn.Module, ABC):
         `numbers` are as in `features`. Raises ModelError where a task head lacks them, and for the
         attention scores of a model without attention.
         """
-        if output_attention_scores and not self.config.heads:
-            raise ModelError(f"output_attention_scores: kind {self.config.kind} has no attention")
+        if output_attention_scores and not self.config.attention_width:
+            raise ModelError(
+                f"output_attention_scores: kind {self.config.kind} has no attention scores of "
+                "queries and keys alone"
+            )
         layers = tuple(range(self.config.layers + 1))
         capture = Capture(
             hidden_states=layers if output_hidden_states else (),

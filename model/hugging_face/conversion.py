@@ -14,6 +14,7 @@ from model.errors import ModelError
 from model.hugging_face import task_heads
 from model.hugging_face.albert import ALBERT
 from model.hugging_face.bert import BERT, ROBERTA
+from model.hugging_face.deberta import DEBERTA
 from model.hugging_face.distilbert import DISTILBERT
 from model.hugging_face.electra import ELECTRA
 from model.hugging_face.eurobert import EUROBERT
@@ -31,7 +32,7 @@ Config = TypeVar("Config", bound=ModelConfig)
 _TRANSFORM = ".transform."
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA, DISTILBERT, ALBERT),
-    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA, NOMIC_BERT, NEOBERT),
+    *(MOBILEBERT, MODERNBERT, EUROBERT, ELECTRA, NOMIC_BERT, NEOBERT, DEBERTA),
 )
 _ALIASES = {"xlm-roberta": ROBERTA, "camembert": ROBERTA}  # the same model under other names
 _WRAPPER = "module."  # of torch's DataParallel and DistributedDataParallel
@@ -162,6 +163,8 @@ def nearest_family(config: EncoderConfig) -> Family:
         if config.norm_placement == "post":
             return NOMIC_BERT
         return EUROBERT if config.norm == "rms_norm" else MODERNBERT
+    if config.positions == "relative":
+        return DEBERTA
     if any(head.transform == "gelu" for head in config.task_heads.values()):
         return ELECTRA
     if config.embedding_projection == "sum" or config.sharing != "none":

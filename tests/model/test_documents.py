@@ -27,6 +27,7 @@ MODELS = {
     "mobilebert": {"base": "mobilebert", "bottleneck_size": 16, "embedding_size": 8},
     "modernbert": {"base": "modernbert_base", "local_window": 6, "pad_token_id": 0},
     "albert": {"base": "albert_base", "embedding_size": 8},
+    "deberta": {"base": "deberta_v3_base", "position_buckets": 12},
 }
 SMALL = {
     "hidden_size": 32, "layers": 3, "heads": 2, "ffn_size": 48, "vocab_size": VOCABULARY,

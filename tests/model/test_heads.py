@@ -37,6 +37,10 @@ FAMILIES = {
     "Electra": SIZES | NARROW,
     "MobileBert": SIZES | NARROW | {"intra_bottleneck_size": 12},
     "NomicBert": SIZES,
+    "DebertaV2": SIZES | {
+        "relative_attention": True, "share_att_key": True, "norm_rel_ebd": "layer_norm",
+        "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "position_buckets": 4,
+    },
     "ModernBert": SIZES | {
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
         "sep_token_id": 2, "local_attention": 4,

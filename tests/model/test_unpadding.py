@@ -17,6 +17,7 @@ from tests.trainer import tiny
 
 SHAPES = [
     "bert odd", "roberta", "albert groups", "mobilebert", "modernbert", "eurobert", "nomic bert",
+    "deberta",
 ]  # fmt: skip
 LENGTHS = torch.tensor([8, 3, 0, 5])
 

@@ -39,7 +39,7 @@ class Root(nn.Module):
 
 def _root(family: str) -> Root:
     root = Root(built(family, dropout=0.0, attention_dropout=0.0))
-    root.encoder.encoder.checkpoint_activations = family in ("bert", "modernbert")
+    root.encoder.encoder.checkpoint_activations = family in ("bert", "modernbert", "deberta")
     return root
 
 
@@ -70,7 +70,7 @@ def _step_under_zero(stage: int, families: list[str]) -> dict[str, dict[str, Ten
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_two_steps_equal_plain_torch(stage: int) -> None:
-    families = ["albert", "modernbert", *(["bert", "mobilebert"] if IS_THOROUGH else [])]
+    families = ["albert", "modernbert", "deberta", *(["bert", "mobilebert"] if IS_THOROUGH else [])]
     ranks = run_distributed(_step_under_zero, 2, stage, families)
     for family in families:
         root = _root(family)

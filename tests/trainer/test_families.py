@@ -45,6 +45,7 @@ FAMILIES = {
     "distilbert": "base: distilbert",
     "albert": "base: albert_base, embedding_size: 8",
     "mobilebert": "base: mobilebert, embedding_size: 8, bottleneck_size: 8",
+    "deberta": "base: deberta_v3_small, position_buckets: 8",
     "modernbert": "base: modernbert_base, pad_token_id: 0, local_window: 8, global_every: 2, "
     "global_rope_theta: 500.0, local_rope_theta: 20.0",
 }

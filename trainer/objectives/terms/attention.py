@@ -281,8 +281,8 @@ class MatrixTermConfig(LayerTermConfig):
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from super().misfits(student, teacher)
-        if not student.heads or not teacher.heads:
-            whose = "teacher" if student.heads else "student"
+        if not student.attention_width or not teacher.attention_width:
+            whose = "teacher" if student.attention_width else "student"
             yield (
                 "",
                 f"the {whose}'s model gives no attention scores, queries, keys or values; compare "
@@ -326,7 +326,7 @@ class RelationTermConfig(MatrixTermConfig):
     ] = None
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
-        if self.relation_heads is None or not (student.heads and teacher.heads):
+        if self.relation_heads is None or not (student.attention_width and teacher.attention_width):
             yield from super().misfits(student, teacher)
             return
         yield from LayerTermConfig.misfits(self, student, teacher)
