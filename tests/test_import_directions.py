@@ -48,13 +48,13 @@ ROOMS = {
     "model": (
         "errors precision float8 documents task_head_config head_modules "
         "model_config config parts heads outputs attention_kernel branches generation protocol "
-        "initialisation accounting encoder "
+        "initialisation accounting relative_positions encoder "
         "masked_language_model attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
     ),
     "model/hugging_face": (
         "task_heads library family bert albert distilbert mobilebert modernbert "
-        "eurobert neobert nomic_bert electra weights conversion folder"
+        "eurobert neobert nomic_bert electra deberta weights conversion folder"
     ),
     "trainer": (
         "errors durable device learner_names measure tracking "
