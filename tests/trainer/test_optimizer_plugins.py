@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import TINY_JOB, tandem
 from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.manifest import read_manifest
+from trainer.errors import TrainingError
+from trainer.optimizers.config import AdamConfig, register_optimizer
+from trainer.optimizers.gated import GatedOptimizer
 from trainer.run_folder import metrics
+from trainer.tracking.kinds.tensorboard import TensorBoard
+from trainer.tracking.trackers import register_tracker
 
 PLUGIN = '''
 """AMSGrad."""
@@ -77,3 +85,29 @@ def test_an_optimizer_without_build_is_one_line(words: list[object], tmp_path: P
     ended = tandem("train", *words)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.endswith(f"{plugin}: TypeError: AmsgradConfig has to define build\n")
+
+
+def test_states_that_the_config_does_not_name_are_refused() -> None:
+    """They would be taken for those of another kind, and begin anew in each step."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    group = {"params": [parameter], "states": ("exp_avg", "exp_avg_sq"), "lr": 0.1}
+    optimizer = GatedOptimizer(torch.optim.RMSprop([group]))
+    parameter.grad = torch.ones(3)
+    said = "RMSprop: keeps square_avg for each parameter, and `states` of its config names exp_avg,"
+    with pytest.raises(TrainingError, match=re.escape(said)):
+        optimizer.step()
+
+
+def test_what_cannot_be_registered_is_named() -> None:
+    def registered(**changes: object) -> None:
+        config = type("Mine", (AdamConfig,), {"build": AdamConfig.moments, **changes})
+        register_optimizer(dataclasses.dataclass(config) if "kind" in changes else config)
+
+    with pytest.raises(TypeError, match="Mine has to be a @dataclass"):
+        registered()
+    with pytest.raises(TypeError, match="Mine is called adamw, as another is"):
+        registered(kind="adamw", __annotations__={"kind": str})
+    with pytest.raises(TypeError, match="dict has to derive from OptimizerConfig"):
+        register_optimizer(dict)
+    with pytest.raises(TypeError, match="TensorBoard is called tensorboard, as another is"):
+        register_tracker("tensorboard")(TensorBoard)

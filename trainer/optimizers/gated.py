@@ -13,6 +13,7 @@ while DeepSpeed's own bookkeeping goes on, so that happens inside the optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
 from trainer.checkpoint.snapshot import elementwise
+from trainer.errors import TrainingError
 from trainer.optimizers.averages import AVERAGE, put_means, take_means
 from trainer.optimizers.config import OptimizerConfig, Rates, parameter_groups
 from trainer.optimizers.shards import Shards, Tensorwise, parameter_views, squared_norms
@@ -112,13 +114,14 @@ class GatedOptimizer(torch.optim.Optimizer):
         self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
         parameters = [p for group in self.inner.param_groups for p in group["params"]]
         means = take_means(self.state, parameters)
-        self._drop_states_of_another_kind()
+        begun = self._drop_states_of_another_kind()
         gradients = [p.grad for p in parameters if p.grad is not None]
         if gradients and self.gradient_factor != 1.0:
             torch._foreach_mul_(gradients, self.gradient_factor)
         if gradients and self.clipping:
             self._clip_each([p for p in parameters if p.grad is not None], gradients)
         self.inner.step(closure)
+        self._require_states(begun)
         if self.mean_kept is not None:
             put_means(self.state, parameters, means, self.mean_kept)
 
@@ -131,16 +134,36 @@ class GatedOptimizer(torch.optim.Optimizer):
         factors = (self.clipping / (squares.sqrt() + 1e-6)).clamp(max=1.0).float()
         torch._foreach_mul_(gradients, list(factors.unbind()))
 
-    def _drop_states_of_another_kind(self) -> None:
-        """Begin with fresh states where a run resumes with a kind of optimizer that has others."""
+    def _drop_states_of_another_kind(self) -> list[tuple[Tensor, set[str]]]:
+        """Begin with fresh states where a run resumes with a kind of optimizer that has others.
+
+        Returns the parameters without states, and the states that they are to have.
+        """
+        begun = []
         for group in self.inner.param_groups:
             for parameter in group["params"] if "states" in group else ():
                 state = self.state.get(parameter, {})
-                if not state or state.keys() - {"step"} == set(group["states"]):
-                    continue
-                kept = {name for name in state if elementwise(name, state[name], parameter)}
-                if kept != set(group["states"]):
+                names = set(group["states"])
+                as_named = state.keys() - {"step"} == names or _kept(state, parameter) == names
+                if not as_named:
                     state.clear()
+                if not state:
+                    begun.append((parameter, names))
+        return begun
+
+    def _require_states(self, begun: Sequence[tuple[Tensor, set[str]]]) -> None:
+        """Raise TrainingError where states are not those that the config names.
+
+        The next step would take them for those of another kind.
+        """
+        for parameter, names in begun:
+            state = self.state.get(parameter, {})
+            kept = _kept(state, parameter)
+            if state and kept != names:
+                raise TrainingError(
+                    f"{type(self.inner).__name__}: keeps {_listed(kept)} for each parameter, and "
+                    f"`states` of its config names {_listed(names)}; correct `states`"
+                )
 
     def _reset(self) -> None:
         self._forgets = False
@@ -148,6 +171,15 @@ class GatedOptimizer(torch.optim.Optimizer):
             for name, tensor in state.items():
                 if name != AVERAGE:
                     tensor.zero_()
+
+
+def _kept(state: Mapping[str, Any], parameter: Tensor) -> set[str]:
+    """The names of the states that have the parameter's shape."""
+    return {name for name in state if elementwise(name, state[name], parameter)}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 class MasterOptimizer(GatedOptimizer):
