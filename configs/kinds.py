@@ -19,15 +19,28 @@ _KINDS: dict[Any, dict[str, Any]] = {}
 def add_kind(base: Any, schema: _Schema) -> _Schema:
     """Let a section of the dataclass `base` be a `schema`, whose `kind` has its name by default.
 
-    Returns `schema`. Raises TypeError where it lacks a method that `base` requires.
+    Returns `schema`. Raises TypeError as `require_new`.
     """
-    if missing := ", ".join(sorted(getattr(schema, "__abstractmethods__", ()))):
-        raise TypeError(f"{schema.__name__} has to define {missing}")
-    name = default_kind(schema)
     kinds = _KINDS.setdefault(base, {})
-    assert name not in kinds, f"two kinds of {base.__name__} are called {name}"
-    kinds[name] = schema
+    require_new(schema, base, kinds)
+    kinds[default_kind(schema)] = schema
     return schema
+
+
+def require_new(entry: Any, base: Any, entries: Mapping[str, Any], name: str = "") -> None:
+    """Raise TypeError unless a class may be one of the `entries`, which derive from `base`.
+
+    Its name is by default that of its `kind`.
+    """
+    if not (isinstance(entry, type) and issubclass(entry, base)):
+        raise TypeError(f"{entry.__name__} has to derive from {base.__name__}")
+    if dataclasses.is_dataclass(base) and "__dataclass_fields__" not in vars(entry):
+        raise TypeError(f"{entry.__name__} has to be a @dataclass, below what registers it")
+    if missing := ", ".join(sorted(getattr(entry, "__abstractmethods__", ()))):
+        raise TypeError(f"{entry.__name__} has to define {missing}")
+    name = name or default_kind(entry)
+    if name in entries:
+        raise TypeError(f"{entry.__name__} is called {name}, as another is; give it another name")
 
 
 def kinds_of(base: Any) -> Mapping[str, Any]:
@@ -80,7 +93,8 @@ def import_plugins(paths: Sequence[str]) -> None:
         if name in sys.modules and _is_same(Path(str(sys.modules[name].__file__)), path.resolve()):
             continue
         if not path.is_file():
-            raise ConfigError(f"plugins: {path}: no such file")
+            why = "is a folder; name the Python file in it" if path.is_dir() else "no such file"
+            raise ConfigError(f"plugins: {path}: {why}")
         _import_file(name, path.resolve())
 
 

@@ -123,6 +123,7 @@ def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:
     if kinds and kind is schema:
         name = tree[KIND]
         wanted = nearest(name, list(kinds)) if isinstance(name, str) else ""
+        wanted = "" if wanted.startswith("; there are") else wanted
         raise ConfigError(
             f"{inside(path, KIND)}: must be one of {', '.join(kinds)}, or one that a plugin adds "
             f"(plugins, --plugin), not {shown(name)}{wanted}"

@@ -57,7 +57,7 @@ class HeadModuleConfig(Section, ABC):
 def register_head(config: _Config) -> _Config:
     """A decorator: `module.kind` of a task, or of a head, may be this config's.
 
-    Raises TypeError for a class that lacks a required method.
+    Raises TypeError as `configs.kinds.require_new`.
     """
     return add_kind(HeadModuleConfig, config)
 

@@ -24,6 +24,8 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.kinds import require_new
+from data_pipeline.errors import DataError
 from data_pipeline.hashing import PackingDraw, array_keys, scalar_key
 from data_pipeline.shards.blocks import Block
 
@@ -94,11 +96,9 @@ _Class = TypeVar("_Class", bound=type[Packing])
 def register_packing(packing: _Class) -> _Class:
     """A decorator: `data.packing` may be this class's `name`.
 
-    Raises TypeError for a class that lacks a required method.
+    Raises TypeError as `require_new`.
     """
-    if missing := ", ".join(sorted(packing.__abstractmethods__)):
-        raise TypeError(f"{packing.__name__} has to define {missing}")
-    assert packing.name not in PACKINGS, f"two packings are called {packing.name}"
+    require_new(packing, Packing, PACKINGS, packing.name)
     PACKINGS[packing.name] = packing()
     return packing
 
@@ -247,7 +247,13 @@ class SentencePacking(Packing):
 
     def units(self, cut: Pieces, rules: PackingRules, key: int) -> Units:
         """Group pieces greedily into sequences."""
-        first = _chain(self.ends(cut, rules, key))
+        ends, numbers = self.ends(cut, rules, key), np.arange(len(cut.starts))
+        if np.shape(ends) != numbers.shape or (ends <= numbers).any():
+            raise DataError(
+                f"data.packing: {self.name}: its `ends` must be an array with a number behind its "
+                f"own for each of the {len(numbers)} pieces"
+            )
+        first = _chain(ends)
         if self.needs_boundary:
             first = _rebalance_ends(first, cut.document_ends, cut.begins)
         last = np.append(first[1:], len(cut.starts))

@@ -87,7 +87,8 @@ def register_tokenizer(kind: str) -> Callable[[_Function], _Function]:
     """
 
     def register(function: _Function) -> _Function:
-        assert kind not in TRAINERS, f"two kinds of tokenizer are called {kind}"
+        if kind in TRAINERS:
+            raise TypeError(f"another kind of tokenizer is called {kind}; give it another name")
         TRAINERS[kind] = function
         return function
 

@@ -65,6 +65,7 @@ def test_students_may_come_and_go():
     assert [line.split(":")[0] for line in accepted_changes(both, one)] == ["students.tinybert"]
     (line,) = accepted_changes(one, both)
     assert line.startswith("students.tinybert: (none) -> {model: {")
+    assert len(line) < 300, "a whole student fills no screen"
 
 
 def test_a_term_may_come_and_go_but_not_its_projection():

@@ -65,3 +65,12 @@ def test_a_packing_without_a_rule_is_one_line(words: list[object], tmp_path: Pat
     ended = tandem("data", "show", *words)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.endswith(f"{plugin}: TypeError: SingleSentence has to define ends\n")
+
+
+@pytest.mark.parametrize("rows", ["np.arange(3)", "np.arange(len(cut.starts))", "None"])
+def test_ends_that_never_end_are_one_line(words: list[object], tmp_path: Path, rows: str) -> None:
+    plugin = tmp_path / "single_sentence.py"
+    plugin.write_text(plugin.read_text().replace("np.arange(len(cut.starts)) + 1", rows))
+    ended = tandem("data", "show", *words)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("tandem: data.packing: single_sentence: its `ends` must be an")

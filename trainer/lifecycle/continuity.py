@@ -54,6 +54,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("*.freeze_positions", SHAPE),  # what is frozen has no optimizer state
 )
 ABSENT = "(none)"
+BRIEF = 200  # characters of a value in a line about a change
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Change:
     refusal: str | None
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.old)} -> {_shown(self.new)}"
+        return f"{self.key}: {_brief(self.old)} -> {_brief(self.new)}"
 
 
 def accepted_changes(
@@ -223,6 +224,12 @@ def _shown(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+
+
+def _brief(value: object) -> str:
+    """A value as in `_shown`, of which a long one, such as a whole student, is cut."""
+    text = str(_shown(value))
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]} [...]"
 
 
 def require_no_first_stage_again(

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
+from configs.kinds import require_new
 from configs.rules import INDEX, NOT_EMPTY, WEIGHT, Filled
 from configs.section import Refusal, Section
 from data_pipeline import MASKED
@@ -70,14 +71,11 @@ def register(name: str, order: int = LAST) -> Callable[[_Config], _Config]:
     """A decorator that makes a config class the section `name` of objectives in YAML.
 
     The name is also the term's name in metrics. Terms are summed by ascending `order`, and by name
-    among equals, since rounding depends on the order. Raises TypeError for a class that lacks a
-    required method.
+    among equals, since rounding depends on the order. Raises TypeError as `require_new`.
     """
 
     def note(section: _Config) -> _Config:
-        assert name not in _REGISTERED, f"two terms are called {name}"
-        if missing := ", ".join(sorted(section.__abstractmethods__)):
-            raise TypeError(f"{section.__name__} has to define {missing}")
+        require_new(section, TermConfig, _REGISTERED, name)
         _REGISTERED[name] = (order, section)
         return section
 

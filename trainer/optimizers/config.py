@@ -85,7 +85,7 @@ class AdamConfig(OptimizerConfig):
 def register_optimizer(config: _Config) -> _Config:
     """A decorator: `optimizer.kind` may be this config's.
 
-    Raises TypeError for a class that lacks a required method.
+    Raises TypeError as `configs.kinds.require_new`.
     """
     return add_kind(OptimizerConfig, config)
 

@@ -74,7 +74,7 @@ class DecayConfig(ScheduleConfig):
 def register_schedule(config: _Config) -> _Config:
     """A decorator: `schedule.kind` may be this config's.
 
-    Raises TypeError for a class that lacks a required method.
+    Raises TypeError as `configs.kinds.require_new`.
     """
     return add_kind(ScheduleConfig, config)
 

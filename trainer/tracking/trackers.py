@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import configs
+from configs.kinds import require_new
 from configs.strict_json import parse_json
 from configs.typed import nearest
 from trainer.learner_names import derive
@@ -117,6 +118,7 @@ def register_tracker(name: str) -> Callable[[_Class], _Class]:
     """A decorator: ``log.trackers`` may name this `Tracker`."""
 
     def register(tracker: _Class) -> _Class:
+        require_new(tracker, Tracker, _TRACKERS, name)
         _TRACKERS[name] = tracker
         return tracker
 
