@@ -249,7 +249,11 @@ class TaskHead(nn.Module):
         The mask, as in `Model.encode`, is for a module of its own.
         """
         if self.module is not None:
+            shape = (*x.shape[: 2 if self.head.per_token else 1], self.head.outputs)
             x = self.module(self.dropout(x), token_mask(x, attention_mask))
+            if x.shape != shape:
+                name = type(self.module).__name__
+                raise ModelError(f"{name}: must return {list(shape)}, not {list(x.shape)}")
         if self.transform is not None:
             x = self.transform(x)
         if self.head.activation:

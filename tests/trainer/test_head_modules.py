@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import configs
 from configs import ConfigError
 from model import CLASSIFICATION, EncoderConfig, TaskHeadConfig, build, with_task_head
 from model.accounting import head_flops
-from model.head_modules.attention_pooling import AttentionPoolingConfig
+from model.errors import ModelError
+from model.head_modules.attention_pooling import AttentionPooling, AttentionPoolingConfig
 from tests.conftest import REPOSITORY, tandem
 from tests.distributed import run_distributed
 from tests.trainer import jobs
@@ -153,6 +155,15 @@ def test_its_products_are_counted() -> None:
 def test_keys_of_the_usual_head_are_refused_beside_it(keys: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         head(**keys)
+
+
+@pytest.mark.parametrize("changed", [lambda x: x[:, :1], lambda x: x[None], lambda x: x.mean()])
+def test_a_module_that_returns_another_shape_is_refused(monkeypatch, changed: Callable) -> None:
+    model = build(with_task_head(EncoderConfig(**SIZES), "mood", head()), seed=0).eval()
+    plain = AttentionPooling.forward
+    monkeypatch.setattr(AttentionPooling, "forward", lambda *given: changed(plain(*given)))
+    with pytest.raises(ModelError, match=r"AttentionPooling: must return \[2, 2\], not \["):
+        model(torch.arange(5, 23).view(2, 9))
 
 
 def test_a_wrong_kind_is_one_line(job: Path) -> None:

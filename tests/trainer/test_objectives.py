@@ -14,6 +14,7 @@ from data_pipeline import DEFAULT_VIEW, MASKED
 from model import QKV, Capture, build
 from tests.trainer.tiny import LENGTH, encoder, random_batch, totals_of
 from trainer.batches import to_device
+from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.module import build_module
@@ -328,6 +329,14 @@ def test_the_other_divergences_equal_the_plain_formulas():
     torch.testing.assert_close(shares, 4 * torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_loss_of_no_single_position_is_refused(monkeypatch):
+    monkeypatch.setattr(ReverseKL, "loss", lambda self, log_q, log_p, labels: log_q.mean())
+    inputs, objective, totals = loss_inputs_of(ObjectiveConfig(reverse_kl=ReverseKL()))
+    said = r"ReverseKL\.loss: must return the loss of each position, \[\d+\], not \[\]"
+    with pytest.raises(TrainingError, match=said):
+        objective(inputs, totals)
+
+
 def test_the_z_loss_is_its_formula_beside_the_cross_entropy():
     """And both gradients are autograd's of the plain formulas."""
     config = ObjectiveConfig(mlm=MaskedLanguageModelling(2.0), z_loss=ZLoss(0.1))
@@ -464,7 +473,6 @@ def test_projections_are_a_function_of_the_seed():
 def test_a_student_takes_what_it_has_of_its_teachers_layers():
     """A DistilBERT from a BERT lacks pooler and segments, but nothing else may be missing."""
     from model import select_layers
-    from trainer.errors import TrainingError
 
     mlm = ObjectiveConfig(mlm=MaskedLanguageModelling())
     config = LearnerConfig(model=encoder(layers=2), objective=mlm)

@@ -17,6 +17,7 @@ from configs.rules import COUNT, FRACTION, OneOf, Unit, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
 from model import ModelConfig, ModelShape
+from trainer.errors import TrainingError
 from trainer.learner_names import student_key
 from trainer.objectives import row_losses
 from trainer.objectives.row_losses import RowLoss, Target, TeacherTarget
@@ -158,7 +159,13 @@ class DivergenceTerm(VocabularyTerm):
         return RowLoss(some, weights, ours, operands=operands)
 
     def _loss(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
-        return self.config.loss(log_q, log_probabilities(p), labels)
+        losses = self.config.loss(log_q, log_probabilities(p), labels)
+        if losses.shape != labels.shape:  # a mean would count at each position
+            raise TrainingError(
+                f"{type(self.config).__name__}.loss: must return the loss of each position, "
+                f"{list(labels.shape)}, not {list(losses.shape)}"
+            )
+        return losses
 
     def _loss_among(self, common: Tensor, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
         return self._loss(among(log_q, common), p, labels)
