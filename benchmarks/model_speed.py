@@ -1,12 +1,12 @@
 """Training speed of a learner in the real trainer, side by side with `transformers`.
 
-One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside BertForMaskedLM with
-its own loss and attention, both with what their trainers do by default: fused AdamW and gradients
-clipped at norm 1. Micro-batches of random tokens, 15% masked, V = 30,522, L = 128, no padding, no
-dropout; the same threads, batch and precision. They take turns, so that other work on the machine
-affects all equally, each in a process of its own: on a CPU Tandem's keeps the memory that it frees,
-which other processes do not by default. Time is CPU time with one thread, and wall-clock time with
-more or on a GPU. On a GPU BertForMaskedLM is compiled.
+One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside BertForMaskedLM, or
+DebertaV2ForMaskedLM for relative positions, with its own loss and attention, both with what their
+trainers do by default: fused AdamW and gradients clipped at norm 1. Micro-batches of random tokens,
+15% masked, V = 30,522, L = 128, no padding, no dropout; the same threads, batch and precision. They
+take turns, so that other work on the machine affects all equally, each in a process of its own: on
+a CPU Tandem's keeps the memory that it frees, which other processes do not by default. Time is CPU
+time with one thread, and wall-clock time with more or on a GPU. On a GPU the class is compiled.
 
     python benchmarks/model_speed.py --size small --precision fp32 --threads 1
 
@@ -96,6 +96,7 @@ def _time_steps(build: Build, arguments: argparse.Namespace, pipe: Connection) -
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--positions", choices=["learned", "relative"], default="learned")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
@@ -104,22 +105,24 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _encoder(size: str) -> EncoderConfig:
+def _encoder(size: str, positions: str) -> EncoderConfig:
     hidden, layers, heads = SIZES[size]
     return EncoderConfig(
         vocab_size=VOCABULARY, hidden_size=hidden, layers=layers, heads=heads, ffn_size=4 * hidden,
-        pooler="none",
+        pooler="none", positions=positions,
+        position_buckets=256 if positions == "relative" else 0,
     )  # fmt: skip
 
 
 def _theirs(arguments: argparse.Namespace, batch: Batch) -> Step:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return transformers_step(_encoder(arguments.size), batch, device, arguments.precision)
+    encoder = _encoder(arguments.size, arguments.positions)
+    return transformers_step(encoder, batch, device, arguments.precision)
 
 
 def _ours(arguments: argparse.Namespace, batch: Batch, masked_only: bool) -> Step:
     join_alone()
-    encoder = _encoder(arguments.size)
+    encoder = _encoder(arguments.size, arguments.positions)
     config = LearnerConfig(
         model=encoder,
         objective=ObjectiveConfig(mlm=MaskedLanguageModelling()),

@@ -1,4 +1,4 @@
-"""Training steps of `transformers`' BERT, which benchmarks time beside those of Tandem."""
+"""Training steps of `transformers`' models, which benchmarks time beside those of Tandem."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from data_pipeline import Batch
 from model import EncoderConfig
+from model.hugging_face.conversion import to_transformers
+from model.initialisation import skeleton
 from trainer.learners.module import AUTOCAST
 
 
 def transformers_step(
     shape: EncoderConfig, batch: Batch, device: torch.device, precision: str
 ) -> Callable[[], None]:
-    """A step of BertForMaskedLM with SDPA; compiled on a GPU only, since a CPU needs a compiler.
+    """A step of the same masked LM, compiled on a GPU only, since a CPU needs a compiler.
 
-    It uses its own loss, fused AdamW, and gradients clipped at norm 1, as its Trainer does by
-    default; no dropout. The model is of the size of `shape`. Losses are not scaled in fp16, which
-    changes no speed.
+    It uses SDPA where the class has it, its own loss, fused AdamW, and gradients clipped at norm 1,
+    as its Trainer does by default; no dropout. Losses are not scaled in fp16, which changes no
+    speed.
     """
-    config = BertConfig(
-        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        intermediate_size=shape.ffn_size,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    trained = BertForMaskedLM(config).train().to(device)
-    assert trained.config._attn_implementation == "sdpa"
+    shape = shape.with_dropout(0.0)
+    config, _ = to_transformers(shape, skeleton(shape).state_dict())
+    theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))
+    trained = theirs.train().to(device)
+    assert shape.positions == "relative" or trained.config._attn_implementation == "sdpa"
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=True)
     run = torch.compile(trained) if device.type == "cuda" else trained
     ids, labels = (torch.from_numpy(x).to(device) for x in (batch.input_ids, batch.labels()))
