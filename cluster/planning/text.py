@@ -40,12 +40,14 @@ def describe(plan: Plan) -> str:
 def _head(plan: Plan) -> str:
     job, machine = plan.job, plan.machine
     rows = job.rows // machine.ranks
-    passes = -(-rows // job.micro_batch)
+    largest = min(rows, job.micro_batch)
+    passes = -(-rows // largest)
     return (
         f"{job.name}: {job.steps:,} steps of {job.rows:,} sequences of {job.length:g}, "
         f"{_many(job.rows * job.length * job.steps)} tokens, on {_place(machine)}\n"
         f"Each {machine.device.unit} takes {counted(rows, 'sequence')} per step, in "
-        f"{counted(passes, 'micro-batch', 'micro-batches')} of {min(rows, job.micro_batch)}."
+        f"{counted(passes, 'micro-batch', 'micro-batches')} of "
+        f"{'up to ' if rows % largest else ''}{largest}."
     )
 
 

@@ -84,6 +84,12 @@ def test_without_students_there_is_nothing_to_compare():
     assert "teacher steps" not in describe(plan)
 
 
+@pytest.mark.parametrize(("rows", "size"), [(6, "2 micro-batches of up to 4"), (4, "batch of 4")])
+def test_micro_batches_of_different_sizes_are_told_so(rows: int, size: str) -> None:
+    plan = make_plan(dataclasses.replace(JOB, rows=rows, micro_batch=4), ONE_GPU)
+    assert f"{size}." in describe(plan).splitlines()[1]
+
+
 @pytest.mark.slow
 def test_the_command_sets_a_job_beside_the_usual_recipe():
     keys = ["batch.size=64", "steps=1000", "--gpus-per-node", 1, "--price", 3]
