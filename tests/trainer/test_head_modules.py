@@ -98,7 +98,8 @@ def test_a_plugins_head_and_a_shipped_one_are_trained_resumed_exported_and_predi
         assert sum(right) / len(right) == pytest.approx(accuracy)
         told = tandem("embed", export, "a text", *plugin)
         assert told.returncode == 0, told.stderr
-        scored = tandem("evaluate", export, f"data.validation={tmp_path}/held_out.tsv", *plugin)
+        held_out = f"data.validation={tmp_path}/held_out.tsv"  # both task.json name the teacher's
+        scored = tandem("evaluate", export, held_out, "--plugin", tmp_path / "max_pooling.py")
         assert scored.returncode == 0, scored.stderr
         told = tandem("analyze", export, texts, *plugin)
         assert told.stderr.endswith("has no masked-LM head; name a task instead of a text\n")
