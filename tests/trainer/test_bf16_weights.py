@@ -94,7 +94,7 @@ def first_weights() -> list[tuple[bool, bool, set[torch.dtype]]]:
         batch = next(iter(to_micro_batches(tiny.random_batch(0, ROWS), ROWS, learner.device)))
         layers = tuple(range(config.model.layers + 1))
         with torch.no_grad():
-            states = learner._run(Predict(Capture(hidden_states=layers)), batch).hidden_states
+            states = learner.engine(Predict(Capture(hidden_states=layers)), batch).hidden_states
         found.append((begun, is_rounded(learner, exact), {x.dtype for x in states.values()}))
     return found
 
