@@ -91,6 +91,13 @@ class PairDraw(IntEnum):
 
 
 @unique
+class HeldOutDraw(IntEnum):
+    """A part of a task's file: tag, which stretch of its examples."""
+
+    EXAMPLE = 1  # the example of a stretch that is held out
+
+
+@unique
 class PerturbationDraw(IntEnum):
     """``tandem data perturb``: seed, which copy of which text, tag.
 

@@ -21,6 +21,7 @@ NUMBERS = {
     "TeacherDraw": {"TOKENS": 15},
     "PackingDraw": {"SHORT": 21},
     "PairDraw": {"SPLIT": 31, "LABEL": 32, "TIE_BREAK": 33},
+    "HeldOutDraw": {"EXAMPLE": 1},
     "PerturbationDraw": {"CHANGED": 1, "CHOSEN": 2, "CUT": 3},
     "ReplacementDraw": {"REPLACED": 1, "CHOSEN": 2},
     "LineDraw": {"SAMPLE": 1},

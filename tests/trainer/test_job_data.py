@@ -200,4 +200,5 @@ def test_as_many_examples_are_held_out_as_are_asked_for(fraction: float) -> None
     units = range(100)
     chosen = [unit for unit in units if held.has(unit)]
     assert len(chosen) == int(100 * fraction + 1e-9)
+    assert {unit % 2 for unit in chosen} == {0, 1}  # of two labels in turn, both are scored
     assert [unit for unit in units if not trained.has(unit)] == chosen

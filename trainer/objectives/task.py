@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -30,6 +31,7 @@ from data_pipeline import (
     View,
 )
 from data_pipeline.examples.storing import read_references
+from data_pipeline.hashing import HeldOutDraw, scalar_key
 from data_pipeline.task_files.contents import UTF_8, Dropped
 from data_pipeline.task_files.tables import Columns, Row, read_table
 from model import (
@@ -149,11 +151,17 @@ class Part:
     fraction: float | None = None
 
     def has(self, unit: int) -> bool:
-        """Whether the unit with this number, from 0, is in it."""
+        """Whether the unit with this number, from 0, is in it.
+
+        One unit of each stretch is held out, drawn at random, since labels may come in turn.
+        """
         if self.fraction is None:
             return True
-        held = Fraction(self.fraction).limit_denominator(10**6)  # 0.1 is meant to be 1 in 10
-        return ((unit + 1) * held // 1 > unit * held // 1) == self.is_held_out
+        size = 1 / Fraction(self.fraction).limit_denominator(10**6)  # 0.1 is meant to be 1 in 10
+        stretch = unit // size
+        first, following = ceil(stretch * size), ceil((stretch + 1) * size)
+        place = scalar_key(HeldOutDraw.EXAMPLE, stretch) % (following - first)
+        return (unit == first + place) == self.is_held_out
 
 
 @dataclass
