@@ -283,7 +283,8 @@ def full_gradients(engine):
     for piece in layout(engine):
         if piece.group != FROZEN:
             whole = found[piece.name] = torch.zeros(piece.total)
-            (flat,) = engine.optimizer.averaged_gradients[piece.group]
+            parts = engine.optimizer.averaged_gradients[piece.group]  # DeepSpeed's own has several
+            flat = torch.cat([part.flatten() for part in parts])
             whole[piece.start : piece.start + piece.numel] = piece.of(flat)
             dist.all_reduce(whole)
             found[piece.name] = whole.view(piece.shape)
