@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 LEFT_OUT = {"tests", "benchmarks", "build", "docs"}
 VAGUE = ("one", "own", "found", "there", "whole")  # as names of variables
 OPENINGS = re.compile(r"(The same|What|Those|Each|As)\b")  # of docstrings
+INLINED = {"<listcomp>", "<dictcomp>", "<setcomp>"}  # functions before Python 3.12
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -154,7 +155,8 @@ class CallTrace:
         """A profiler's event, as `sys.setprofile` documents it."""
         code = frame.f_code
         path = Path(code.co_filename)
-        if event == "call" and path.is_relative_to(ROOT) and ".venv" not in path.parts:
+        is_ours = path.is_relative_to(ROOT) and ".venv" not in path.parts
+        if event == "call" and is_ours and code.co_name not in INLINED:
             self.calls[code.co_filename, code.co_name, code.co_firstlineno] += 1
 
     def row(self) -> str:
