@@ -106,6 +106,7 @@ class StudyJob:
         if self.sources.models is None:
             return set()
         text = json.dumps([self.study.job, self.study.arms[self.arm].job])
+        text = text.replace("$seed", str(self.seed))
         return {self.sources.models / name for name in _PRETRAINED.findall(text)}
 
     def _files(self) -> set[Path]:
