@@ -141,9 +141,9 @@ class GatedOptimizer(torch.optim.Optimizer):
         """
         begun = []
         for group in self.inner.param_groups:
+            names = set(group.get("states", ()))
             for parameter in group["params"] if "states" in group else ():
                 state = self.state.get(parameter, {})
-                names = set(group["states"])
                 as_named = state.keys() - {"step"} == names or _kept(state, parameter) == names
                 if not as_named:
                     state.clear()
