@@ -18,6 +18,7 @@ from cluster.script import TRAINING, Work, build
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
 from cluster.status import is_array, read_array, read_one, read_runs, table, to_json
+from configs.errors import OptionError
 from configs.runs import is_run
 
 
@@ -47,9 +48,9 @@ def submit(
     Raises LaunchError and ConfigError.
     """
     if chain < 1:
-        raise LaunchError(f"--chain {chain}: must be 1 or more")
+        raise OptionError(f"--chain {chain}: must be 1 or more")
     if seeds and chain > 1:
-        raise LaunchError("--chain: cannot be combined with --seeds; submit one chain per seed")
+        raise OptionError("--chain: cannot be combined with --seeds; submit one chain per seed")
     site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
     site = with_options(site, options)
     refuse_broken(site)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED, PORT
+from configs.errors import OptionError
 from configs.rules import GIGABYTES, INDEX, PATH, VERBATIM, Matches, Range, Unit, positive
 from configs.section import Refusal, Section
 from configs.typed import hints_of, options_of
@@ -302,9 +303,9 @@ def _converted(name: str, text: str, kind: type) -> str | int | float | bool:
     if kind is bool:
         words = {"true": True, "": True, "false": False}
         if text.lower() not in words:
-            raise LaunchError(f"--{name} {text}: must be true or false")
+            raise OptionError(f"--{name} {text}: must be true or false")
         return words[text.lower()]
     try:
         return kind(text)
     except ValueError:
-        raise LaunchError(f"--{name} {text}: must be a number") from None
+        raise OptionError(f"--{name} {text}: must be a number") from None

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from cluster.errors import LaunchError
 from cluster.ranks import OUTCOME, STOP_SIGNALS, Ranks, export, hang_up_is_stop, reserved_port
+from configs.errors import OptionError
 from configs.runs import STOPPED
 
 GRACE_SECONDS = 5.0  # for the other ranks to end by themselves once one has failed
@@ -72,7 +72,7 @@ def launch(
     were asked to stop; `before_restart` is called first.
     """
     if nproc < 1:
-        raise LaunchError(f"--nproc {nproc}: at least one process is needed")
+        raise OptionError(f"--nproc {nproc}: at least one process is needed")
     launcher = _Launcher(grace, one_of_several)
     code = launcher.run(nproc)
     for left in reversed(range(restarts)):

@@ -2,7 +2,7 @@
 
 Each function does what the command of its name does, and returns its result. For a mistake that a
 user can correct, it raises an exception whose message is one line, as the commands print it:
-ConfigError, DataError, ModelError, TrainingError and similar ones, or OSError for files.
+a `configs.errors.UserError`, such as ConfigError, DataError or TrainingError, or OSError for files.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from typing import Any
 
 import click
 
+from configs.errors import UserError
+
 FAILED = 1
-WRONG_USAGE = 2
 INTERRUPTED = "tandem: interrupted"  # sys.exit prints it, with exit code 1
 LONGEST = 2000  # characters of a message
 ADVICE = {
@@ -27,21 +28,11 @@ ADVICE = {
     errno.EACCES: "change its permissions, or choose another folder",
     errno.EPERM: "change its permissions, or choose another folder",
 }
-USER_ERRORS = [
-    ("configs", "ConfigError"),
-    ("data_pipeline", "DataError"),
-    ("model", "ModelError"),
-    ("cluster", "LaunchError"),
-    ("trainer.errors", "TrainingError"),
-]
 _commands: list[None] = []  # those that run in this process
 
 
 class OneLineErrors(click.Group):
-    """Prints an error that the user can fix as one line; bugs are re-raised.
-
-    The exit code is 2 where the message begins with an option, whose value is wrong, and else 1.
-    """
+    """Prints an error that the user can fix as one line; bugs are re-raised."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the command line. An interruption here is told as one of the command."""
@@ -66,7 +57,7 @@ class OneLineErrors(click.Group):
             if message is None:
                 raise
             click.echo(f"tandem: {message}", err=True)
-            context.exit(WRONG_USAGE if message.startswith("--") else FAILED)
+            context.exit(getattr(error, "exit_code", FAILED))
 
 
 def one_line(error: Exception) -> str | None:
@@ -81,8 +72,7 @@ def one_line(error: Exception) -> str | None:
 
 
 def _message(error: Exception) -> str | None:
-    loaded = [pair for pair in USER_ERRORS if pair[0] in sys.modules]
-    if isinstance(error, tuple(getattr(sys.modules[module], name) for module, name in loaded)):
+    if isinstance(error, UserError):
         return " ".join(str(error).split())
     if isinstance(error, BrokenPipeError) and not error.filename:
         return None  # the reader of our output has gone; click handles it

@@ -15,6 +15,7 @@ import click
 from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
 from commands.options import PATH
+from configs.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -201,15 +202,14 @@ def launch_ranks(
     """Run ``tandem WORDS`` as ranks on this machine. In the launcher, returns its exit code.
 
     `options` are those of `cluster.local.launch`. Without GPUs a rank is a fork of this process,
-    which calls `as_fork`. Raises LaunchError if there are fewer GPUs than ranks, since NCCL refuses
+    which calls `as_fork`. Raises OptionError if there are fewer GPUs than ranks, since NCCL refuses
     two ranks on one GPU.
     """
-    from cluster import LaunchError
     from cluster.local import becoming, launch
 
     gpus = _gpus()
     if gpus and nproc and nproc > gpus:
-        raise LaunchError(
+        raise OptionError(
             f"--nproc {nproc}: a rank needs a GPU of its own, and this machine shows {gpus}; leave "
             "--nproc out, or set device=cpu"
         )

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from configs.errors import OptionError, UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """A problem with text, tokenizer, corpus or data settings; one line that names file or key."""
 
 
@@ -32,7 +34,7 @@ def as_data_errors(what: str, also: type[Exception] | None = Exception) -> Itera
     """
     try:
         yield
-    except DataError:
+    except (DataError, OptionError):
         raise
     except BaseException as error:
         expected = also is not None and isinstance(error, also)

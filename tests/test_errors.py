@@ -7,7 +7,9 @@ import errno
 import io
 import json
 import math
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +26,8 @@ from tests.failing import fails, one_line
 from tests.mounting import mounted
 from tests.trainer import jobs
 from trainer.errors import TrainingError
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_an_unknown_key_names_the_nearest():
@@ -121,6 +125,18 @@ def test_wrong_usage_exits_2():
     for words in ("plan bert --mfu", "data build x --shard-mb", "stop x --wait"):
         done = CliRunner().invoke(command_line.main, [*words.split(), "nan"])
         assert (done.exit_code, "nan is not a number" in done.output) == (2, True), done.output
+
+
+def test_the_class_of_an_error_decides_its_exit_code():
+    """A message that begins with an option is of a class for options, and no other decides."""
+    done = CliRunner().invoke(command_line.main, ["data", "check", "--", "--nothing-here"])
+    assert done.output.startswith("tandem: --nothing-here")
+    assert done.exit_code == 1
+    for folder in ("commands", "trainer", "cluster", "data_pipeline", "model", "configs"):
+        for file in (ROOT / folder).rglob("*.py"):
+            raised = re.findall(r'(\w+)\(\s*f?"--[a-z-]+[: ]', file.read_text())
+            errors = {name for name in raised if name.endswith("Error")}
+            assert errors <= {"OptionError", "UsageError"}, file
 
 
 def test_what_the_system_refuses_is_one_line_with_its_path(tmp_path):

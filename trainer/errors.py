@@ -1,7 +1,9 @@
 """Errors for problems that the user can fix."""
 
+from configs.errors import UserError
 
-class TrainingError(ValueError):
+
+class TrainingError(UserError):
     """A job cannot continue, for a reason that the user can fix; the one-line message says how."""
 
 

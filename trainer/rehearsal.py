@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from configs.errors import OptionError
 from configs.reference import declared
 from configs.section import Section
 from data_pipeline import DataConfig
@@ -33,14 +34,14 @@ def rehearsal(job: JobConfig, steps: int) -> JobConfig:
     depths of models stay. Where a teacher is frozen, all models keep their sizes and weights;
     elsewhere they begin at random. A student that waits for a score of its teacher begins halfway.
 
-    Raises TrainingError for a job of examples, and for one that has no room for its events.
+    Raises TrainingError for a job of examples, OptionError for too few steps for its events.
     """
     if job.data.has_examples:
         raise TrainingError("data: a rehearsal is for jobs about text; give a task fewer epochs")
     job = job.in_steps()
     events = sorted({*_events(job), job.steps})
     if steps < 2 * len(events):
-        raise TrainingError(f"--steps: this job needs {2 * len(events)} or more")
+        raise OptionError(f"--steps: this job needs {2 * len(events)} or more")
     at = _timeline(events, steps)
     scale = min(1.0, LONGEST / max(length for length, _ in job.data.lengths_and_packings()))
     is_resized = not any(teacher.frozen for teacher in (job.teacher, *job.teachers.values()))

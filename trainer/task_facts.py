@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from configs import ConfigError
+from configs.errors import OptionError
 from configs.rules import COUNT, TEXT_ENCODING
 from configs.section import Section
 from configs.strict_json import from_json, read_json
@@ -89,12 +90,12 @@ class TaskFacts(Section):
     def with_columns(self, columns: Mapping[str, str], others: Sequence[str] = ()) -> TaskFacts:
         """These facts with other places for some fields, or for `others` that are no texts.
 
-        Raises DataError for unknown fields.
+        Raises OptionError for unknown fields.
         """
         for name in columns:
             if name not in self.fields and name not in others:
                 hint = nearest_of_all(name, [*self.fields, *others])
-                raise DataError(f"--column {name}: no such field{hint}")
+                raise OptionError(f"--column {name}: no such field{hint}")
         return replace(self, columns={**self.columns, **columns})
 
 

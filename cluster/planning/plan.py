@@ -27,6 +27,7 @@ from cluster.planning.memory import (
     options,
     stored_bytes,
 )
+from configs.errors import OptionError
 from configs.plan_facts import JobFacts, LearnerFacts
 from configs.strict_json import strict_json
 
@@ -178,7 +179,8 @@ class Plan:
 def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = ()) -> Plan:
     """Plan `job` on `machine`; `apart` are its learners in jobs of their own (see `compare`).
 
-    Raises LaunchError where the batch does not divide over ranks, or a start has no time to train.
+    Raises LaunchError where the batch does not divide over ranks, OptionError where a start has no
+    time to train.
     """
     if job.rows % machine.ranks:
         unit = machine.device.unit
@@ -231,7 +233,7 @@ def _starts(work: float, reliability: Reliability, machine: Machine) -> Starts |
     limits = machine.time_limit, machine.warning_seconds, machine.restart_seconds
     starts = starts_within(*limits, saving, work / reliability.effective)
     if starts is None:
-        raise LaunchError(
+        raise OptionError(
             f"--time: {machine.time_limit} s leave no time to train, with "
             f"{machine.restart_seconds:g} s until the first step and {machine.warning_seconds} s "
             "to save; ask for more"

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.errors import OptionError
 from data_pipeline.building.encoding import EncodedChunk, encode_all, held_out
 from data_pipeline.building.finishing import finish_folder
 from data_pipeline.building.journal import JOURNAL, Claims, Journal, alone_in
@@ -84,16 +85,16 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.val_fraction < 1.0:
-            raise DataError("--val-fraction: must be at least 0 and less than 1")
+            raise OptionError("--val-fraction: must be at least 0 and less than 1")
         if self.near_duplicates is not None and not 0.5 <= self.near_duplicates <= 1.0:
-            raise DataError("--near-duplicates: must be from 0.5 to 1, such as 0.8")
+            raise OptionError("--near-duplicates: must be from 0.5 to 1, such as 0.8")
         if self.near_duplicates is not None and not self.drop_duplicates:
-            raise DataError("--keep-duplicates: --near-duplicates drops these too; remove one")
+            raise OptionError("--keep-duplicates: --near-duplicates drops these too; remove one")
         if self.shard_mb <= 0.0:
-            raise DataError("--shard-mb: must be positive")
+            raise OptionError("--shard-mb: must be positive")
         if not 0 <= self.task <= self.tasks or self.tasks < 1:
             wrong = f"--task {self.task}/{self.tasks}"
-            raise DataError(f"{wrong}: must be I/N with I from 0 to N-1, or 1 to N")
+            raise OptionError(f"{wrong}: must be I/N with I from 0 to N-1, or 1 to N")
         # Slice N of N is slice 0: counting from 0 and from 1 both cover every slice once.
         object.__setattr__(self, "task", self.task % self.tasks)
 
@@ -160,7 +161,9 @@ def build(
     or a folder that holds another corpus.
     """
     if is_remote(out):
-        raise DataError(f"--out {out}: must be a folder of this machine; copy it there afterwards")
+        raise OptionError(
+            f"--out {out}: must be a folder of this machine; copy it there afterwards"
+        )
     folder = Path(out)
     if options.tasks > 1:
         if (folder / MANIFEST).exists():

@@ -31,7 +31,7 @@ from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder, o
 
 DIGEST_BYTES = 16
 LOOKUP_TOKENS = 4096
-ENCODING_FAILED = "--tokenizer: fails on this text; check its files for damage"
+ENCODING_FAILED = "tokenizer: fails on this text; check its files for damage"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 import tokenizers
 from rich.text import Text
 
+from configs.errors import OptionError
 from data_pipeline.config import DataConfig
-from data_pipeline.errors import DataError
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes
 from data_pipeline.packing.kinds import PACKINGS
@@ -38,9 +38,9 @@ class RankSteps:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.last:
-            raise DataError(f"--steps {self.first}:{self.last}: must be A:B with 0 <= A < B")
+            raise OptionError(f"--steps {self.first}:{self.last}: must be A:B with 0 <= A < B")
         if not 0 <= self.rank < self.world_size:
-            raise DataError(f"--rank {self.rank}: must be from 0 to {self.world_size - 1}")
+            raise OptionError(f"--rank {self.rank}: must be from 0 to {self.world_size - 1}")
 
     @property
     def steps(self) -> range:

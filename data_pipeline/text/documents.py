@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, BinaryIO
 
+from configs.errors import OptionError
 from data_pipeline.errors import DataError
 from data_pipeline.remote import is_remote
 from data_pipeline.text import formats
@@ -92,7 +93,7 @@ def slice_of(
     if tasks == 1:
         return [*spans]
     if any(span.path == STDIN for span in spans):
-        raise DataError("--task: standard input cannot be split among tasks; use files instead")
+        raise OptionError("--task: standard input cannot be split among tasks; use files instead")
     sizes = [0 if span.size is None else span.size for span in spans]
     if any(span.size is None for span in spans):
         sizes = [1] * len(spans)  # as many files for each task

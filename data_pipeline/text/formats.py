@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from configs.errors import OptionError
 from data_pipeline.errors import DataError
 from data_pipeline.remote import find_remote, is_remote
 from data_pipeline.text import text_files
@@ -61,7 +62,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.separator is not None and (not self.separator or "\n" in self.separator):
-            raise DataError("--separator: must be one line, and not empty")
+            raise OptionError("--separator: must be one line, and not empty")
 
     @property
     def text_field(self) -> str:
@@ -124,7 +125,7 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
             else:
                 result.spans += [FileSpan.of(path, format_of(path, reading)) for path in paths]
     if reading.separator is not None and all(span.kind != TEXT for span in result.spans):
-        raise DataError("--separator: is for plain text, and no input is; remove it")
+        raise OptionError("--separator: is for plain text, and no input is; remove it")
     return result
 
 

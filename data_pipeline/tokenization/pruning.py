@@ -17,6 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders
 
+from configs.errors import OptionError
 from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.text.documents import read_documents
 from data_pipeline.text.formats import ReadOptions
@@ -98,7 +99,7 @@ def _kept(
     kept = {*added, *facts.special} & {*vocabulary.values()}
     kept |= {*_characters(tokenizer, model, counts)}
     if len(kept) > size:
-        raise DataError(
+        raise OptionError(
             f"--size {size}: must be {len(kept)} or more, for the special tokens and the "
             "characters of the text"
         )

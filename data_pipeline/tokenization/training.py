@@ -15,6 +15,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 
+from configs.errors import OptionError
 from configs.progress import Work, work
 from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.hashing import LineDraw, array_keys, scalar_key
@@ -151,7 +152,7 @@ def train(
     lowercase = kind == "wordpiece" if cased is None else not cased
     rule = Rule(lowercase, strip_accents)
     with (
-        as_data_errors(f"--vocab-size {vocab_size}: the tokenizer cannot be trained"),
+        as_data_errors(f"tokenizer: cannot be trained with --vocab-size {vocab_size}"),
         work("tokenizer", "characters", ticks=True) as told,
     ):
         tokenizer, roles, sample = TRAINERS[kind](_told(read, told), vocab_size, rule)
@@ -165,20 +166,20 @@ def train(
 
 def _require_usable_options(kind: str, vocab_size: int, strip_accents: bool) -> None:
     if kind not in TRAINERS:
-        raise DataError(
+        raise OptionError(
             f"--kind {kind}: must be one of {', '.join(TRAINERS)}, or one of a --plugin"
         )
     if strip_accents and kind != "wordpiece":
-        raise DataError(f"--strip-accents: is for --kind wordpiece; --kind {kind} keeps accents")
+        raise OptionError(f"--strip-accents: is for --kind wordpiece; --kind {kind} keeps accents")
     if not len(SPECIAL_TOKENS) < vocab_size <= MAX_VOCAB_SIZE:
         least = len(SPECIAL_TOKENS) + 1
-        raise DataError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
+        raise OptionError(f"--vocab-size {vocab_size}: must be from {least} to {MAX_VOCAB_SIZE:,}")
 
 
 def _require_size(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
-        raise DataError(
+        raise OptionError(
             f"--vocab-size {vocab_size}: must be at least {size} for the characters of this text"
         )
 
@@ -301,7 +302,7 @@ def _require_spaces(counts: Mapping[str, int]) -> None:
     shares = shares_of(by_script)
     if sum(shares.get(script, 0) for script in SPACELESS) > MOST_SPACELESS:
         script = next(script for script in shares if script in SPACELESS)
-        raise DataError(
+        raise OptionError(
             f"--kind wordpiece: {shares[script]:.0%} of the letters are {script}, which has no "
             "spaces between words; use --kind unigram"
         )
@@ -315,7 +316,7 @@ def _untrained_wordpiece(rule: Rule, ids: dict[str, int] | None = None) -> token
 def _byte_level(read: Read, vocab_size: int, rule: Rule) -> Trained:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + len(SPECIAL_TOKENS):
-        raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
+        raise OptionError(f"--vocab-size {vocab_size}: byte-level BPE needs at least 261")
     tokenizer = vocabularies.byte_level_tokenizer(models.BPE())
     tokenizer.pre_tokenizer = vocabularies.byte_level_words()
     if rule.lowercase:
@@ -369,7 +370,7 @@ def _unigram(read: Read, vocab_size: int, rule: Rule) -> Trained:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise DataError(f"--vocab-size {vocab_size}: {_reason(str(error))}") from None
+        raise OptionError(f"--vocab-size {vocab_size}: {_reason(str(error))}") from None
     read_back = sentencepiece_models.read(model.getvalue(), "the trained model")
     return Trained(*vocabularies.complete(read_back, {}), sample)
 

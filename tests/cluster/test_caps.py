@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
 from cluster.status import read_run
+from configs.errors import UserError
 from tests.cluster.batch_script import STOP, Run
 from tests.waiting import SECONDS
 
@@ -132,5 +132,5 @@ def test_caps_as_options():
         ("--max-gpu-hours", "5", "--gpus-per-node", "0"): "needs gpus_per_node",
         ("--max-requeues", "few"): "must be a number",
     }.items():
-        with pytest.raises(LaunchError, match=words):
+        with pytest.raises(UserError, match=words):
             with_options(ClusterConfig(gpus_per_node="8"), arguments)

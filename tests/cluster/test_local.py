@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import LaunchError
 from cluster.local import becoming, launch
+from configs.errors import OptionError
 from tests.waiting import SECONDS, exit_code, read, until
 
 # A rank that obeys the contract: it stops on request with 75, and notes what it received.
@@ -274,5 +274,5 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, kind):
 
 
 def test_no_processes_is_refused():
-    with pytest.raises(LaunchError, match="--nproc 0"):
+    with pytest.raises(OptionError, match="--nproc 0"):
         launch(becoming(["true"]), 0)

@@ -25,6 +25,7 @@ from cluster.planning.memory import (
 from cluster.planning.plan import make_plan
 from cluster.planning.text import describe
 from configs.devices import device_named
+from configs.errors import OptionError
 from configs.plan_facts import CacheFacts, JobFacts, StoredFacts
 from tandem import main
 from tests.cluster.plans import H100, TEACHER
@@ -358,7 +359,7 @@ def test_a_time_limit_makes_starts():
     assert less.starts is not None
     assert less.starts.count == 4
     assert make_plan(JOB, machine).starts is None
-    with pytest.raises(LaunchError, match=r"^--time: 700 s leave no time to train"):
+    with pytest.raises(OptionError, match=r"^--time: 700 s leave no time to train"):
         make_plan(JOB, dataclasses.replace(machine, time_limit=700))
 
 

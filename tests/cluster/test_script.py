@@ -13,6 +13,7 @@ from cluster import LaunchError
 from cluster.config import ClusterConfig, with_options
 from cluster.script import Job, build
 from cluster.slurm import SOURCE, plan_job
+from configs.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden/job.sbatch"
 HOSTILE = """a b"c'd $(touch pwned) `touch pwned` ; touch pwned # \\ %j * é"""
@@ -227,7 +228,7 @@ def test_a_container_image_is_for_the_ranks():
     ],
 )
 def test_bad_options_are_one_line(arguments, words):
-    with pytest.raises(LaunchError, match=words) as error:
+    with pytest.raises(UserError, match=words) as error:
         with_options(ClusterConfig(), arguments)
     assert "\n" not in str(error.value)
 

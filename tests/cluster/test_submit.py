@@ -16,6 +16,7 @@ from cluster.config import ClusterConfig
 from cluster.script import PARTS
 from cluster.slurm import SOURCE
 from commands.job_configs import changes_since_run
+from configs.errors import UserError
 from tests.cluster.conftest import install
 from trainer.config import JobConfig
 from trainer.tasks import load_plugins
@@ -141,7 +142,7 @@ def test_slurm_that_is_not_installed_is_named(monkeypatch, tmp_path):
     ],
 )
 def test_a_submission_that_cannot_work_is_refused(arguments, words):
-    with pytest.raises(LaunchError, match=words):
+    with pytest.raises(UserError, match=words):
         commands.submit("demo", Path("runs/demo"), "", **arguments)
 
 

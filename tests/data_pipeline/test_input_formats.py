@@ -20,6 +20,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from configs.errors import OptionError
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.reporting import summary
 from data_pipeline.text.documents import (
@@ -136,7 +137,7 @@ def test_nested_fields(tmp_path: Path) -> None:
     flat = "".join(json.dumps({"doc.text": text}) + "\n" for text in DOCUMENTS)
     (tmp_path / "d.jsonl").write_text(flat)
     assert list(read_documents([str(tmp_path)], ReadOptions(field="doc.text"))) == DOCUMENTS * 4
-    with pytest.raises(DataError, match="--separator: is for plain text, and no input is"):
+    with pytest.raises(OptionError, match="--separator: is for plain text, and no input is"):
         find_inputs([str(tmp_path)], ReadOptions("###", "doc.text"))
 
 

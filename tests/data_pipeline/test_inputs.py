@@ -20,6 +20,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.errors import OptionError
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.text.documents import (
     Problem,
@@ -107,7 +108,7 @@ def test_folders_globs_and_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(DataError, match=message):
             find_files(names)
     for separator in ("", "one\ntwo"):
-        with pytest.raises(DataError, match="--separator: must be one line"):
+        with pytest.raises(OptionError, match="--separator: must be one line"):
             ReadOptions(separator=separator)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import OptionError
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.building import build as building
 from data_pipeline.building import merging
@@ -177,9 +178,9 @@ def test_mistakes_are_one_line(tmp_path: Path, tokenizer_dir: Path, monkeypatch)
     text = tmp_path / "in.txt"
     text.write_text(" ".join(WORDS))
     arguments = [str(text)], str(tokenizer_dir)
-    with pytest.raises(DataError, match=r"--near-duplicates: must be from 0\.5 to 1, such as 0\.8"):
+    with pytest.raises(OptionError, match=r"--near-duplicates: must be from 0\.5 to 1"):
         BuildOptions(*arguments, near_duplicates=0.2)
-    with pytest.raises(DataError, match="--keep-duplicates: --near-duplicates drops these too"):
+    with pytest.raises(OptionError, match="--keep-duplicates: --near-duplicates drops these too"):
         BuildOptions(*arguments, near_duplicates=0.8, drop_duplicates=False)
     monkeypatch.setitem(sys.modules, "datasketch", None)
     with pytest.raises(

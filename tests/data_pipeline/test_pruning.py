@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from configs.errors import OptionError
 from data_pipeline import DataError
 from data_pipeline.tokenization.pruning import prune
 from data_pipeline.tokenization.tokenizer import load, save, unknown_id
@@ -103,7 +104,7 @@ def test_a_text_that_has_no_more_leaves_fewer(folder, tmp_path) -> None:
 
 
 def test_mistakes_are_one_line(folder, text, tmp_path) -> None:
-    with pytest.raises(DataError, match=r"--size 9: must be \d+ or more, for the special tokens"):
+    with pytest.raises(OptionError, match=r"--size 9: must be \d+ or more, for the special tokens"):
         prune(folder, [str(text)], 9)
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(DataError, match="holds no words"):

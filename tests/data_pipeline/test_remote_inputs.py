@@ -20,6 +20,7 @@ import pyarrow.parquet
 import pytest
 import webdataset
 
+from configs.errors import OptionError
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.building.build import _Build
 from data_pipeline.building.merging import merge
@@ -230,7 +231,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(DataError, match=r"needs `pip install 'tandem-distill\[remote\]'`"):
         find_inputs(["memory://a"], READING)
-    with pytest.raises(DataError, match="--out s3://b/c: must be a folder of this machine"):
+    with pytest.raises(OptionError, match="--out s3://b/c: must be a folder of this machine"):
         build(BuildOptions([str(tmp_path)], "tokenizer"), "s3://b/c")
 
 

@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 from click.testing import CliRunner
 
+from configs.errors import OptionError
 from data_pipeline import DataError
 from data_pipeline.tokenization import training
 from data_pipeline.tokenization.tokenizer import load
@@ -37,7 +38,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         ("unigram", 8000, r"--vocab-size 8000: must be at most \d+ for this little text"),
         ("letters", 100, "--kind letters"),
     ):
-        with pytest.raises(DataError, match=message) as caught:
+        with pytest.raises(OptionError, match=message) as caught:
             train(text, kind, size, str(tmp_path / "out"))
         assert "\n" not in str(caught.value)
     for name, content in (("empty", b""), ("bad", b"nonsense")):

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import configs
+from configs.errors import UserError
 from data_pipeline import DataError
 from data_pipeline.augmentation.replacement import Replacement, Sentence
 from data_pipeline.task_files.tables import read_table
@@ -291,7 +292,7 @@ def test_word_vectors_give_candidates_of_words_of_several_pieces(folder, tmp_pat
     ],
 )
 def test_what_cannot_be_augmented_is_refused(folder, tmp_path, words, out, message) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(UserError, match=message):
         augment(job(folder, *words), settings(folder), tmp_path / out, CPU)
 
 

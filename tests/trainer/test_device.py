@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from cluster import LaunchError
 from commands.training import launch_ranks
+from configs.errors import OptionError
 from tests.conftest import TINY_JOB, tandem
 from tests.fork_server import REPOSITORY
 from tests.gpu_kit.ranks import run_as_rank_zero
@@ -62,7 +62,7 @@ def test_more_ranks_than_gpus_are_refused(gpus):
 
 def test_more_processes_than_gpus_are_refused_before_any_starts(gpus):
     gpus["count"] = 1
-    with pytest.raises(LaunchError, match=r"--nproc 2: a rank needs a GPU .* shows 1; leave"):
+    with pytest.raises(OptionError, match=r"--nproc 2: a rank needs a GPU .* shows 1; leave"):
         launch_ranks(["train", "demo"], lambda: 0, nproc=2)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.errors import OptionError
 from data_pipeline.tokenization.tokenizer import load
 from model import (
     Model,
@@ -125,14 +126,14 @@ class Analysis:
 
 
 def with_attention(folder: Path, device: torch.device, pruned: int) -> Model:
-    """The model in a folder. Raises ModelError without attention, or with too few heads."""
+    """A folder's model. Raises ModelError without attention, OptionError for too few heads."""
     model = from_pretrained(folder).to(device)
     try:
         count = sum(map(len, heads_of(model)))
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     if pruned >= count:
-        raise ModelError(f"--prune {pruned}: {folder} has {count} heads; leave it one at least")
+        raise OptionError(f"--prune {pruned}: {folder} has {count} heads; leave it one at least")
     return model
 
 

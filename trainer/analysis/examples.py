@@ -13,6 +13,7 @@ import tokenizers
 import torch
 from numpy.typing import NDArray
 
+from configs.errors import OptionError
 from data_pipeline import MASKED, Batch, DataError, ExampleSplit, MaskingConfig, Target, Vocabulary
 from data_pipeline.masking.masker import Masker
 from data_pipeline.task_files.contents import source_name
@@ -66,15 +67,15 @@ class TextExamples(Examples):
     ) -> None:
         """`path` is a file of text, as `tandem data build` reads it, or ``-``; `length` in tokens.
 
-        Raises DataError for one without text, ModelError for a model without a masked-LM head or
-        with too few positions.
+        Raises DataError for one without text, ModelError for a model without a masked-LM head,
+        OptionError for one with too few positions.
         """
         if model.head is None:
             raise ModelError(f"{folder}: has no masked-LM head; name a task instead of a text")
         longest = model.config.longest_sequence
         length = length or min(LENGTH, longest or LENGTH)
         if longest is not None and length > longest:
-            raise ModelError(f"--length {length}: {folder} reads {longest} tokens at most")
+            raise OptionError(f"--length {length}: {folder} reads {longest} tokens at most")
         tokenizer, vocabulary = load(folder)
         self._plain = _text_batch(tokenizer, vocabulary, path, length, limit)
         self._masked = _with_masks(self._plain, vocabulary)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from configs.errors import OptionError
 from configs.progress import tracked
 from data_pipeline import DataError
 from data_pipeline.augmentation.perturbation import Lexicon, Perturbation, Tagger, tagged, untagged
@@ -62,7 +63,7 @@ class TableFile:
         Raises DataError where another does, or where the file was made or begun of something else.
         """
         if path.suffix != SUFFIX:
-            raise DataError(f"--out {path}: must end in {SUFFIX}: it is a table with tabs")
+            raise OptionError(f"--out {path}: must end in {SUFFIX}: it is a table with tabs")
         table = cls(path, columns, identity)
         busy = f"{path}: another process is writing it; wait for it, or name another file"
         with exclusive(table._parts, busy):

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_pipeline import MASKED, DataError, EmptyText, TextEncoder
+from configs.errors import OptionError
+from data_pipeline import MASKED, EmptyText, TextEncoder
 from data_pipeline.examples.example import Windows
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.parallel import SOURCE, read_sources
@@ -60,14 +61,14 @@ class TagPredictor(Predictor):
     def _sentences(self, path: str) -> Iterator[TaggedSentence]:
         """Of lists of words, of columns, or of raw text; see `read_untagged`.
 
-        Raises DataError for a column that has no number, where they have no names.
+        Raises OptionError for a column that has no number, where they have no names.
         """
         word = self.facts.columns.get(WORD)
         if holds_records(path):
             key = None if word is None or word.isdecimal() else word
             return read_tagged_records(path, key, labelled=False, encoding=self.facts.encoding)
         if WORD in self.columns and not (word and word.isdecimal() and int(word)):
-            raise DataError(f"--column {WORD}={word}: must be the number of a column, from 1")
+            raise OptionError(f"--column {WORD}={word}: must be the number of a column, from 1")
         number = int(word) if word and word.isdecimal() else None
         has_columns = True if WORD in self.columns else None
         return read_untagged(path, number, self.head.labels, self.facts.encoding, has_columns)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from configs.errors import OptionError
 from data_pipeline import DataError
 from data_pipeline.task_files.collection import COUNTED, Collection, best_first, present_in
 from data_pipeline.task_files.retrieval import read_retrieval_documents
@@ -33,17 +34,18 @@ def rankings(
     A dual encoder finds the `count` best among all documents. A cross-encoder puts the first
     `count` of a run of `candidates` in a new order; the others stay below them. `head` names
     the one to use of several, `encoding` that of the texts where it is not that of training.
-    Raises ModelError for other models, DataError for what cannot be read.
+    Raises ModelError for other models, OptionError for `candidates` that do not fit, DataError for
+    what cannot be read.
     """
     tuned = FineTuned.open(folder, device, head, encoding)
     if tuned.head.kind == VECTOR:
         if candidates is not None:
-            raise DataError("--candidates: is for a cross-encoder; remove it for a dual encoder")
+            raise OptionError("--candidates: is for a cross-encoder; remove it for a dual encoder")
         return _found(tuned, queries, documents, count)
     if tuned.head.kind != REGRESSION:
         raise ModelError(f"{folder}: its head is a {tuned.head.kind}, which ranks no documents")
     if candidates is None:
-        raise DataError("--candidates: must name the ranking that the cross-encoder re-ranks")
+        raise OptionError("--candidates: must name the ranking that the cross-encoder re-ranks")
     return _reranked(tuned, queries, documents, candidates, count)
 
 
