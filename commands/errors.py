@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from configs.errors import UserError
+from configs.kinds import in_plugin
 
 FAILED = 1
 INTERRUPTED = "tandem: interrupted"  # sys.exit prints it, with exit code 1
@@ -32,7 +33,10 @@ _commands: list[None] = []  # those that run in this process
 
 
 class OneLineErrors(click.Group):
-    """Prints an error that the user can fix as one line; bugs are re-raised."""
+    """Prints an error that the user can fix as one line; bugs are re-raised.
+
+    Above the traceback of an exception in a plugin stands a line that names its place.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the command line. An interruption here is told as one of the command."""
@@ -55,6 +59,8 @@ class OneLineErrors(click.Group):
         except Exception as error:
             message = one_line(error)
             if message is None:
+                if place := in_plugin(error):
+                    click.echo(f"tandem: {one_line(place)}", err=True)
                 raise
             click.echo(f"tandem: {message}", err=True)
             context.exit(getattr(error, "exit_code", FAILED))

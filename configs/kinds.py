@@ -4,11 +4,12 @@ import dataclasses
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, UserError
 
 KIND = "kind"
 _Schema = TypeVar("_Schema", bound=type)
@@ -75,6 +76,7 @@ def import_modules(package: str, path: Iterable[str]) -> None:
         importlib.import_module(f"{package}.{module.name}")
 
 
+_PLUGIN = "tandem_plugin"  # how the names of their modules begin
 COPIES = "submissions"  # the folder of a run in which `tandem submit` keeps copies
 
 
@@ -89,7 +91,7 @@ def import_plugins(paths: Sequence[str]) -> None:
     for path in dict.fromkeys(map(Path, paths)):
         names.append(path.stem)
         same = names.count(path.stem)  # plugins of one name are told apart by their order
-        name = f"tandem_plugin{same if same > 1 else ''}_{path.stem}"
+        name = f"{_PLUGIN}{same if same > 1 else ''}_{path.stem}"
         if name in sys.modules and _is_same(Path(str(sys.modules[name].__file__)), path.resolve()):
             continue
         if not path.is_file():
@@ -113,4 +115,24 @@ def _import_file(name: str, path: Path) -> None:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         del sys.modules[name]
-        raise ConfigError(f"plugins: {path}: {type(error).__name__}: {error}") from error
+        what = f"plugins: {path}: {type(error).__name__}: {error}"
+        raise in_plugin(error) or ConfigError(what) from error
+
+
+def in_plugin(error: BaseException) -> ConfigError | None:
+    """An error that says where in a plugin an exception was raised, or passed through.
+
+    None for one of no plugin, and for one that names what the user can fix already.
+    """
+    passed = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(_PLUGIN)
+    ]
+    if not passed or isinstance(error, UserError):
+        return None
+    code, line = passed[-1]
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified name
+    function = "" if name == "<module>" else f"{name}: "
+    what = f"{function}{type(error).__name__}: {error}"
+    return ConfigError(f"plugins: {code.co_filename}:{line}: {what}")

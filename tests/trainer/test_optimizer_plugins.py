@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,41 @@ def test_an_optimizer_without_build_is_one_line(words: list[object], tmp_path: P
     plugin.write_text(PLUGIN.replace("def build(", "def built("))
     ended = tandem("train", *words)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.endswith(f"{plugin}: TypeError: AmsgradConfig has to define build\n")
+    assert re.search(rf"{plugin}:\d+: TypeError: \w+ has to define build\n$", ended.stderr)
+
+
+FAILING = """
+        return Failing(groups, self.learning_rate, *self.moments)
+
+
+class Failing(torch.optim.AdamW):
+    def step(self, closure=None):
+        return self.missing[0]
+"""
+
+
+def test_what_fails_in_a_plugin_is_named_by_its_line(words: list[object], tmp_path: Path) -> None:
+    """The traceback is in the rank's log, or below the line where there is none."""
+    plugin = tmp_path / "amsgrad.py"
+    (last,) = [line for line in PLUGIN.splitlines() if "return torch" in line]
+    plugin.write_text(PLUGIN.replace(f"{last}\n", FAILING))
+    number = plugin.read_text().splitlines().index("        return self.missing[0]") + 1
+    said = "AttributeError: 'Failing' object has no attribute 'missing'"
+    ended = tandem("train", *words, "--nproc", 2)
+    assert ended.returncode == 1
+    function = "Failing.step" if sys.version_info >= (3, 11) else "step"
+    assert ended.stderr == f"tandem: plugins: {plugin}:{number}: {function}: {said}\n"
+    assert "Traceback" in (tmp_path / "tiny" / "logs" / "rank-000.log").read_text()
+    plugin.write_text(f"{PLUGIN}\nmissing\n")
+    ended = tandem("train", *words)
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"tandem: .*: plugins: {plugin}:\d+: NameError: .*\n", ended.stderr)
+    plugin.write_text(f"{PLUGIN}\n    def __post_init__(self):\n        missing\n")
+    ended = tandem("train", *words)
+    assert ended.returncode == 1
+    first, then = ended.stderr.splitlines()[:2]
+    assert re.search(rf"tandem: plugins: {plugin}:\d+: .*__post_init__: NameError: ", first)
+    assert then.startswith("Traceback")
 
 
 def test_states_that_the_config_does_not_name_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -143,4 +144,4 @@ def test_a_task_without_a_method_is_one_line(job: Path, tmp_path: Path) -> None:
     ended = tandem("train", job)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.count("\n") == 1
-    assert ended.stderr.endswith(f"{plugin}: TypeError: Shortness has to define encode\n")
+    assert re.search(rf"{plugin}:\d+: TypeError: Shortness has to define encode\n$", ended.stderr)

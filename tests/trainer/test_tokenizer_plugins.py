@@ -58,4 +58,4 @@ def test_mistakes_are_one_line(text: Path, plugin: Path) -> None:
     plugin.write_text("import nothing_of_this_name")
     code, said = train(text, plugin, "--kind", "characters")
     assert code == 1
-    assert said.startswith(f"tandem: plugins: {plugin}: ModuleNotFoundError: ")
+    assert said.startswith(f"tandem: plugins: {plugin}:1: ModuleNotFoundError: ")

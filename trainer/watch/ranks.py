@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from configs.kinds import in_plugin
 from trainer.checkpoint.attempts import Attempt, Owner
 from trainer.checkpoint.layout import FROZEN, layout, torch_optimizer
 from trainer.device import background_group
@@ -108,12 +109,15 @@ def on_rank_0(action: Callable[[], T]) -> T:
 
 
 def explained(error: Exception) -> Exception:
-    """The error itself, or a TrainingError if it only means that another rank has gone."""
+    """The error itself, or one that says what it means: that another rank has gone, or a plugin's.
+
+    The rank's log has the traceback.
+    """
     is_loss = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in LOST)
     )
     if not is_loss:
-        return error
+        return in_plugin(error) or error
     return TrainingError(
         f"rank {os.environ['RANK']} lost the connection to another rank, which was killed or whose "
         "machine failed; start the job again to resume from its newest checkpoint"
