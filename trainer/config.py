@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,8 +216,11 @@ class JobConfig(Section):
         """The tree of a job with the sections that others of its keys stand for.
 
         The `tasks` become sections of data and objectives. A learner without a `model` gets the
-        model of its init.pretrained, and the heads of a frozen one the names of tasks.
+        model of its init.pretrained, and the heads of a frozen one the names of tasks. Paths of
+        plugins become absolute: a run's config can be read in any folder.
         """
+        if "plugins" in tree:
+            tree = {**tree, "plugins": [os.path.abspath(path) for path in tree["plugins"]]}
         return with_named_heads(with_models(with_tasks(tree, cls)))
 
     @functools.cached_property

@@ -83,13 +83,25 @@ def test_a_users_file_adds_a_key_to_every_objective(tmp_path: Path) -> None:
     assert again == job
 
 
+def test_the_config_of_a_run_names_its_plugin_in_any_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "there.py").write_text(PLUGIN.replace("NAME", "there"))
+    monkeypatch.chdir(tmp_path)
+    job = loaded(tmp_path, "there", "there.py")
+    del sys.modules["tandem_plugin_there"]
+    monkeypatch.setattr(term, "_REGISTERED", {**term._REGISTERED})
+    del term._REGISTERED["there"]
+    monkeypatch.chdir("/")
+    again = configs.load_text(configs.dump(job), JobConfig, "job", [], "config.yaml")
+    assert again.plugins == job.plugins == [str(tmp_path / "there.py")]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "wrong.py: no such file"),
         ("def f(:", "wrong.py: SyntaxError: "),
-        ("import nothing_of_the_kind", "wrong.py: ModuleNotFoundError: "),
-        ("import sys; sys.exit(3)", "wrong.py: SystemExit: 3"),
+        ("import nothing_of_the_kind", "wrong.py:1: ModuleNotFoundError: "),
+        ("import sys; sys.exit(3)", "wrong.py:1: SystemExit: 3"),
     ],
 )
 def test_what_is_wrong_with_a_plugin_is_one_line(tmp_path, text, message) -> None:
