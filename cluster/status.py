@@ -139,7 +139,8 @@ def read_run(
 
     Raises LaunchError where there is no run.
     """
-    steps, hours = _budget(run)
+    config = _config(run)
+    steps, hours = config.get("steps"), _number(config.get("hours"))
     known = _evidence(run, jobs, ends or {})
     rows, job = known.rows, known.job
     checkpoint, age = run_files.newest_checkpoint(run)
@@ -155,8 +156,8 @@ def read_run(
         reason=reason,
         step=rows[-1]["step"] if rows else 0,
         steps=steps,
-        losses=_losses(rows, "loss"),
-        masked_losses=_losses(rows, "mlm"),
+        losses=_losses(rows, "loss", config.get("students")),
+        masked_losses=_losses(rows, "mlm", config.get("students")),
         tokens_per_second=_newest(rows, "tokens_per_second") if state == "running" else None,
         seconds_left=_seconds_left(rows, steps, hours) if state == "running" else None,
         checkpoint=checkpoint,
@@ -219,19 +220,19 @@ def to_json(runs: Sequence[RunStatus]) -> str:
     return strict_json([dataclasses.asdict(run) for run in runs])
 
 
-def _budget(run: Path) -> tuple[int | None, float | None]:
-    """``steps`` and ``hours`` of the run's config, or of the config that was submitted last.
+def _config(run: Path) -> dict[str, Any]:
+    """The run's config, or the config that was submitted last; it has ``steps``.
 
-    They are unknown (None) until the first start of a run has accepted its config.
+    It is unknown (empty) until the first start of a run has accepted its config.
     """
     if not run_files.trains(run):
-        return None, None
+        return {}
     array = run.resolve().with_name(re.sub(r"-seed\d+$", "", run.resolve().name))
     submitted = [*run.glob("submissions/*/config.yaml"), *array.glob("submissions/*/config.yaml")]
     files = [run / "config.yaml", *sorted(submitted, reverse=True)]
     file = next((file for file in files if file.is_file()), None)
     if file is None and has_begun(run):
-        return None, None
+        return {}
     if file is None:
         raise LaunchError(f"{run}: not a run: no job has begun in it")
     try:
@@ -242,8 +243,11 @@ def _budget(run: Path) -> tuple[int | None, float | None]:
         raise LaunchError(str(error)) from error
     if not isinstance(config.get("steps"), int):
         raise LaunchError(f"{file}: not the config of a run: it has no steps")
-    hours = config.get("hours")
-    return config["steps"], float(hours) if isinstance(hours, int | float) else None
+    return config
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _restarts(events: Sequence[dict[str, Any]], waits: bool) -> list[str]:
@@ -275,13 +279,19 @@ def _newest(rows: Sequence[Row], key: str) -> float | None:
     return next((float(row[key]) for row in reversed(rows) if key in row), None)
 
 
-def _losses(rows: Sequence[Row], of: str) -> dict[str, float]:
-    """The newest training loss of each learner, or a term of it, the teacher first."""
+def _losses(rows: Sequence[Row], of: str, students: object) -> dict[str, float]:
+    """The newest training loss of each learner, or a term of it, the teacher first.
+
+    A run whose config has no longer all `students` that it began with has rows of the others.
+    """
     newest: dict[str, float] = {}
     for row in rows:
         for key, loss in row.items():
             if key.endswith(f"/{of}") and not key.startswith("val/"):
-                newest[key.removesuffix(f"/{of}").removeprefix("students/")] = float(loss)
+                learner = key.removesuffix(f"/{of}")
+                name = learner.removeprefix("students/")
+                if name == learner or not isinstance(students, Mapping) or name in students:
+                    newest[name] = float(loss)
     return dict(sorted(newest.items(), key=lambda item: (item[0] != "teacher", item[0])))
 
 

@@ -175,10 +175,11 @@ def run_job(
     except Exception as error:
         # The full traceback for the rank's log; the command line shows one rank's error only.
         _log.info("ended by an error: %s", error, exc_info=True)
-        if not context.first_failure.claim(error):
+        cause = explained(error)
+        if not context.first_failure.claim(cause):
             context.first_failure.wait_for_first()
             raise SystemExit(FAILED) from None
-        raise explained(error) from error
+        raise cause from error
     dist.destroy_process_group()
     return outcome
 

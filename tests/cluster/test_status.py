@@ -43,6 +43,14 @@ def test_running_here(run):
     assert status.log == str(run.path / "logs/rank-000.log")
 
 
+def test_a_student_that_the_config_has_no_longer_has_no_loss(run):
+    """Its rows come from the run that was forked, or from before the job was resumed without it."""
+    run.log(10, 20)
+    for students, shown in (("{tiny: {}}", ["teacher", "tiny"]), ("{}", ["teacher"])):
+        (run.path / "config.yaml").write_text(f"steps: 100\nstudents: {students}\n")
+        assert list(read_run(run.path, []).losses) == shown
+
+
 def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(run):
     run.log(10, 20, 30)
     run.attempt(os.getpid())
