@@ -24,6 +24,8 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml, where PyYAML
 # Characters that YAML does not allow, and line breaks, which it folds.
 _NOT_IN_YAML = re.compile("[^\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_ALIKE = {"job": "task", "task": "job"}  # kinds of files with the same keys
+
 T = TypeVar("T")
 Paths = tuple[Path, ...]
 
@@ -182,9 +184,13 @@ def _with_base(
 
 
 def _find_base(name: str, schema: Any, place: _Place) -> Path:
-    """The file of a ``base``, or of a section given as a name."""
+    """The file of a ``base``, or of a section given as a name.
+
+    A task's file has the keys of a job: each may name the other.
+    """
+    kind, alike = place.kind, _ALIKE.get(place.kind, place.kind)
     try:
-        return find(name, place.kind)
+        return find(name, alike if is_shipped(name, alike) else kind)
     except ConfigError as error:
         begins = f"{place.source}: {place.key or 'base'}:"
         if (SHIPPED / place.kind).is_dir() or not place.key:

@@ -32,13 +32,15 @@ def test_base_starts_from_another_file_and_the_other_keys_change_it():
     assert configs.load("deeper", Model, "model") == Model(layers=48)
 
 
-def test_a_shipped_file_named_by_its_path_begins_with_others_of_its_kind(shipped):
+def test_a_job_begins_with_a_task_by_name_and_a_task_with_a_job(shipped):
     (shipped / "task").mkdir()
     (shipped / "task/pair.yaml").write_text("name: pair\nsteps: 3\nteacher: {}\n")
     (shipped / "task/mrpc.yaml").write_text("base: pair\nnote: x\n")
     assert load("configs/task/mrpc.yaml") == Job("pair", 3, Learner(), note="x")
     assert load(write("base: configs/task/mrpc.yaml\nsteps: 4\n")).steps == 4
-    assert "base: pair: no such job config" in message(write("base: pair\n"))
+    assert load(write("base: mrpc\nsteps: 5\n")).note == "x"  # a copy of a shipped task, say
+    assert configs.load(write("base: demo\n"), Job, "task").name == "demo"
+    assert "base: pairs: no such job config" in message(write("base: pairs\n"))
 
 
 def test_what_may_be_anything_may_be_nothing():
