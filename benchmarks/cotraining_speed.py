@@ -33,10 +33,11 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.objective import union
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
 from trainer.tasks.pretraining import MaskedLanguageModelling
-from trainer.teacher_outputs import TeacherOutputs, detach, union
+from trainer.teacher_outputs import TeacherOutputs, detach
 
 TEACHER_SIZE = (512, 8)  # hidden size, layers: BERT-medium
 STUDENT_SIZES = [(256, 4), (192, 4), (256, 2), (128, 4), (128, 2)]

@@ -93,12 +93,11 @@ def _registry(kind: str) -> Mapping[str, Any]:
 
         return kinds_of(OptimizerConfig)
     if kind == "trackers":
-        import trainer.tracking.kinds
+        import trainer.tracking.kinds  # noqa: F401 - registers them
         from trainer.tracking.trackers import registered_trackers
 
         return registered_trackers()
-    import trainer.schedules.kinds  # noqa: F401 - registers them
-    from trainer.schedules.learning_rate import ScheduleConfig
+    from trainer.schedules import ScheduleConfig
 
     return kinds_of(ScheduleConfig)
 

@@ -110,18 +110,15 @@ class RealTokens(NamedTuple):
     length: int
 
     @classmethod
-    def where_it_pays(
-        cls, mask: AttentionMask | Padded | None, x: Tensor, copies: bool
-    ) -> RealTokens | None:
+    def where_it_pays(cls, mask: Padded, x: Tensor, copies: bool) -> RealTokens | None:
         """The tokens of states x [B, L, H], if layers run faster on these alone.
 
-        `copies`: attention needs them in their rows. The mask must be `Padded`, since the host has
-        to know how many tokens there are.
+        `copies`: attention needs them in their rows.
         """
         rows, length, _ = x.shape
         on_gpu = kernel_device(x.device) != "cpu"
         most = MOST_TOKENS_COPIED_ON_GPU if copies and on_gpu else MOST_TOKENS
-        if not isinstance(mask, Padded) or not 0 < mask.tokens <= most * rows * length:
+        if not 0 < mask.tokens <= most * rows * length:
             return None
         real = torch.arange(length, device=x.device) < mask.lengths[:, None]
         numbers = torch.arange(1, mask.tokens + 1, device=x.device)

@@ -240,8 +240,9 @@ class Encoder(nn.Module):
         the last hidden state is [P, H].
         """
         context = self.context(x, without_count(attention_mask))
-        copies = context[0][0].kernel != VARLEN
-        tokens = RealTokens.where_it_pays(attention_mask, x, copies)
+        copies, tokens = context[0][0].kernel != VARLEN, None
+        if isinstance(attention_mask, Padded):
+            tokens = RealTokens.where_it_pays(attention_mask, x, copies)
         if tokens is None:
             return self._run_layers(x, context, capture, last_rows)
         context = _on_tokens(context[0], tokens), _on_tokens(context[1], tokens)

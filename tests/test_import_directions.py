@@ -75,9 +75,7 @@ ROOMS = {
         "objective_config shared_spans objective"
     ),
     "trainer/objectives/terms": "states attention predictions divergences own_predictions",
-    "trainer/learners": (
-        "state step_decision zero averages module engine learner first_weights learners"
-    ),
+    "trainer/learners": ("state zero averages module engine learner first_weights learners"),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
     "model/head_modules": " ".join(
@@ -89,10 +87,6 @@ ROOMS = {
     "trainer/optimizers": ("config averages shards moments gated kinds"),
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
-    ),
-    "trainer/schedules": "learning_rate kinds",
-    "trainer/schedules/kinds": " ".join(
-        sorted(path.stem for path in (ROOT / "trainer/schedules/kinds").glob("[!_]*.py"))
     ),
     "trainer/watch": "guard ranks",
     "trainer/tracking": "trackers wandb_tracker kinds log_config",

@@ -128,7 +128,7 @@ def to_micro_batches(
     Where the batch came without masks, `masker` masks the micro-batches on the device.
     """
     for begin in range(0, len(batch.input_ids), size):
-        yield to_device(batch.rows(begin, begin + size).trimmed(), device, masker)
+        yield to_device(batch.take(slice(begin, begin + size)).trimmed(), device, masker)
 
 
 def rows_by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

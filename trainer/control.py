@@ -18,10 +18,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs import ConfigError
 from configs.runs import HEARTBEAT_SECONDS
@@ -42,24 +42,11 @@ POLL_SECONDS = 0.2
 UNSEEN_SECONDS = 60.0  # for which NFS may not show here what another machine has written
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(NamedTuple):
     """The requests that one rank knows of; the job follows those of any rank."""
 
     stop: bool = False  # save, and end
     save: bool = False  # save, and continue
-
-    def votes(self) -> list[float]:
-        """One number per request, to be summed over the ranks."""
-        return [float(self.stop), float(self.save)]
-
-    @classmethod
-    def agreed(cls, votes: Sequence[float]) -> Requests:
-        """The requests of all ranks together, from the sums of their `votes`."""
-        return cls(*map(bool, votes))
-
-
-NO_REQUESTS = Requests()
 
 
 class RequestBox:

@@ -119,7 +119,7 @@ class StepSums:
     ) -> StepSums:
         """Sum these `denominators`, in one all-reduce. Collective."""
         in_use = sorted(denominators)
-        views = sorted({DEFAULT_VIEW, *(view for view, _ in in_use)})
+        views = sorted({DEFAULT_VIEW, *[view for view, _ in in_use]})
         counts: dict[Hashable, float] = {
             (view, name): count(name, batch.view(view)) for view, name in in_use
         }

@@ -25,7 +25,7 @@ from trainer.objectives.stages import (
 from trainer.optimizers.averages import AverageConfig
 from trainer.optimizers.config import OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig
-from trainer.schedules.learning_rate import ScheduleConfig, schedule_config
+from trainer.schedules import ScheduleConfig, schedule_config
 from trainer.scoring.scores import Metrics, metrics_of
 from trainer.stored_logits.format import StoredConfig
 from trainer.watch.guard import GuardConfig

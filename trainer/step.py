@@ -15,14 +15,21 @@ from data_pipeline import MASKED, Batch
 from data_pipeline.masking.torch_masker import TorchMasker
 from trainer.batch_config import MicroStep
 from trainer.batches import MicroBatch, to_micro_batches
-from trainer.control import NO_REQUESTS, Requests
+from trainer.control import Requests
 from trainer.denominators import InView, StepSums, Totals
 from trainer.learner_names import MEAN, TEACHER
 from trainer.learners.learner import Learner
 from trainer.objectives.objective import Demand
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import with_view
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of, of_stored
+from trainer.teacher_outputs import (
+    UNREAD,
+    OutputProjection,
+    TeacherOutputs,
+    detach,
+    mean_of,
+    of_stored,
+)
 from trainer.vocabulary_projection import Distribution
 
 _Heads = Sequence[Mapping[str, Tensor]]  # of each micro-batch, the outputs of heads by name
@@ -51,7 +58,7 @@ def train_step(
     students: Sequence[Learner],
     batch: Batch,
     step: int,
-    requests: Callable[[], Requests] = lambda: NO_REQUESTS,
+    requests: Callable[[], Requests] = Requests,
     seconds: float = 0.0,
     masker: TorchMasker | None = None,
     others: Sequence[Learner] = (),
@@ -194,7 +201,7 @@ class TeacherPass:
     ) -> TeacherOutputs:
         """Run the teacher forward and backward once; returns the outputs that students read.
 
-        A teacher whose predictions are stored does not run.
+        A teacher whose predictions are stored does not run. One that nobody reads keeps nothing.
         """
         if stored := micro_batch.stored.get(self.teacher.name):
             vocabulary = self.teacher.config.model.vocab_size
@@ -205,6 +212,8 @@ class TeacherPass:
         }
         capture = self.demand.capture
         features = self.teacher.accumulate(micro_batch, totals, micro_step, sources, capture)
+        if not self.demand.is_read:
+            return UNREAD
         with self.teacher.autocast():
             return detach(features, self.projection, self.demand.own_logits)
 
@@ -297,7 +306,7 @@ def _sum_over_ranks(
     more adds in an order that depends on a number's place in the tensor. A learner's loss would
     then depend on the other learners.
     """
-    votes = torch.tensor(requests.votes(), dtype=torch.float64)
+    votes = torch.tensor(requests, dtype=torch.float64)  # summed over the ranks
     parts: list[Tensor] = []
     for learner in learners:
         parts += [learner.take_shares().double(), learner.squared_gradient_norm().double()]
@@ -321,7 +330,7 @@ def _sum_over_ranks(
         tokens={view: int(counts["tokens", view]) for view in sums.views},
         positions=int(counts["positions"]),
         unreadable=int(counts["unreadable"]),
-        requests=Requests.agreed(list(values)),
+        requests=Requests(*map(bool, values)),
         seconds=counts["seconds"],
         shares=shares,
     )

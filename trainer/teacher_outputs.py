@@ -7,14 +7,13 @@ forward pass computes anyway are kept; scores, relations and logits are derived 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from torch import Tensor
 
 from data_pipeline import MASKED
-from model import QKV, Capture, Features
+from model import QKV, Features
 from trainer.batches import MicroLogits
 from trainer.denominators import ATTENDED
 from trainer.vocabulary_projection import Distribution, TopLogits, logits_of
@@ -57,6 +56,9 @@ class TeacherOutputs:
         """These outputs for a single student, without what others have computed of them."""
         fresh = {name: Distribution(*read.teachers) for name, read in self.distributions.items()}
         return dataclasses.replace(self, distributions=fresh)
+
+
+UNREAD = TeacherOutputs(None, {}, {}, {}, {})  # of a teacher whose outputs nobody reads
 
 
 def detach(
@@ -122,18 +124,3 @@ def mean_of(teachers: Sequence[TeacherOutputs], logit_consumers: int) -> Teacher
         if all(positions in teacher.distributions for teacher in teachers)
     }
     return TeacherOutputs(None, {}, {}, heads, distributions)
-
-
-def union(captures: Iterable[Capture]) -> Capture:
-    """A capture of everything that any of `captures` asks for."""
-    captures = list(captures)
-    return Capture(
-        hidden_states=tuple(sorted(set[int]().union(*map(attrgetter("hidden_states"), captures)))),
-        attention=tuple(sorted(set[int]().union(*map(attrgetter("attention"), captures)))),
-        values=any(map(attrgetter("values"), captures)),
-        all_positions=any(map(attrgetter("all_positions"), captures)),
-        last_hidden_state=any(map(attrgetter("last_hidden_state"), captures)),
-        heads=tuple(sorted(set[str]().union(*map(attrgetter("heads"), captures)))),
-        exits=tuple(sorted(set[int]().union(*map(attrgetter("exits"), captures)))),
-        branches=tuple(sorted(set[str]().union(*map(attrgetter("branches"), captures)))),
-    )

@@ -23,7 +23,7 @@ from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import Train, always_captured, build_module
 from trainer.optimizers.config import optimizer_config
-from trainer.schedules.learning_rate import schedule_config
+from trainer.schedules import schedule_config
 from trainer.step import train_step
 
 STEPS, ROWS, RATE, CLIPPING = 5, 8, 1e-3, 0.5

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from configs.rules import OneOf
-from trainer.schedules.learning_rate import KIND, Progress, ScheduleConfig, register_schedule
+from trainer.schedules import KIND, Progress, ScheduleConfig, register_schedule
 
 
 @register_schedule

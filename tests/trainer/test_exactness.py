@@ -27,12 +27,13 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import AUTOCAST, Train, build_module
 from trainer.objectives import terms as terms_of_ours
+from trainer.objectives.objective import union
 from trainer.objectives.term import registered_terms
 from trainer.optimizers.config import OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig, build_optimizer
-from trainer.schedules.learning_rate import factor
+from trainer.schedules import factor
 from trainer.step import train_step
-from trainer.teacher_outputs import OutputProjection, detach, union
+from trainer.teacher_outputs import OutputProjection, detach
 
 ROWS, RANKS, ACCUMULATION, STEPS = 8, 2, 2, tiny.STEPS
 CLIPPING = 0.5

@@ -20,7 +20,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer import measure
 from trainer.config import JobConfig
-from trainer.control import NO_REQUESTS
+from trainer.control import Requests
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
@@ -112,7 +112,7 @@ def test_a_slow_rank_is_printed_and_logged_once(tmp_path, capfd, caplog):
     with Recorder(
         config, RunFolder(tmp_path), JobState("id"), Gauges(), b"", speaks=True
     ) as recorder:
-        result = StepResult({}, {}, {DEFAULT_VIEW: 8}, 8, 0, NO_REQUESTS, 0.0, {})
+        result = StepResult({}, {}, {DEFAULT_VIEW: 8}, 8, 0, Requests(), 0.0, {})
         recorder.step(JobState("id", step=1), result, [], [], 0.0)
     logging.getLogger().removeHandler(terminal)
     printed = capfd.readouterr()

@@ -18,7 +18,7 @@ from trainer.learner_life import BudgetConfig, StartConfig
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
 from trainer.run_folder.folder import RunFolder
-from trainer.schedules.learning_rate import schedule_config
+from trainer.schedules import schedule_config
 from trainer.watch.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
 
 WAVES = GuardConfig(sigmas=3.0, window=4, max_consecutive_skips=2)

@@ -26,7 +26,7 @@ from trainer.learners.state import JobState, LearnerState, is_over, schedule_ste
 from trainer.lifecycle.forking import fork
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
-from trainer.schedules.learning_rate import schedule_config
+from trainer.schedules import schedule_config
 from trainer.watch.guard import SPIKE, Guard, GuardConfig
 
 EVERYONE = ("teacher", "students/tinybert", "students/late")

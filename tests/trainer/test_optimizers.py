@@ -13,9 +13,9 @@ from torch import nn
 
 from configs.kinds import kinds_of
 from trainer.checkpoint.layout import Piece
-from trainer.learners.step_decision import fill_gradients, gradient_factor
+from trainer.learners.engine import fill_gradients
 from trainer.optimizers.config import OptimizerConfig, optimizer_config, parameter_groups
-from trainer.optimizers.gated import GatedOptimizer, build_optimizer
+from trainer.optimizers.gated import GatedOptimizer, build_optimizer, gradient_factor
 from trainer.optimizers.kinds.adamw import CautiousAdamW, StableAdamW
 from trainer.optimizers.kinds.lamb import Lamb
 from trainer.optimizers.shards import Shards, squared_norm, squared_norms

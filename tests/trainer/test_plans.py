@@ -10,7 +10,7 @@ import pytest
 from trainer.learner_life import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.learner_names import derive
 from trainer.learners.state import JobState, LearnerState, is_due, is_over, time_used
-from trainer.schedules.learning_rate import factor, schedule_config
+from trainer.schedules import factor, schedule_config
 
 
 @pytest.mark.parametrize(

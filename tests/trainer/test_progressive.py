@@ -31,7 +31,7 @@ from trainer.objectives.terms.attention import AttentionTransfer
 from trainer.objectives.terms.predictions import Blended
 from trainer.objectives.terms.states import Embedding, FeatureMaps, HiddenMSE, MeanTransfer
 from trainer.optimizers.config import optimizer_config
-from trainer.schedules.learning_rate import schedule_config
+from trainer.schedules import schedule_config
 from trainer.step import train_step
 from trainer.tasks.pretraining import MaskedLanguageModelling, NextSentence
 

@@ -16,7 +16,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig, StartConfig
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.predictions import SoftKL
-from trainer.schedules.learning_rate import schedule_config
+from trainer.schedules import schedule_config
 from trainer.tasks.pretraining import MaskedLanguageModelling
 
 UNIGRAM = 7.0955

@@ -20,10 +20,11 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.module import LearnerModule, Train, build_module
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.objective import union
 from trainer.objectives.terms.predictions import SoftKL
 from trainer.step import train_step
 from trainer.tasks.pretraining import MaskedLanguageModelling
-from trainer.teacher_outputs import OutputProjection, detach, union
+from trainer.teacher_outputs import OutputProjection, detach
 
 STEPS = 3
 

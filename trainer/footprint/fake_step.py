@@ -43,7 +43,7 @@ from trainer.learners.module import (
     always_captured,
     assemble,
 )
-from trainer.objectives.objective import Demand
+from trainer.objectives.objective import Demand, union
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import REPLACED
 from trainer.teacher_outputs import (
@@ -52,7 +52,6 @@ from trainer.teacher_outputs import (
     detach,
     mean_of,
     of_stored,
-    union,
 )
 
 CPU = torch.device("cpu")

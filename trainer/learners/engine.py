@@ -30,7 +30,7 @@ from trainer.learners.module import LearnerModule
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
 from trainer.measure import BACKWARD, FORWARD, STEP, watch_collectives
 from trainer.optimizers.gated import GatedOptimizer, MasterOptimizer
-from trainer.optimizers.shards import Shards
+from trainer.optimizers.shards import Shards, squared_norm
 
 BEGINNING, EVALUATION = "beginning", "evaluation"  # building weights and engine; scoring
 IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)
@@ -183,15 +183,12 @@ def _offload(config: LearnerConfig) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def partitioned_linear(engine: DeepSpeedEngine) -> Iterator[None]:
-    """At stage 3, make linear layers in the block save no whole weights for their backward.
+def partitioned_linear() -> Iterator[None]:
+    """Make linear layers in the block save no whole weights for their backward, as at stage 3.
 
     DeepSpeed's `memory_efficient_linear` would do this for the whole process. The rounding of one
     learner's gradients would then depend on the other learners in the job.
     """
-    if engine.zero_optimization_stage() < 3:
-        yield
-        return
     usual = nn.functional.linear
     nn.functional.linear = zero3_linear_wrap
     try:
@@ -216,6 +213,38 @@ def forget_gradients(engine: DeepSpeedEngine) -> None:
         for master in getattr(wrapper, masters):
             if master.grad is not None:  # optimizer states are in host memory
                 master.grad.zero_()
+
+
+def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:
+    """This rank's part of the squared L2 norm of the gradient: float64 [], on the device.
+
+    The sum over the ranks is the squared norm of the whole gradient, as the step's backward passes
+    left it. DeepSpeed's own norms take a collective for each parameter group, and the host waits
+    for each. Here the step adds up the parts of all learners at once.
+    """
+    stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
+    if stage == 0:
+        gradients = fill_gradients(engine)  # equal on all ranks: one counts
+        return squared_norm(gradients if dist.get_rank() == 0 else [], engine.device)
+    if getattr(wrapper, "offload_optimizer" if stage == 3 else "cpu_offload"):
+        norms = list(wrapper.norm_for_param_grads.values())  # taken on the way to the host
+        none = torch.zeros((), dtype=torch.float64, device=engine.device)
+        return torch.stack(norms).double().square().sum() if norms else none
+    groups = wrapper.averaged_gradients.values()
+    return squared_norm([part for group in groups for part in group], engine.device)
+
+
+def fill_gradients(engine: DeepSpeedEngine) -> list[Tensor]:
+    """The gradients that the optimizer reads at stage 0: of the parameters, or of their masters.
+
+    A parameter without a gradient gets one of zeros, as DeepSpeed does at the other stages, and on
+    several ranks.
+    """
+    stepped = [tensor for group in engine.optimizer.param_groups for tensor in group["params"]]
+    for parameter in stepped:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [parameter.grad for parameter in stepped]
 
 
 def backward(engine: DeepSpeedEngine, loss: Tensor, loss_scale: float) -> None:

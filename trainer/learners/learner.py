@@ -24,7 +24,6 @@ from trainer.denominators import InView, Totals
 from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import derive, is_student, section_of
-from trainer.learners import step_decision
 from trainer.learners.averages import averaged, has_means
 from trainer.learners.engine import (
     BEGINNING,
@@ -35,6 +34,7 @@ from trainer.learners.engine import (
     gradient_scale,
     named_for,
     partitioned_linear,
+    squared_norm_part,
     start_engine,
 )
 from trainer.learners.module import (
@@ -51,16 +51,16 @@ from trainer.learners.module import (
     require_products,
 )
 from trainer.learners.state import LearnerState, schedule_steps, time_used
-from trainer.learners.step_decision import StepDecision
 from trainer.learners.zero import whole_copies
 from trainer.measure import BACKWARD, FORWARD, STEP, clock
 from trainer.objectives import Objective
+from trainer.objectives.objective import union
 from trainer.objectives.shared_spans import SharedSpans, coverage
 from trainer.objectives.term import ExampleLosses, Term
-from trainer.optimizers.gated import GatedOptimizer, LossScale, build_optimizer
-from trainer.schedules.learning_rate import factor
+from trainer.optimizers.gated import GatedOptimizer, LossScale, build_optimizer, gradient_factor
+from trainer.schedules import factor
 from trainer.scoring.scores import NO_TEACHERS, Metrics, TeacherHeads
-from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, union
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -208,9 +208,10 @@ class Learner:
         The base is that of the step, or of the last one that trained the model.
         """
         step, finished = micro_step.step, self.counters.finished_at
-        base = self.step_shape.rope_theta(step if finished is None else min(step, finished - 1))
-        if base is not None and (self.is_trained or finished is not None):
-            self.model.set_rope_theta(base)
+        if self.step_shape.phases and (self.is_trained or finished is not None):
+            last = step if finished is None else min(step, finished - 1)
+            if (base := self.step_shape.rope_theta(last)) is not None:
+                self.model.set_rope_theta(base)
         if self._has_dropout:
             micro_batch, rank = micro_step.micro_batch, dist.get_rank()
             torch.manual_seed(derive(self.step_shape.seed, self.name, step, micro_batch, rank))
@@ -218,8 +219,11 @@ class Learner:
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
         """Time this part of the step if asked to, and name it if memory runs out."""
-        owner = self._section, self.config, part, self.step_shape.micro_batch
-        with named_for(*owner), clock.part(self.name, part), partitioned_linear(self.engine):
+        with (
+            named_for(self._section, self.config, part, self.step_shape.micro_batch),
+            clock.part(self.name, part) if clock.running else contextlib.nullcontext(),
+            partitioned_linear() if self.config.zero_stage == 3 else contextlib.nullcontext(),
+        ):
             yield
 
     def take_shares(self) -> Tensor:
@@ -231,7 +235,7 @@ class Learner:
         """This rank's part of the squared norm, [1], after the step's last backward pass."""
         if not self.is_trained:
             return torch.zeros(1, device=self.device)
-        return step_decision.squared_norm_part(self.engine)[None]
+        return squared_norm_part(self.engine)[None]
 
     def update(
         self, step: int, loss: float, squared_norm: float, seconds: float, batch: Batch
@@ -249,24 +253,39 @@ class Learner:
         if stages.begins(own_step):
             self._optimizer.forget()  # the moments of the stage before, even when skipping
         self._set_rates(step, seconds, batch.targets)
-        models = self.config.model.layers, self._teacher_layers, self._peers
-        phase = self.step_shape.phase(step)
-        length, has_pairs = batch.common_length, PAIRS in batch.targets
-        conditions = *models, self.objective.lead is not None, length, has_pairs, *phase
-        comparable = step_decision.regime(self.config, self.objective, own_step, conditions)
+        config, task = self.config, self.objective.task_among(batch.targets)
+        reason = self.counters.guard.judge(config.guard, loss, self._regime(step, batch), task)
         scale = gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
-        task = self.objective.task_among(batch.targets)
-        decision = StepDecision(self.config, self.counters, loss, comparable, task, norm)
-        together = 0.0 if self.config.clip_each_parameter else self.config.gradient_clipping
-        wanted = step_decision.gradient_factor(norm, together, scale)
-        if self.config.average is not None:
-            self._optimizer.mean_kept = self.config.average.kept(self.counters.steps_taken(step))
-        self._optimizer.gradient_factor = wanted if decision.is_taken else None
+        is_taken = reason is None and math.isfinite(norm)
+        together = 0.0 if config.clip_each_parameter else config.gradient_clipping
+        wanted = gradient_factor(norm, together, scale)
+        self._optimizer.gradient_factor = wanted if is_taken else None
+        if config.average is not None:
+            self._optimizer.mean_kept = config.average.kept(self.counters.steps_taken(step))
         with self._part(STEP):
             self.engine.step()
-        decision.record(self.loss_scale)
-        self.skipped = decision.skipped
+        if is_taken:
+            self.skipped = None
+            self.counters.record_step(config, loss, task, norm, self.loss_scale)
+        else:
+            self.skipped = self.counters.record_skip(reason, self.loss_scale)
+
+    def _regime(self, step: int, batch: Batch) -> str:
+        """A key of the facts that comparable losses share: terms, dropout, models, kind of batch.
+
+        A weight or temperature that reaches the next segment of its schedule may make the loss
+        jump, so the segments are part of the key.
+        """
+        config, objective, own_step = self.config, self.objective, self.own_step(step)
+        weights = objective.weights(own_step)
+        terms = {n: t.segments(own_step) for n, t in objective.by_name.items() if weights[n]}
+        captures = objective.student_capture(own_step), objective.source_capture(own_step)
+        models = config.model.layers, self._teacher_layers, self._peers
+        kind = batch.common_length, PAIRS in batch.targets, *self.step_shape.phase(step)
+        conditions = *models, objective.lead is not None, *kind
+        shared = config.objective, config.dropout, terms, captures, conditions
+        return f"{derive(repr(shared)):x}"
 
     def _set_rates(self, step: int, seconds: float, targets: Collection[str]) -> None:
         self.rate, own_step = self.learning_rate(step, seconds), self.own_step(step)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.checkpoint.folder import Ranking
+from trainer.learner_config import LearnerConfig
 from trainer.learner_life import BudgetConfig, StartConfig
 from trainer.optimizers.gated import LossScale
 from trainer.scoring.scores import with_leads
-from trainer.watch.guard import Guard
+from trainer.watch.guard import GRADIENT, Guard
 
 
 @dataclass
@@ -48,6 +49,27 @@ class LearnerState:
     def finish(self, step: int, seconds: float) -> None:
         """Note that its own budget is used up after `step` steps of the job, in `seconds`."""
         self.finished_at, self.finished_after = step, seconds
+
+    def record_step(
+        self, config: LearnerConfig, loss: float, task: str, norm: float, scale: LossScale
+    ) -> None:
+        """Count a step that was taken, with a gradient of this `norm` at a `scale` of the loss."""
+        self.guard.record_step(config.guard, loss, task)
+        self.idle_steps += norm == 0.0
+        if config.precision == "fp16":
+            self.loss_scale = scale.after_step(config.loss_scale.growth_interval)
+
+    def record_skip(self, reason: str | None, scale: LossScale) -> str | None:
+        """Count a step that was skipped; returns why. None: a float16 overflow at this `scale`.
+
+        `reason` is the guard's; without one, the gradient was not finite.
+        """
+        if reason is None and scale.can_shrink:
+            self.overflows += 1
+            self.loss_scale = scale.after_overflow()
+            return None
+        self.guard.record_skip(reason or GRADIENT)
+        return reason or GRADIENT
 
     def record_score(self, ranking: Ranking, score: float, step: int) -> None:
         """Note the score of a held-out evaluation after `step` steps of the job."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from trainer.objectives.stages import Stages
 from trainer.objectives.task import TaskTerm
 from trainer.objectives.term import LossInputs, Term
 from trainer.objectives.whole_batch import WholeBatchTerm
-from trainer.teacher_outputs import union
 
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
@@ -133,7 +133,7 @@ class Objective(nn.Module):
 
         `targets` are those of the batch, about which a term may ask for nothing; None: any batch.
         """
-        return union(term.student_capture(step) for term in self._on(step, targets).values())
+        return union([term.student_capture(step) for term in self._on(step, targets).values()])
 
     @property
     def denominators(self) -> set[InView]:
@@ -147,7 +147,7 @@ class Objective(nn.Module):
 
     def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
         """The outputs that the forward of `source` returns for the terms; as above."""
-        return union(term.source_capture(step) for term in self.reading(source, step, targets))
+        return union([term.source_capture(step) for term in self.reading(source, step, targets)])
 
     def over_whole_batch(self, step: int, targets: Targets = None) -> list[WholeBatchTerm]:
         """The terms over the whole global batch that are on at the learner's `step`."""
@@ -164,7 +164,7 @@ class Objective(nn.Module):
         It is summed in float64, for the record and the guard. `forward` returns the share of one
         micro-batch.
         """
-        return sum(weight * terms[name] for name, weight in self.weights(step).items())
+        return sum([weight * terms[name] for name, weight in self.weights(step).items()])
 
     def forward(self, inputs: LossInputs, totals: Totals) -> tuple[Tensor, Tensor]:
         """This micro-batch's share of the global loss, and of each unweighted term.
@@ -241,6 +241,21 @@ class Objective(nn.Module):
                     parameter.zero_()
 
 
+def union(captures: Iterable[Capture]) -> Capture:
+    """A capture of everything that any of `captures` asks for."""
+    captures = list(captures)
+    return Capture(
+        hidden_states=tuple(sorted(set[int]().union(*map(attrgetter("hidden_states"), captures)))),
+        attention=tuple(sorted(set[int]().union(*map(attrgetter("attention"), captures)))),
+        values=any(map(attrgetter("values"), captures)),
+        all_positions=any(map(attrgetter("all_positions"), captures)),
+        last_hidden_state=any(map(attrgetter("last_hidden_state"), captures)),
+        heads=tuple(sorted(set[str]().union(*map(attrgetter("heads"), captures)))),
+        exits=tuple(sorted(set[int]().union(*map(attrgetter("exits"), captures)))),
+        branches=tuple(sorted(set[str]().union(*map(attrgetter("branches"), captures)))),
+    )
+
+
 def _build(
     config: ObjectiveConfig,
     learner: ModelShape,
@@ -295,7 +310,7 @@ class Demand:
             own_logits += any(term.reads_logits for term in direct)
             mean_logits += any(term.reads_logits for term in of_mean)
         mean = union(mean_captures)
-        mean = dataclasses.replace(mean, heads=tuple(head for head in mean.heads if head in heads))
+        mean = dataclasses.replace(mean, heads=tuple(filter(heads.__contains__, mean.heads)))
         return cls(
             is_read=bool(captures or mean.heads) or own_logits + mean_logits > 0,
             is_mean_read=bool(mean_captures),

@@ -44,7 +44,8 @@ class Stage:
     one layer, from 1, that is compared; None: all. learning_rate: its peak; None: the optimizer's.
     is_scheduled: whether the schedule runs over its steps; otherwise the rate is constant.
     from_best: whether it begins with the best weights of the steps before it, not with the last.
-    factor: what the rate of a group of parameters is multiplied by, at a step of the stage, from 0.
+    factor: what the rate of a group of parameters is multiplied by, at a step of the stage, from 0;
+    None: 1.
     """
 
     steps: int | None = None
@@ -53,7 +54,7 @@ class Stage:
     learning_rate: float | None = None
     is_scheduled: bool = True
     from_best: bool = False
-    factor: Callable[[str, int], float] = lambda group, step: 1.0
+    factor: Callable[[str, int], float] | None = None
 
 
 class Stages:
@@ -94,7 +95,7 @@ class Stages:
     def factor(self, group: str, step: int) -> float:
         """The factor of a group's learning rate at the learner's own `step`."""
         stage, done = self.at(step)
-        return stage.factor(group, done)
+        return 1.0 if stage.factor is None else stage.factor(group, done)
 
 
 @dataclass

@@ -111,7 +111,7 @@ class _ProjectAndSum(torch.autograd.Function):
         x, weight, bias = gradients
         if x is not None:  # in a narrow dtype: round the product only, not the factor
             x = (x.to(factor.dtype) * (factor / ctx.scale)).to(x.dtype)
-        return x, *(None if g is None else g.mul_(factor) for g in (weight, bias)), None, None
+        return x, *[None if g is None else g.mul_(factor) for g in (weight, bias)], None, None
 
 
 class _Gradients:

@@ -5,12 +5,8 @@ store it, as they do those.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import torch
-from torch import Tensor
+from typing import Annotated
 
 from configs.kinds import add_kind
 from configs.rules import PROBABILITY, OneOf, Range
@@ -77,29 +73,3 @@ class CheckpointAverage(AverageConfig):
 
 for _kind in (ExponentialAverage, CheckpointAverage):
     add_kind(AverageConfig, _kind)
-
-
-def take_means(
-    states: Mapping[Tensor, dict[str, Any]], parameters: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Take the means of `parameters` out of their states, which an optimizer takes for its own."""
-    return [states[p].pop(AVERAGE, None) if p in states else None for p in parameters]
-
-
-@torch.no_grad()
-def put_means(
-    states: Mapping[Tensor, dict[str, Any]],
-    parameters: Sequence[Tensor],
-    means: Sequence[Tensor | None],
-    kept: float,
-) -> None:
-    """Put them back, moved towards the `parameters`; one that is missing begins as its parameter.
-
-    With a `kept` of 1 they stay as they are.
-    """
-    for parameter, mean in zip(parameters, means, strict=True):
-        if mean is not None or kept < 1:
-            states[parameter][AVERAGE] = parameter.detach().clone() if mean is None else mean
-    if kept < 1 and parameters:
-        current = [states[parameter][AVERAGE] for parameter in parameters]
-        torch._foreach_lerp_(current, list(parameters), weight=1 - kept)

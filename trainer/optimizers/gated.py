@@ -24,7 +24,7 @@ from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
 from trainer.checkpoint.snapshot import elementwise
 from trainer.errors import TrainingError
-from trainer.optimizers.averages import AVERAGE, put_means, take_means
+from trainer.optimizers.averages import AVERAGE
 from trainer.optimizers.config import OptimizerConfig, Rates, parameter_groups
 from trainer.optimizers.shards import Shards, Tensorwise, parameter_views, squared_norms
 
@@ -67,12 +67,22 @@ class LossScale:
         return LossScale(self.value / 2)
 
 
+def gradient_factor(norm: float, clipping: float, scale: float) -> float:
+    """The factor of gradients that divides out their `scale` and clips them.
+
+    `norm` is the norm of the gradient without the scale. A clipping of 0 means no clipping. The
+    formula is the one of `torch.nn.utils.clip_grad_norm_`.
+    """
+    clip = min(1.0, clipping / (norm + 1e-6)) if clipping else 1.0
+    return clip / scale
+
+
 class GatedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer, whose parameter groups and state it shares, and may skip its steps.
 
     Gradients are multiplied by `gradient_factor` before each step; None skips the step. Groups
     whose learning rate is 0 stay untouched: their moments do not advance either. `mean_kept` is
-    the part of the weights' means that stays in a step (`averages`); None: there are no means.
+    the part of the weights' means that stays in a step (`AverageConfig`); None: there are none.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -113,7 +123,7 @@ class GatedOptimizer(torch.optim.Optimizer):
         # DeepSpeed puts groups in and out of `param_groups` between its steps.
         self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
         parameters = [p for group in self.inner.param_groups for p in group["params"]]
-        means = take_means(self.state, parameters)
+        means = self._take_means(parameters)
         begun = self._drop_states_of_another_kind()
         gradients = [p.grad for p in parameters if p.grad is not None]
         if gradients and self.gradient_factor != 1.0:
@@ -121,9 +131,29 @@ class GatedOptimizer(torch.optim.Optimizer):
         if gradients and self.clipping:
             self._clip_each([p for p in parameters if p.grad is not None], gradients)
         self.inner.step(closure)
-        self._require_states(begun)
+        if begun:
+            self._require_states(begun)
         if self.mean_kept is not None:
-            put_means(self.state, parameters, means, self.mean_kept)
+            self._put_means(parameters, means, self.mean_kept)
+
+    def _take_means(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """Take the means of `parameters` out of their states, which are the inner optimizer's."""
+        return [self.state[p].pop(AVERAGE, None) if p in self.state else None for p in parameters]
+
+    def _put_means(
+        self, parameters: Sequence[Tensor], means: Sequence[Tensor | None], kept: float
+    ) -> None:
+        """Put them back, moved towards `parameters`; a missing one begins as its parameter.
+
+        With a `kept` of 1 they stay as they are.
+        """
+        for parameter, mean in zip(parameters, means, strict=True):
+            if mean is not None or kept < 1:
+                mean = parameter.detach().clone() if mean is None else mean
+                self.state[parameter][AVERAGE] = mean
+        if kept < 1 and parameters:
+            current = [self.state[parameter][AVERAGE] for parameter in parameters]
+            torch._foreach_lerp_(current, list(parameters), weight=1 - kept)
 
     def _clip_each(self, holders: list[Tensor], gradients: list[Tensor]) -> None:
         """Clip each parameter's gradient as `torch.nn.utils.clip_grad_norm_` does. Collective."""

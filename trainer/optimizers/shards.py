@@ -26,8 +26,8 @@ PIECE = 2**18
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     """The squared L2 norm of each of `tensors`, float32, of which there is one: float64 [n]."""
-    pieces = [_pieces(tensor) for tensor in tensors]
-    squares = _squares(list(chain.from_iterable(pieces)))
+    pieces = _pieces(tensors)
+    squares = _squares(pieces)
     if len(squares) == len(tensors):
         return squares
     return torch.stack([of_one.sum() for of_one in squares.split([len(cut) for cut in pieces])])
@@ -37,15 +37,17 @@ def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The squared L2 norm of all `tensors`, float32, as if one: float64 [] on `device`."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
-    return _squares([piece for tensor in tensors for piece in _pieces(tensor)]).sum()
+    return _squares(_pieces(tensors)).sum()
 
 
-def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    return [tensor] if tensor.is_cuda else tensor.reshape(-1).split(PIECE)
+def _pieces(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    """The pieces of each tensor whose norms are taken."""
+    return [[x] if x.is_cuda else x.reshape(-1).split(PIECE) for x in tensors]
 
 
-def _squares(pieces: list[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(pieces)).double().square()
+def _squares(pieces: Sequence[Sequence[Tensor]]) -> Tensor:
+    norms = torch._foreach_norm([*chain.from_iterable(pieces)])
+    return torch.stack(norms).double().square()
 
 
 GATHERED = 50_000_000  # elements of matrices from which on no more are gathered together
