@@ -36,8 +36,7 @@ from data_pipeline.examples.stream import (
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, StoredLogits, Target
-from data_pipeline.reading.corpus import Corpus, CorpusSplit
-from data_pipeline.reading.padding import padding_fraction, rows_for_tokens
+from data_pipeline.reading.corpus import Corpus, CorpusSplit, padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits
 from data_pipeline.tokenization.tokenizer import Vocabulary
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from model.branches import WIDTH
 from model.config import EncoderConfig
+from model.heads import BRANCH_WIDTH
 from model.initialisation import skeleton
 from model.model_config import ModelConfig
 from model.protocol import HEADS
@@ -107,8 +107,8 @@ def _task_head_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> 
 
 def _branch_flops(config: ModelConfig, head: TaskHeadConfig, length: int) -> int:
     """FLOPs of one branch for one text: at all tokens, and what only the first token needs."""
-    at_tokens = 2 * WIDTH * (config.hidden_size + 2 * WIDTH + 2)
-    at_first = 2 * WIDTH * (3 * WIDTH + head.outputs)
+    at_tokens = 2 * BRANCH_WIDTH * (config.hidden_size + 2 * BRANCH_WIDTH + 2)
+    at_first = 2 * BRANCH_WIDTH * (3 * BRANCH_WIDTH + head.outputs)
     return at_tokens * length + at_first
 
 

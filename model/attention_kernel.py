@@ -39,7 +39,7 @@ _HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get 
 
 
 class Distances(NamedTuple):
-    """The distances between the positions of a batch (`model.relative_positions`).
+    """The distances between the positions of a batch (`model.parts.RelativePositions`).
 
     vectors: [R, H], of those that occur.
     numbers: int64 [L, L], the vector of each query's distance to each key.
@@ -323,3 +323,35 @@ def visible_keys(
 def hides(window: int, length: int) -> bool:
     """Whether a window hides any key of a sequence of this length."""
     return window > 0 and length - 1 > window // 2
+
+
+def with_positions(
+    q: Tensor, k: Tensor, of_keys: Tensor, of_queries: Tensor, pattern: AttentionPattern
+) -> tuple[Tensor, AttentionPattern]:
+    """The queries, scaled, and the pattern with what the distances add to the scores (DeBERTa).
+
+    The score of a query i and a key j is ``(q_i k_j + q_i K(i - j) + k_j Q(i - j)) / sqrt(3 D)``,
+    where K and Q are the layer's own projections of the vector of a distance (arXiv 2006.03654,
+    section 3.1, with the shared projections of its second version, arXiv 2111.09543).
+
+    q and k are [B, A, L, D], `of_keys` and `of_queries` K and Q of all vectors, [A, R, D].
+    """
+    assert pattern.distances is not None
+    numbers = pattern.distances.numbers.expand(*q.shape[:2], -1, -1)
+    by_query = _products(q, of_keys).gather(3, numbers)
+    by_key = _products(k, of_queries).gather(3, numbers.transpose(2, 3)).transpose(2, 3)
+    scores, q = (by_query + by_key) * (3 * q.shape[-1]) ** -0.5, q * 3**-0.5
+    if pattern.kernel == PLAIN:
+        hiding = scores if pattern.hiding is None else scores + pattern.hiding
+        return q, pattern._replace(hiding=hiding)
+    if pattern.visible is not None:
+        scores = scores.masked_fill(~pattern.visible, torch.finfo(scores.dtype).min / 2)
+    return q, pattern._replace(visible=scores)
+
+
+def _products(x: Tensor, vectors: Tensor) -> Tensor:
+    """x [B, A, L, D] with each of the vectors [A, R, D]: [B, A, L, R]."""
+    if is_native(x.device, x.dtype):
+        return x @ vectors.transpose(1, 2)
+    with torch.autocast(x.device.type, enabled=False):
+        return _products(x.float(), vectors.float()).to(x.dtype)

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention_kernel import VARLEN, AttentionPattern, attend, attention_pattern
+from model.attention_kernel import (
+    VARLEN,
+    AttentionPattern,
+    attend,
+    attention_pattern,
+    with_positions,
+)
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Documents, Padded, RealTokens, without_count
 from model.outputs import QKV, Capture, Encoded
-from model.parts import DenseNorm, FeedForwardStack, RMSNorm, make_norm
+from model.parts import DenseNorm, FeedForwardStack, RelativePositions, RMSNorm, make_norm
 from model.precision import Dense, product_dtype
-from model.relative_positions import RelativePositions, with_positions
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from model.branches import BranchDense
 from model.config import EncoderConfig
-from model.heads import ConditionalRandomField
+from model.heads import BranchDense, ConditionalRandomField
 from model.model_config import ModelConfig
 from model.protocol import Model, module_of
 

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from model.accounting import flops_per_token
-from model.branches import BranchedHead, uncertainty
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Padded
 from model.encoder import Encoder
-from model.float8 import use_float8
-from model.heads import MaskedLanguageModelHead, ProjectionParts
+from model.heads import BranchedHead, MaskedLanguageModelHead, ProjectionParts, uncertainty
 from model.initialisation import fill
 from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
 from model.parts import Embeddings
-from model.precision import Dense
+from model.precision import Dense, use_float8
 from model.protocol import Model, register
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model.attention_kernel import Distances
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Documents, Padded
 from model.errors import ModelError
@@ -269,3 +270,39 @@ def _trigram(x: Tensor, documents: Documents | None) -> Tensor:
         following = following.masked_fill(F.pad(begins[:, 1:], (0, 0, 0, 1), value=True), 0.0)
         previous = previous.masked_fill(begins, 0.0)
     return torch.cat([following, x, previous], dim=2)
+
+
+class RelativePositions(nn.Module):
+    """A vector for each distance, or bucket of distances, from a key to a query, for all layers.
+
+    Attention scores them apart from the tokens' content (`with_positions`). The buckets are those
+    of DeBERTa's second version (arXiv 2111.09543).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.buckets, self.longest = config.position_buckets, config.max_positions
+        self.reach = config.distances // 2
+        self.table = nn.Parameter(torch.empty(config.distances, config.hidden_size))
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, length: int) -> Distances:
+        """The distances in sequences of this length."""
+        reach = self.reach
+        if not torch.compiler.is_exporting():  # a file serves every length
+            reach = min(reach, length)
+        first = self.reach - reach
+        vectors = self.norm(self.table[first : self.reach + reach])
+        position = torch.arange(length, device=self.table.device)
+        bucket = self.bucket(position[:, None] - position) + self.reach
+        return Distances(vectors, bucket.clamp(0, 2 * self.reach - 1) - first)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance, int64 [...]: near ones are alone, far ones share by logs."""
+        if not self.buckets:
+            return distance
+        half = self.buckets // 2
+        far = distance.abs().clamp(min=half) / half
+        farthest = torch.tensor((self.longest - 1) / half)  # float32, to round as `transformers`
+        steps = torch.ceil(far.log() / farthest.log() * (half - 1)) + half
+        return torch.where(distance.abs() <= half, distance, steps.long() * distance.sign())

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from configs.kinds import add_kind, chosen
 from model.attention_kernel import attention_scores, visible_keys
-from model.branches import BranchedHead
 from model.documents import AttentionMask, Documents, Padded, without_count
 from model.errors import ModelError
 from model.generation import Decoding
 from model.heads import (
+    BranchedHead,
     MaskedLanguageModelHead,
     ProjectionParts,
     TaskHead,
@@ -159,7 +159,7 @@ class Model(nn.Module, ABC):
     ) -> EarlyOutputs:
         """The task head `name`'s answer about each example, after the first layer that is certain.
 
-        That is a layer whose branch has an uncertainty (`model.branches`) less than `speed`. Inputs
+        That is a layer whose branch has an uncertainty (`model.heads`) less than `speed`. Inputs
         are as in `encode` (`Ability.LEAVE_EARLY`).
         """
         raise NotImplementedError

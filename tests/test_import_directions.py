@@ -39,16 +39,16 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "data_pipeline/packing/kinds").glob("[!_]*.py"))
     ),
     "data_pipeline/masking": "config words masker torch_masker",
-    "data_pipeline/reading": "corpus padding batches other_tokens lanes stream staging dumping",
+    "data_pipeline/reading": "corpus batches other_tokens lanes stream staging dumping",
     "data_pipeline/examples": ("example storing reading stream dumping"),
     "data_pipeline/augmentation": "replacement word_vectors perturbation",
     "data_pipeline/building": (
         "near_duplicates encoding journal finishing build merging checking reporting"
     ),
     "model": (
-        "errors precision float8 documents task_head_config head_modules "
-        "model_config config parts heads outputs attention_kernel branches generation protocol "
-        "initialisation accounting relative_positions encoder "
+        "errors precision documents attention_kernel task_head_config head_modules "
+        "model_config config parts heads outputs generation protocol "
+        "initialisation accounting encoder "
         "masked_language_model attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
     ),
@@ -74,8 +74,8 @@ ROOMS = {
         "stages term layers row_losses vocabulary task labels whole_batch terms "
         "objective_config shared_spans objective"
     ),
-    "trainer/objectives/terms": "states attention predictions divergences own_predictions",
-    "trainer/learners": ("state zero averages module engine learner first_weights learners"),
+    "trainer/objectives/terms": "states attention predictions own_predictions",
+    "trainer/learners": ("state zero module engine learner first_weights learners"),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),
     "model/head_modules": " ".join(
@@ -84,7 +84,7 @@ ROOMS = {
     "trainer/tasks": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tasks").glob("[!_]*.py"))
     ),
-    "trainer/optimizers": ("config averages shards moments gated kinds"),
+    "trainer/optimizers": ("config shards moments gated kinds"),
     "trainer/optimizers/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),
@@ -97,9 +97,7 @@ ROOMS = {
     "trainer/job_data": ("task_heads encoding examples other_tokenizers fit counting feed"),
     "trainer/report": "elements chart curves results savings table page",
     "trainer/scoring": ("metric scores task_scores task_metrics span_metric ranking_metric"),
-    "trainer/footprint": (
-        "work shape_rules fake_tensors repeated_layers fake_step footprint demands"
-    ),
+    "trainer/footprint": ("work fake_tensors repeated_layers fake_step footprint demands"),
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "
         "evaluations finished mistakes breakdown labelled_files "

@@ -22,8 +22,7 @@ from trainer.objectives.stages import (
     StagesConfig,
     TaskFirstConfig,
 )
-from trainer.optimizers.averages import AverageConfig
-from trainer.optimizers.config import OptimizerConfig, optimizer_config
+from trainer.optimizers.config import AverageConfig, OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig
 from trainer.schedules import ScheduleConfig, schedule_config
 from trainer.scoring.scores import Metrics, metrics_of

@@ -16,8 +16,7 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch
-from data_pipeline.reading.corpus import Corpus, CorpusSplit
-from data_pipeline.reading.padding import padding_fractions
+from data_pipeline.reading.corpus import Corpus, CorpusSplit, padding_fractions
 from data_pipeline.reading.stream import BatchStream, open_splits
 from data_pipeline.shards.locking import unfinished
 from data_pipeline.shards.writing import disk_errors, refuse_existing

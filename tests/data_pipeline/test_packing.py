@@ -23,7 +23,7 @@ from data_pipeline import (
 from data_pipeline.building.merging import documents
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.packing.sequences import PackingRules, count
-from data_pipeline.reading.padding import padding_fractions
+from data_pipeline.reading.corpus import padding_fractions
 from data_pipeline.shards.blocks import Block
 from tests.data_pipeline.conftest import make_documents
 
@@ -218,9 +218,7 @@ def test_padding_share_reads_no_shard_and_not_every_block(
     for shard in split.folder.glob("*.tar"):
         shard.unlink()
     of_all = padding_fraction(split, rules)
-    monkeypatch.setattr(
-        "data_pipeline.reading.padding.SAMPLED_BLOCKS", len(split.index.blocks) // 3
-    )
+    monkeypatch.setattr("data_pipeline.reading.corpus.SAMPLED_BLOCKS", len(split.index.blocks) // 3)
     of_some = padding_fraction(split, rules)
     assert of_some != of_all
     assert of_some == pytest.approx(of_all, abs=0.03)

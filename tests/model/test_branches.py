@@ -18,7 +18,7 @@ import model
 from configs import ConfigError, typed
 from model import Capture, EncoderConfig, TaskHeadConfig, with_task_head
 from model.accounting import flops_per_token, flops_to_leave
-from model.branches import Branch
+from model.heads import Branch
 from trainer.footprint.work import KERNELS
 
 HEAD = TaskHeadConfig(labels=["a", "b", "c"], pooling="first", transform="none", branches=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import model
 from model import EncoderConfig, TaskHeadConfig, first_weights, with_task_head
-from model.branches import Branch
+from model.heads import Branch
 from model.hugging_face.conversion import to_transformers
 from model.hugging_face.family import split_gates
 from model.hugging_face.nomic_bert import NOMIC_BERT

@@ -19,7 +19,7 @@ from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
-from trainer.optimizers.averages import AVERAGE, ExponentialAverage
+from trainer.optimizers.config import AVERAGE, ExponentialAverage
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.run_folder.folder import RunFolder
 

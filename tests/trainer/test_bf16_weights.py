@@ -21,8 +21,7 @@ from trainer.learner_names import TEACHER, student_key
 from trainer.learners.first_weights import from_layers
 from trainer.learners.learner import Learner
 from trainer.learners.module import Predict, build_module
-from trainer.optimizers.averages import ExponentialAverage
-from trainer.optimizers.config import OptimizerConfig, optimizer_config
+from trainer.optimizers.config import ExponentialAverage, OptimizerConfig, optimizer_config
 from trainer.step import train_step
 
 ROWS, STEPS = 4, 3

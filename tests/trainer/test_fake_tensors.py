@@ -18,9 +18,8 @@ from tests.trainer.test_footprint import job
 from trainer.config import JobConfig
 from trainer.footprint import fake_tensors, footprint
 from trainer.footprint.demands import demands, demands_apart
-from trainer.footprint.fake_tensors import FakeMode, FakeTensor
+from trainer.footprint.fake_tensors import FakeMode, FakeTensor, rule_of
 from trainer.footprint.footprint import footprints
-from trainer.footprint.shape_rules import rule_of
 from trainer.footprint.work import Work
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "layers": 4, "heads": 2, "ffn_size": 64}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from model import EncoderConfig, float8, module_of
-from model.float8 import float8_linear
+from model import EncoderConfig, module_of
+from model.precision import E4M3, E5M2, float8_linear
 from tests.conftest import TINY_JOB, tandem
 from tests.trainer import tiny
 from trainer.errors import TrainingError
@@ -95,7 +95,7 @@ def test_a_model_without_such_layers_is_refused(corpus):
     assert "multiply in 8 bits" in done.stderr
 
 
-@pytest.mark.parametrize("format_of_first", [float8.E4M3, float8.E5M2])
+@pytest.mark.parametrize("format_of_first", [E4M3, E5M2])
 def test_a_device_without_such_products_is_refused_in_one_line(monkeypatch, format_of_first):
     """In the forward pass, or in the backward pass only."""
     config = dataclasses.replace(tiny.learner_configs((0, 0, 0))[TEACHER], precision="fp8")

@@ -21,7 +21,7 @@ from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.first_weights import model_state
 from trainer.learners.module import WORD_EMBEDDING
 from trainer.learners.state import JobState
-from trainer.optimizers.averages import AVERAGE
+from trainer.optimizers.config import AVERAGE
 from trainer.run_folder.folder import RunFolder
 
 _log = logging.getLogger(__name__)

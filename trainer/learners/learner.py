@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -24,19 +24,7 @@ from trainer.denominators import InView, Totals
 from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import derive, is_student, section_of
-from trainer.learners.averages import averaged, has_means
-from trainer.learners.engine import (
-    BEGINNING,
-    EVALUATION,
-    DeepSpeedEngine,
-    backward,
-    forget_gradients,
-    gradient_scale,
-    named_for,
-    partitioned_linear,
-    squared_norm_part,
-    start_engine,
-)
+from trainer.learners import engine as engines
 from trainer.learners.module import (
     NOTHING,
     WORD_EMBEDDING,
@@ -102,10 +90,11 @@ class Learner:
         self.reads = self.generator or self.view  # the view that it reads; it counts `view`
         self.is_trained = not config.frozen
         self.counters = LearnerState(started_at)
-        self._section = section_of(name)
+        section, rows = section_of(name), step_shape.micro_batch
+        self._named_for = partial(engines.named_for, section, config, micro_batch=rows)
         self._always = always_captured(name, config)
         require_products(name, config, own_device())
-        with named_for(self._section, config, BEGINNING, step_shape.micro_batch):
+        with self._named_for(engines.BEGINNING):
             module = build_module(name, config, teacher, step_shape.seed, weights, others)
             self.objective: Objective = module.objective
             # Terms are computed where it is trained, or its losses are compared (min_lead).
@@ -140,7 +129,7 @@ class Learner:
             if self.config.clip_each_parameter:
                 self._optimizer.clipping = self.config.gradient_clipping
         cut = self.step_shape.micro_batch, self.step_shape.accumulation
-        return start_engine(module, self._optimizer, self.config, *cut)
+        return engines.start_engine(module, self._optimizer, self.config, *cut)
 
     @cached_property
     def counted(self) -> set[InView]:
@@ -182,7 +171,7 @@ class Learner:
         hold at least what `capture` asks for.
         """
         if micro_step.micro_batch == 0 and self.is_trained:
-            forget_gradients(self.engine)
+            engines.forget_gradients(self.engine)
         self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
         self._prepare(micro_step)
         sources = sources or {}
@@ -197,7 +186,7 @@ class Learner:
             loss, shares, features = self.engine(program, batch.view(self.reads))
         if self.is_trained:
             with self._part(BACKWARD):
-                backward(self.engine, loss, self.loss_scale.value)
+                engines.backward(self.engine, loss, self.loss_scale.value)
         if self.has_terms:
             self._shares += shares.detach()
         return features
@@ -219,10 +208,11 @@ class Learner:
     @contextlib.contextmanager
     def _part(self, part: str) -> Iterator[None]:
         """Time this part of the step if asked to, and name it if memory runs out."""
+        nothing = contextlib.nullcontext()
         with (
-            named_for(self._section, self.config, part, self.step_shape.micro_batch),
-            clock.part(self.name, part) if clock.running else contextlib.nullcontext(),
-            partitioned_linear() if self.config.zero_stage == 3 else contextlib.nullcontext(),
+            self._named_for(part),
+            clock.part(self.name, part) if clock.running else nothing,
+            engines.partitioned_linear() if self.config.zero_stage == 3 else nothing,
         ):
             yield
 
@@ -235,7 +225,7 @@ class Learner:
         """This rank's part of the squared norm, [1], after the step's last backward pass."""
         if not self.is_trained:
             return torch.zeros(1, device=self.device)
-        return squared_norm_part(self.engine)[None]
+        return engines.squared_norm_part(self.engine)[None]
 
     def update(
         self, step: int, loss: float, squared_norm: float, seconds: float, batch: Batch
@@ -255,7 +245,7 @@ class Learner:
         self._set_rates(step, seconds, batch.targets)
         config, task = self.config, self.objective.task_among(batch.targets)
         reason = self.counters.guard.judge(config.guard, loss, self._regime(step, batch), task)
-        scale = gradient_scale(self.loss_scale.value)
+        scale = engines.gradient_scale(self.loss_scale.value)
         norm = self.gradient_norm = math.sqrt(squared_norm) / scale
         is_taken = reason is None and math.isfinite(norm)
         together = 0.0 if config.clip_each_parameter else config.gradient_clipping
@@ -406,7 +396,7 @@ class Learner:
     @torch.no_grad()
     def _evaluated(self, program: Program[Result], batch: MicroBatch) -> Result:
         self.engine.eval()
-        with named_for(self._section, self.config, EVALUATION, self.step_shape.micro_batch):
+        with self._named_for(engines.EVALUATION):
             result: Result = self.engine(program, batch.view(self.reads))
         self.engine.train(self.config.in_training_mode)
         return result
@@ -414,8 +404,8 @@ class Learner:
     @property
     def has_average(self) -> bool:
         """Whether it has averaged weights by now."""
-        return self.config.average is not None and has_means(self.engine)
+        return self.config.average is not None and engines.has_means(self.engine)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """In the block the learner has its averaged weights."""
-        return averaged(self.engine)
+        return engines.averaged(self.engine)

@@ -26,8 +26,8 @@ from model import (
     ModelConfig,
     ModelShape,
     build,
-    float8,
 )
+from model.precision import try_float8
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.errors import TrainingError
@@ -329,7 +329,7 @@ def require_products(name: str, config: LearnerConfig, device: torch.device) -> 
     if config.precision != "fp8":
         return
     try:
-        float8.try_products(device)
+        try_float8(device)
     except RuntimeError as error:
         key, reason = f"{section_of(name)}.precision", str(error).splitlines()[0]
         raise TrainingError(

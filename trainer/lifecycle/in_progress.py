@@ -14,7 +14,7 @@ from trainer.control import RequestBox
 from trainer.errors import TrainingError
 from trainer.evaluation.evaluations import Evaluations
 from trainer.learner_names import section_of
-from trainer.learners.averages import average_checkpoints
+from trainer.learners.engine import average_checkpoints
 from trainer.learners.learner import Learner
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState, LearnerState

@@ -24,8 +24,7 @@ from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
 from trainer.checkpoint.snapshot import elementwise
 from trainer.errors import TrainingError
-from trainer.optimizers.averages import AVERAGE
-from trainer.optimizers.config import OptimizerConfig, Rates, parameter_groups
+from trainer.optimizers.config import AVERAGE, OptimizerConfig, Rates, parameter_groups
 from trainer.optimizers.shards import Shards, Tensorwise, parameter_views, squared_norms
 
 SMALLEST, LARGEST = 1.0, 2.0**24

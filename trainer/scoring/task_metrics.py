@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_pipeline import NO_LABEL
 from model import decode
-from model.branches import uncertainty
+from model.heads import uncertainty
 from trainer.scoring import task_scores
 from trainer.scoring.metric import NUMBER, SHARE, Column, GatheredMetric, PairedMetric
 from trainer.scoring.scores import ScoreInputs

@@ -25,8 +25,7 @@ from trainer.checkpoint.writer import CheckpointWriter
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
 from trainer.learners.state import LearnerState
-from trainer.optimizers.averages import ExponentialAverage
-from trainer.optimizers.config import OptimizerConfig, optimizer_config
+from trainer.optimizers.config import ExponentialAverage, OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig
 from trainer.step import train_step
 

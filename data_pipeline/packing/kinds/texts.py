@@ -1,15 +1,18 @@
-"""Packings that cut where a row ends, not between sentences: of all text, and of documents.
+"""Packings without pairs: of whole sentences, of all text, and of documents.
 
 `best_fit` places documents into rows so that few are cut (arXiv 2404.10830).
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.packing import sequences
 from data_pipeline.packing.sequences import (
     DocumentPacking,
     Packing,
     PackingRules,
+    Pieces,
+    SentencePacking,
     Spans,
     register_packing,
 )
@@ -106,3 +109,23 @@ def _placed(pieces: list[list[int]], length: int) -> list[list[tuple[int, int]]]
             by_room[room - part - sequences.SPECIAL].append(row)
             rooms |= 1 << (room - part - sequences.SPECIAL)
     return rows
+
+
+@register_packing
+class FullSentences(SentencePacking):
+    """Sentences until the next does not fit, across documents."""
+
+    name = "full_sentences"
+
+    def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
+        return sequences.until_full(cut, rules, key)
+
+
+@register_packing
+class DocSentences(SentencePacking):
+    """Sentences of one document until the next does not fit."""
+
+    name = "doc_sentences"
+
+    def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
+        return np.minimum(sequences.until_full(cut, rules, key), cut.document_ends)
