@@ -24,7 +24,7 @@ from trainer.control import Requests
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
-from trainer.learners import learner
+from trainer.learners import engine, learner
 from trainer.learners.engine import named_for
 from trainer.learners.state import JobState
 from trainer.measure import PARTS, ProfileConfig, watch_collectives
@@ -161,7 +161,7 @@ def test_a_learner_too_large_to_begin_is_named(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(learner, "start_engine", full)
+    monkeypatch.setattr(engine, "start_engine", full)
     config = tiny.learner_configs((0, 0, 0))["teacher"]
     step_shape = learner.StepShape(1, seed=0, micro_batch=8, accumulation=1)
     with pytest.raises(TrainingError) as raised:
