@@ -83,7 +83,8 @@ def parse(text: str, source: str) -> Any:
         tree = yaml.load(text, _Loader)
         _require_small(tree)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+        problem = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        raise ConfigError(f"{source}: not valid YAML: {problem}") from error
     return tree
 
 

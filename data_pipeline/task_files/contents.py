@@ -96,8 +96,8 @@ def _decoded(line: bytes, path: str, number: int, encoding: str) -> str:
         return without_surrogates(line.decode(encoding))  # some encodings have escapes
     except UnicodeDecodeError:
         raise DataError(
-            f"{place(path, number)}: is not {encoding.upper()}; name its encoding by "
-            "data.encoding, or by --encoding of `tandem predict`"
+            f"{place(path, number)}: is not {encoding.upper()}; convert it, as with iconv, or name "
+            "its encoding by data.encoding, or by --encoding of `tandem predict`"
         ) from None
 
 

@@ -19,6 +19,7 @@ from data_pipeline.task_files.contents import (
     read_text,
     source_name,
 )
+from data_pipeline.text.formats import separator_advice
 from data_pipeline.text.text_files import decompressing, is_plain, open_text, suffix_of
 
 csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
@@ -398,7 +399,6 @@ def _position(where: str, field: str, column: str, names: list[str]) -> int:
         return names.index(column)
     if column in names:
         raise DataError(f"{where}: columns.{field}: there are several columns {column!r}")
-    hint = nearest_of_all(column, names)
-    if len(names) == 1 and (other := next(filter(names[0].count, ";\t|,"), "")):
-        hint = f"; {other!r} does not separate columns here: commas do in .csv, and tabs in .tsv"
+    advice = separator_advice(names)
+    hint = f"; {advice}" if advice else nearest_of_all(column, names)
     raise DataError(f"{where}: columns.{field}: no column {column!r}{hint}")

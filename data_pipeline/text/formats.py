@@ -238,9 +238,17 @@ def _is_object(line: bytes) -> bool:
 def _require_column(path: str, content: bytes, kind: str, reading: ReadOptions) -> None:
     text = content.decode(errors="replace")
     names = next(csv.reader(io.StringIO(text), delimiter="\t" if kind == TSV else ","), [])
-    if content and reading.text_field not in names:
-        column = f"has no column {reading.text_field!r}; name one with --field"
-        raise DataError(f"{path}: {column}: {', '.join(names)}")
+    if content and names.count(reading.text_field) != 1:
+        why = "has several columns" if reading.text_field in names else "has no column"
+        advice = separator_advice(names) or f"name one with --field: {', '.join(names)}"
+        raise DataError(f"{path}: {why} {reading.text_field!r}; {advice}")
+
+
+def separator_advice(names: Sequence[str]) -> str:
+    """The advice for a header that seems to be separated by another character; empty: it is not."""
+    if len(names) == 1 and (other := next(filter(names[0].count, ";\t|,"), "")):
+        return f"{other!r} does not separate columns here: commas do in .csv, and tabs in .tsv"
+    return ""
 
 
 def _require_member(path: str, head: bytes, reading: ReadOptions) -> None:

@@ -100,7 +100,7 @@ def test_missing_values_are_named():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: [1\n", "not valid YAML"),
+        ("a: [1\n", "not valid YAML: while parsing a flow sequence in line 1, column 4"),
         ("a: 1\n a: 2\n", "not valid YAML"),
         ("name: x\nname: y\n", "not valid YAML"),
         ("- 1\n- 2\n", "expected keys and values at the top"),

@@ -107,6 +107,8 @@ def test_standard_input_may_be_json_lines(monkeypatch: pytest.MonkeyPatch) -> No
         ("a.txt", b"One.\n\nTwo.", "body", r"a\.txt: is plain text without"),
         ("wiki_00", as_wiki().encode(), "body", "wiki_00: is plain text without"),
         ("a.csv", as_csv().encode(), "body", "a.csv: has no column 'body'; .*: id, text"),
+        ("a.csv", b"id;text\n1;One.\n", None, "';' does not separate columns here: commas do"),
+        ("a.csv", b"text,text\nOne.,Two.\n", None, "a.csv: has several columns 'text'"),
         ("a.json", b'{"version": 3}', None, "a.json: has no field 'text'; .* --field"),
         ("a.json", b"[1, 2", None, "a.json: has no field 'text'"),
         ("a.json", b'[{"text": "a"}, {"text": ', None, "a.json: not valid JSON"),

@@ -157,7 +157,7 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
         ("a.tsv", "review\tstars\nfine\n", COLUMNS, "its columns are separated by tabs"),
         ("a.tsv", "x\ty\n", {"text": 0, "label": 2}, "text: columns are numbered from 1"),
         ("a.csv", 'review,stars\n"open,1\nx,2\n', COLUMNS, "a.csv:2: not valid CSV"),
-        ("a.tsv", b"review\tstars\nna\xefve\t1\n", COLUMNS, "a.tsv:2: is not UTF-8"),
+        ("a.tsv", b"review\tstars\nna\xefve\t1\n", COLUMNS, "a.tsv:2: is not UTF-8; convert it"),
         ("a.jsonl", '{"review": "x", "stars": 1}\n{"re\n', COLUMNS, "a.jsonl:2: not valid JSON"),
         (
             "a.jsonl",
