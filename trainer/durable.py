@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +23,7 @@ def atomic_write(path: Path, content: bytes | str) -> None:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Replace a file's content with what the block writes, as `atomic_write` does.
 
-    The old content stays where the block raises; an OSError of the block names `path` too.
+    The old content stays, alone, where the block raises; an OSError of the block names `path` too.
     """
     beside = path.with_name(f"{path.name}.new")
     try:
@@ -33,8 +33,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(beside, path)
         sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def sync_folder(folder: Path) -> None:

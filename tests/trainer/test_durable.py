@@ -20,7 +20,7 @@ def test_a_write_that_fails_leaves_the_old_content_alone(
             file.write(b"new")
             raise error
 
-    with pytest.raises(type(error), match="a.json|^$"):
+    with pytest.raises(type(error), match=r"a\.json|^$"):
         fail()
     assert os.listdir(tmp_path) == ["a.json"]
     assert path.read_text() == "old"
