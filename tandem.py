@@ -66,7 +66,7 @@ try:
         predict,
         train,
     )
-    from commands.ending import unwind_all
+    from commands.ending import end_at_once_on_interrupt, unwind_all
     from commands.errors import OneLineErrors
     from commands.options import VERSION
 except KeyboardInterrupt:  # most of the time of a short command passes here
@@ -92,6 +92,7 @@ __all__ = [
 @VERSION
 def main() -> None:
     """Pre-train a BERT-family teacher and distil students from it, in one job."""
+    click.get_current_context().call_on_close(end_at_once_on_interrupt)  # before libraries' ends
     gc.set_threshold(700, 1000)  # looking for garbage took a fifth of the time of imports
 
 

@@ -4,6 +4,7 @@ By default these signals, which SLURM and a closed terminal send, end Python at 
 unwind a command as Ctrl-C does, and then end the process as they would have.
 """
 
+import atexit
 import io
 import os
 import signal
@@ -51,6 +52,11 @@ class _DroppingFile(io.FileIO):
             return super().write(data)
         except OSError:
             return memoryview(data).nbytes
+
+
+def end_at_once_on_interrupt() -> None:
+    """Let Ctrl-C end the process while Python closes down, where it would print a traceback."""
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)

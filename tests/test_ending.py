@@ -138,6 +138,22 @@ def test_ctrl_c_is_one_line_whenever_it_comes(when: str) -> None:
     assert (done.returncode, done.stderr) == (1, b"tandem: interrupted\n")
 
 
+AT_EXIT = """
+import atexit, os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(os.kill, os.getpid(), signal.SIGINT)  # a library's end, while which it comes
+import tandem
+tandem.main(["list", "devices"])
+"""
+
+
+def test_ctrl_c_ends_a_command_that_is_done_without_a_traceback() -> None:
+    words = [sys.executable, "-c", AT_EXIT]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    assert b"h100" in done.stdout
+
+
 def leaves(group: click.Group, above: str = "") -> dict[str, click.Command]:
     found: dict[str, click.Command] = {}
     for name, command in group.commands.items():
