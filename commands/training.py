@@ -197,11 +197,13 @@ def launch_ranks(
     words: list[str],
     as_fork: Callable[[], int],
     nproc: int | None,
-    **options: Any,
+    one_of_several: bool = False,
+    restarts: int = 0,
+    before_restart: Callable[[], None] = lambda: None,
 ) -> int:
     """Run ``tandem WORDS`` as ranks on this machine. In the launcher, returns its exit code.
 
-    `options` are those of `cluster.local.launch`. Without GPUs a rank is a fork of this process,
+    The options are those of `cluster.local.launch`. Without GPUs a rank is a fork of this process,
     which calls `as_fork`. Raises OptionError if there are fewer GPUs than ranks, since NCCL refuses
     two ranks on one GPU.
     """
@@ -221,7 +223,13 @@ def launch_ranks(
 
         import_for_engines()
         rank = partial(_leave_as_fork, as_fork)
-    return launch(rank, nproc or max(1, gpus), **options)
+    return launch(
+        rank,
+        nproc or max(1, gpus),
+        one_of_several=one_of_several,
+        restarts=restarts,
+        before_restart=before_restart,
+    )
 
 
 def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:
