@@ -42,7 +42,7 @@ class TagPredictor(Predictor):
     """Tags each sentence: ``{"words": [...], "tags": [...]}``.
 
     A sentence that does not fit is read in overlapping windows. The tag of a word is that of the
-    window with the most context.
+    window with the most context. The tags are null in a row without words.
     """
 
     placed_fields = (WORD,)
@@ -80,7 +80,8 @@ class TagPredictor(Predictor):
             firsts = read.first_pieces[inside]
             best = read.windows.best_starts[firsts] == window.start
             tags[inside][best] = self._best(logits, firsts - window.start + 1)[best]
-        return {"words": list(read.words), "tags": [self.head.labels[tag] for tag in tags]}
+        names = [self.head.labels[tag] for tag in tags] if query.sequences else None
+        return {"words": list(read.words), "tags": names}
 
     def _best(self, logits: Tensor, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tags of the words whose first pieces are in these places of a sequence."""
