@@ -58,10 +58,11 @@ def submit(
     if "evaluate" in work.stages and site.node_counts[-1] > 1:
         raise LaunchError(f"nodes: {site.nodes}: an evaluation runs on one node; add --nodes 1")
     job = plan_job(name, run, site, seeds, chained=chain > 1, work=work)
+    script = build(job, site)
+    start = expected_start(script)  # an option that sbatch does not know is refused here
     if dry_run:
-        print(build(job, site), end="")
+        print(script, end="")
         return
-    start = expected_start(build(job, site))
     ids = submit_job(job, site, config, chain)
     follow = f"tandem status {shlex.quote(str(run))}"
     print(f"Submitted {name} as job {', '.join(ids)}. To follow it: {follow}")

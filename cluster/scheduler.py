@@ -11,6 +11,7 @@ from pathlib import Path
 from cluster.config import without_own
 from cluster.errors import LaunchError
 
+ANSWER_SECONDS = 20.0  # timeout: an estimate is not worth a longer wait
 ACCOUNTING_SECONDS = 20.0  # timeout: its database may be slow or down, and only adds details
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 
@@ -105,13 +106,21 @@ def expected_start(script: str) -> str | None:
     """When SLURM would start this script, such as 2026-05-01T12:00:00; None where it does not say.
 
     None does not mean that the job would be refused: its nodes may only be down for an hour.
+    Raises LaunchError for an option that sbatch does not know.
     """
     try:
         done = subprocess.run(
-            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False
+            ["sbatch", "--test-only"],
+            input=script,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_SECONDS,
         )
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
+    if unknown := re.search(r"^sbatch: unrecognized option .*", done.stderr, re.M):
+        raise LaunchError(unknown[0])
     match = re.search(r" to start at (\S+) ", done.stderr)
     return match[1] if match else None
 

@@ -236,10 +236,12 @@ def test_options_that_only_the_sites_sbatch_knows(capsys):
     assert "#SBATCH --site-disk=5\n#SBATCH --new-flag\n" in capsys.readouterr().out
 
 
-def test_a_misspelt_option_is_refused_in_sbatchs_words(tmp_path):
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_misspelt_option_is_refused_in_sbatchs_words(tmp_path, dry_run):
     install(tmp_path, sbatch=f"{UNKNOWN}; exit 1")
-    with pytest.raises(LaunchError, match=r"^sbatch: unrecognized option '--partitionn=p'; Try "):
-        commands.submit("demo", Path("runs/demo"), "", options=["--partitionn", "p"])
+    arguments = {"options": ["--partitionn", "p"], "dry_run": dry_run}
+    with pytest.raises(LaunchError, match=r"^sbatch: unrecognized option '--partitionn=p'$"):
+        commands.submit("demo", Path("runs/demo"), "", **arguments)
     assert not (tmp_path / "runs").exists()
 
 
