@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 
@@ -108,8 +109,12 @@ def test_going_on_with_another_order_is_refused_and_a_fork_offered(stopped, corp
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("tandem: seed: 1 -> 7: the order of the data would change")
-    assert f"tandem fork {folder.path} --step N --name NEW seed=7" in line
     assert folder.load_config().seed == 1
+    words = shlex.split(line.partition(": tandem ")[2])
+    assert (words[:2], words[-1]) == (["fork", str(folder.path)], "seed=7")
+    forked = command(*words)
+    assert forked.exit_code == 0, forked.output
+    assert RunFolder(folder.path.with_name("tiny-2")).load_config().seed == 7
 
 
 @pytest.mark.parametrize("kind", ["stop", "checkpoint"])

@@ -26,7 +26,7 @@ from trainer.lifecycle.continuity import require_no_first_stage_again
 from trainer.lifecycle.start import Resumption, accept, changes_since_checkpoint, start_run
 from trainer.run_folder.folder import RunFolder
 
-accepted_changes = partial(continuity.accepted_changes, read={}, present={})
+accepted_changes = partial(continuity.accepted_changes, read={}, present={}, step=4)
 
 
 def job(*overrides: str) -> JobConfig:
@@ -93,16 +93,20 @@ def test_what_breaks_the_order_or_a_shape_is_refused_and_a_fork_offered(override
         accepted_changes(job(), job(override))
     line = str(refused.value)
     assert line.startswith(f"{key}: ")
-    assert f"tandem fork runs/tiny --step N --name NEW {key}=" in line.replace("'", "")
+    assert f"tandem fork runs/tiny --step 4 --name tiny-2 {key}=" in line.replace("'", "")
 
 
-def test_the_fork_that_is_offered_makes_every_refused_change():
-    changed = job("seed=2", "data.phases=[{from_step: 4, sequence_length: 16}]")
-    with pytest.raises(TrainingError) as refused:
-        accepted_changes(job(), changed)
-    words = shlex.split(str(refused.value).partition("tandem fork ")[2])
-    assert words[:5] == ["runs/tiny", "--step", "N", "--name", "NEW"]
-    assert job(*words[5:]) == changed
+def test_the_fork_that_is_offered_makes_every_change(tmp_path):
+    """As it stands: with a step, a name that is free, and changes that a resumed run may make."""
+    removed = "students.tinybert.objective.hidden_mse=null"
+    (tmp_path / "tiny-2").mkdir()
+    for words in (["data.phases=[{from_step: 4, sequence_length: 16}]", "seed=2"], [removed]):
+        changed = job(f"output_dir={tmp_path}", "steps=9", "log.tags=['a b', \"c's\"]", *words)
+        with pytest.raises(TrainingError) as refused:
+            accepted_changes(job(), changed)
+        offered = shlex.split(str(refused.value).partition("tandem fork ")[2])
+        assert offered[:5] == [f"{tmp_path}/tiny", "--step", "4", "--name", "tiny-3"]
+        assert job(*offered[5:]) == changed
 
 
 def test_what_has_optimizer_states_is_not_frozen_on_the_way():
@@ -114,7 +118,7 @@ def test_what_has_optimizer_states_is_not_frozen_on_the_way():
 def test_another_shape_of_the_teacher_is_another_run():
     longer, learned = "teacher.model.max_positions=64", "teacher.model.positions=learned"
     alone = ["students=null", learned]
-    with pytest.raises(TrainingError, match=r"^teacher\.model\.max_positions: .* name=NEW"):
+    with pytest.raises(TrainingError, match=r"^teacher\.model\.max_positions: .* name=tiny-2 "):
         accepted_changes(job(*alone), job(*alone, longer))
     accepted_changes(job(), job(longer, "teacher.model.global_rope_theta=1e6"))  # it is rotary
 
@@ -142,19 +146,19 @@ MIXTURE = ("data.path=''", "data.mixture={a: {path: here}, b: {path: there}}")
 def test_a_corpus_may_move_but_not_become_another(before, now, key):
     both, elsewhere = job(*before), job(*now)
     read = {key: "0123"}
-    (line,) = continuity.accepted_changes(both, elsewhere, read, read)
+    (line,) = accepted_changes(both, elsewhere, read=read, present=read)
     assert line.startswith(f"{key}: ")
     assert line.endswith(" -> other")
     for job_now in (both, elsewhere):
-        with pytest.raises(TrainingError, match=rf"^{key}: .* tandem fork runs/tiny --step N"):
-            continuity.accepted_changes(both, job_now, read, {key: "4567"})
+        with pytest.raises(TrainingError, match=rf"^{key}: .* tandem fork runs/tiny --step 4"):
+            accepted_changes(both, job_now, read=read, present={key: "4567"})
 
 
 def test_the_corpora_of_a_mixture_keep_their_places():
     mixed, read = job(*MIXTURE), {"data.mixture.a.path": "0", "data.mixture.b.path": "1"}
-    assert continuity.accepted_changes(mixed, mixed, read, read) == []
+    assert accepted_changes(mixed, mixed, read=read, present=read) == []
     with pytest.raises(TrainingError, match=r"^data\.mixture: the order of the data would change"):
-        continuity.accepted_changes(mixed, mixed, read, dict(reversed(read.items())))
+        accepted_changes(mixed, mixed, read=read, present=dict(reversed(read.items())))
 
 
 STAGED = (
@@ -224,7 +228,7 @@ def save(folder: RunFolder, at: int = 2, **state: object) -> None:
     checkpoint = folder.checkpoints / f"step-{at:09d}"
     shutil.rmtree(checkpoint, ignore_errors=True)
     checkpoint.mkdir(parents=True)
-    files = [write_json(checkpoint, "trainer.json", {"state": state})]
+    files = [write_json(checkpoint, "trainer.json", {"state": {"step": at, **state}})]
     (checkpoint / "manifest.json").write_bytes(Manifest(at, 1, files, {}).encode())
 
 

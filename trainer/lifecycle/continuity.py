@@ -7,6 +7,7 @@ that it has left.
 """
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,43 +70,67 @@ class Change:
     def __str__(self) -> str:
         return f"{self.key}: {_brief(self.old)} -> {_brief(self.new)}"
 
+    @property
+    def assignment(self) -> str:
+        """The ``key=value`` that makes this change; null removes a section."""
+        return configs.assignment(self.key, None if self.new == ABSENT else self.new)
+
 
 def accepted_changes(
-    before: JobConfig, now: JobConfig, read: Mapping[str, str], present: Mapping[str, str]
+    before: JobConfig,
+    now: JobConfig,
+    read: Mapping[str, str],
+    present: Mapping[str, str],
+    step: int,
 ) -> list[str]:
-    """The changes, each as a line ``key: old -> new``.
+    """The changes since the checkpoint of `step`, each as a line ``key: old -> new``.
 
     `read` and `present` are the contents (`data_pipeline.contents`) of the corpora that the run has
     read so far and of those that it would read now. `read` lacks corpora that may not have been
     read.
 
-    Raises TrainingError, naming the key, where the run cannot resume with a change.
+    Raises TrainingError, naming the key, where the run cannot resume with a change. Its message has
+    the command that makes all changes in a fork.
     """
     all_changes = [] if before is now else list(changes(before, now))
     same = {key for key, content in read.items() if present.get(key) == content}
-    run = shlex.quote(f"{now.output_dir}/{now.name}")
-    fork = f"begin another run from a checkpoint of this one: tandem fork {run} --step N --name NEW"
     refused = [
         change for change in all_changes if change.refusal and change.key not in same
     ]  # others only moved
     differing = {change.key for change in refused} | (read.keys() & present.keys()) - same
     if folders := _folders_of_examples(now) & differing:
         refused = _with_causes(refused, all_changes, now, folders - read.keys())
+    made = [change for change in all_changes if change in refused or change.key not in folders]
     if refused:
         _require_folders_of_models(now, refused)
-        words = [shlex.quote(configs.assignment(change.key, change.new)) for change in refused]
-        way_out = " ".join([fork, *words])
+        way_out = _fork(now, step, made)
         if any(change.refusal == SHAPE and change.key.startswith("teacher.") for change in refused):
-            way_out = "begin another run: name=NEW (a fork would keep its teacher)"
+            way_out = f"begin another run: name={_free_name(now)} (a fork would keep its teacher)"
         first, old = refused[0], _shown(refused[0].old)
         raise TrainingError(f"{first}: {first.refusal or ORDER}; put {old} back, or {way_out}")
     if read.keys() == present.keys() and [*read] != [*present]:  # rows are assigned in this order
-        raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {fork}")
+        way_out = _fork(now, step, made)
+        raise TrainingError(f"data.mixture: {ORDER}; put its entries back in order, or {way_out}")
     for key in sorted(read.keys() & present.keys() - same):
         raise TrainingError(
-            f"{key}: the corpus there is not what the run has read so far; put that back, or {fork}"
+            f"{key}: the corpus there is not what the run has read so far; put that back, or "
+            f"{_fork(now, step, made)}"
         )
     return [str(change) for change in all_changes]
+
+
+def _fork(now: JobConfig, step: int, made: Sequence[Change]) -> str:
+    """The advice to fork the run, as a command that makes these changes."""
+    run, name = f"{now.output_dir}/{now.name}", _free_name(now)
+    words = ["tandem", "fork", run, "--step", str(step), "--name", name]
+    command = shlex.join([*words, *(change.assignment for change in made)])
+    return f"begin another run from a checkpoint of this one: {command}"
+
+
+def _free_name(job: JobConfig) -> str:
+    """The name of the job with the first number, from 2, that no run in its folder has."""
+    names = (f"{job.name}-{number}" for number in itertools.count(2))
+    return next(name for name in names if not Path(job.output_dir, name).exists())
 
 
 def _folders_of_examples(job: JobConfig) -> set[str]:

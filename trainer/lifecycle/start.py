@@ -196,7 +196,8 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
     if state is None:
         return []
     before, read = config_of(folder, state, config), state.get("corpora", {})
-    return continuity.accepted_changes(before, config, read, contents(config.data, corpora))
+    present = contents(config.data, corpora)
+    return continuity.accepted_changes(before, config, read, present, state["step"])
 
 
 def accept(config: JobConfig) -> None:
