@@ -176,15 +176,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     runs = Path(tempfile.mkdtemp(prefix="faults-"))
-    settings = [
-        "name=faults",
-        f"output_dir={runs}",
-        "steps=10000000",
-        "log.every=1",
-        "log.wandb=disabled",
-    ]
-    command = [sys.executable, "-m", "tandem", "train", arguments.config, *arguments.overrides]
-    command += [*settings, "--nproc", str(arguments.nproc)]
+    command = [sys.executable, "-m", "tandem", "train", arguments.config, "steps=10000000"]
+    command += [*arguments.overrides, "name=faults", f"output_dir={runs}"]
+    command += ["log.every=1", "log.wandb=disabled", "--nproc", str(arguments.nproc)]
     command += ["--max-restarts", str(arguments.max_restarts)]
     job = Victim(command, runs / "faults", arguments.max_restarts)
     began = time.monotonic()

@@ -6,12 +6,12 @@ Tables are made from these files alone, and a job whose result is in one is not 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,12 @@ def _is_current(result: Result, job: StudyJob) -> bool:
 def _require_same_sources(job: StudyJob, found: Sequence[Result], file: Path) -> None:
     """Raise ClickException where a table would show results of other data beside this job's.
 
-    Shipped results do not say of which data and models they are.
+    Shipped results do not say of which data and models they are. Each seed may have its own models.
     """
-    here = job.sources_digest()
+    here = functools.cache(lambda seed: dataclasses.replace(job, seed=seed).sources_digest())
     current = [result for result in found if _is_current(result, job)]
     if any(
-        not result.sources or (result.arm == job.arm and result.sources != here)
+        not result.sources or (result.arm == job.arm and result.sources != here(result.seed))
         for result in current
     ):
         raise click.ClickException(
@@ -133,7 +133,7 @@ def _require_same_corpus(job: StudyJob, found: Sequence[Result], file: Path) -> 
         )
 
 
-@lru_cache
+@functools.lru_cache
 def _held_out_tokens(corpus: Path) -> int | None:
     """The size of the held-out split; None where there is no corpus."""
     if not corpus.exists():

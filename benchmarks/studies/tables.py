@@ -16,10 +16,10 @@ COUNTED = ("parameters", SPEED)
 def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence[str] = ()) -> str:
     """A row for each learner of each arm: mean and standard deviation of its scores over seeds.
 
-    The difference is the first score's, to the first row or the one that the study names, seed by
-    seed: what two rows share by their seed (order of the data, masks) does not blur it. That row is
-    named by its arm where the learner is the same. Results with seeds that the study does not name
-    count too, those of an arm as it was earlier do not.
+    The difference is that of the first score that the row has, to the first row or the one that the
+    study names, seed by seed: what two rows share by their seed (order of the data, masks) does not
+    blur it. That row is named by its arm where the learner is the same. Results with seeds that the
+    study does not name count too, those of an arm as it was earlier do not.
     """
     found = {arm: current(study, arm, results, overrides) for arm in study.arms}
     rows = []
@@ -29,10 +29,11 @@ def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence
             scores = [(score, _by_seed(found[name], row, score)) for score in study.scores]
             cells = [cell(*one) for one in scores]
             other, its_row = study.reference(name, row)
-            reference = _by_seed(found[other], its_row, study.scores[0])
+            score, values = next((one for one in scores if one[1]), scores[0])
+            reference = _by_seed(found[other], its_row, score)
             compared = ["", ""]
             if (other, its_row) != (name, row):
-                difference = spread(_differences(scores[0][1], reference))
+                difference = spread(_differences(values, reference))
                 compared = [difference, other if its_row == row else f"{other}.{its_row}"]
             rows.append([name, row, seeds, *cells, *compared])
     return markdown(["arm", "learner", "seeds", *study.scores, "difference", "to"], rows)

@@ -202,6 +202,28 @@ def test_results_of_other_data_or_models_are_not_the_users(sources, tmp_path, mo
     assert "/nowhere" in outcome()
 
 
+def test_each_seed_may_begin_with_models_of_its_own(sources, tmp_path):
+    for seed in (1, 2):
+        shutil.copytree(sources.models / "teacher", tmp_path / f"models/of-{seed}")
+    (tmp_path / "models/of-2/config.json").open("a").write("\n")
+    here = Sources(Path("corpus"), sources.data, tmp_path / "models")
+    config = study.load("fastbert")
+    arm = config.arms["plain"]
+    arm.job["teacher"] = {"init": {"pretrained": "$models/of-$seed"}}
+    config.job.pop("teacher", None)
+    first, second = study.jobs_of("fastbert", config, tmp_path, ["plain"], [1, 2], (), here)
+    assert first.sources_digest() != second.sources_digest()
+    kept = tmp_path / "kept.jsonl"
+    recorded = dataclasses.replace(
+        result(config, "plain", 1, teacher=0.5), sources=first.sources_digest()
+    )
+    results.append(kept, recorded)
+    assert (results.is_recorded(first, kept), results.is_recorded(second, kept)) == (True, False)
+    (tmp_path / "models/of-1/config.json").open("a").write("\n")
+    with pytest.raises(click.ClickException, match="not known to be of your data and models"):
+        results.is_recorded(second, kept)
+
+
 def test_files_are_made_once_and_a_change_of_their_command_is_another_arm(tmp_path):
     config = two_arms()
     config.files["more.tsv"] = ["data", "perturb", "sst2"]

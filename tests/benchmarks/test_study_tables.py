@@ -41,6 +41,14 @@ def test_the_table_gives_mean_spread_and_paired_difference():
     ]
 
 
+def test_an_arm_without_the_first_score_is_compared_by_the_next():
+    """As those of a second task."""
+    config = dataclasses.replace(two_arms(), scores=["of_one_task", "accuracy"])
+    found = [result(config, "first", 1, teacher=0.1), result(config, "second", 1, pupil=0.12)]
+    *_, last = tables.of_scores(config, found).splitlines()
+    assert last == "| second | pupil | 1 |  | 0.1200 | 0.0200 | first.teacher |"
+
+
 def test_a_study_says_to_which_row_a_learner_is_compared():
     """By its name in all arms, or in one; other learners are compared to the first row."""
     found = [
