@@ -49,7 +49,7 @@ def with_task_head(config: Config, name: str, head: TaskHeadConfig) -> Config:
     """
     if not isinstance(config, EncoderConfig):
         return config.with_task_head(name, head)
-    fitted = task_heads.in_form(head, nearest_family(config).heads.get(head.kind))
+    fitted = task_heads.in_form(head, nearest_family(config).forms.get(head.kind))
     heads = {**config.task_heads, name: fitted}
     pooler = config.pooler
     if not any(other.pooling == "pooler" for other in heads.values()):
@@ -165,12 +165,12 @@ def nearest_family(config: EncoderConfig) -> Family:
         return EUROBERT if config.norm == "rms_norm" else MODERNBERT
     if config.positions == "relative":
         return DEBERTA
-    if any(head.transform == "gelu" for head in config.task_heads.values()):
-        return ELECTRA
     if config.embedding_projection == "sum" or config.sharing != "none":
         return ELECTRA if config.sharing == config.pooler == "none" else ALBERT
     if config.positions == "learned_after_padding":
         return ROBERTA
+    if config.segment_types and any(head.transform == "gelu" for head in config.task_heads.values()):
+        return ELECTRA
     return BERT if config.segment_types else DISTILBERT
 
 
@@ -210,14 +210,15 @@ def _heads_of_a_fine_tuned(
         raise Inexpressible("transformers has no class with an activation before the output layer")
     if head.numbers:
         raise Inexpressible("transformers has no class that reads numbers beside the text")
-    form = family.heads.get(head.kind)
+    form = family.forms.get(head.kind)
     vector = task_heads.write_vector_head(name, head)
     if vector is not None:
         return vector | {"architectures": [_class(architecture, "Model")]}
     if form is None:
         raise Inexpressible(f"transformers has no class for a head of kind {head.kind}")
     heads = task_heads.write_task_head(name, head, form)
-    return heads | {"architectures": [_class(architecture, task_heads.ENDINGS[head.kind])]}
+    ending = task_heads.ENDINGS[head.kind] if head.kind in family.heads else "Model"
+    return heads | {"architectures": [_class(architecture, ending)]}
 
 
 def _class(architecture: str, ending: str) -> str:
@@ -319,7 +320,7 @@ def _with_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 def _read(family: Family, theirs: Mapping[str, Any], names: Collection[str]) -> EncoderConfig:
     """The configuration, without a masked-LM head if none of that head's tensors is there."""
     values = family.read(theirs, names)
-    heads = task_heads.read_task_heads(theirs, names, family.heads)
+    heads = task_heads.read_task_heads(theirs, names, family.forms)
     if heads:
         plain = {name: dataclasses.asdict(head) for name, head in heads.items()}
         values |= {"task_heads": plain, "mlm_head": False}

@@ -9,7 +9,7 @@ from typing import Any
 from model.config import EncoderConfig
 from model.hugging_face.bert import PLAIN, encoder_rules, read_sizes, require_segments, write_sizes
 from model.hugging_face.family import Family, Rules, refuse, require
-from model.hugging_face.task_heads import PROBLEMS, linear
+from model.hugging_face.task_heads import DETECTOR, PROBLEMS, linear
 from model.task_head_config import CHOICE, DETECTION, SPAN, TAGGING
 
 _HEADS = {
@@ -17,9 +17,7 @@ _HEADS = {
     CHOICE: linear("classifier", "first", gelu="sequence_summary.summary"),
     TAGGING: linear("classifier"),
     SPAN: linear("qa_outputs"),
-    DETECTION: linear(
-        "discriminator_predictions.dense_prediction", gelu="discriminator_predictions.dense"
-    ),
+    DETECTION: DETECTOR,
 }
 
 

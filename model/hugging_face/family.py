@@ -10,7 +10,8 @@ from torch import Tensor
 
 from model.config import EncoderConfig
 from model.errors import ModelError
-from model.hugging_face.task_heads import HeadForm
+from model.hugging_face.task_heads import DETECTOR, HeadForm
+from model.task_head_config import DETECTION
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -70,6 +71,11 @@ class Family:
         state
     )
 
+    @property
+    def forms(self) -> Mapping[str, HeadForm]:
+        """The form of each kind of task head that can be written with the architecture."""
+        return {DETECTION: DETECTOR, **self.heads}
+
     def their_names(self, config: EncoderConfig, names: Iterable[str]) -> dict[str, str]:
         """The `transformers` name of each of our tensors: our name -> their name."""
         rules = (*self._head_rules(config), *self.rules(config))
@@ -77,7 +83,7 @@ class Family:
 
     def _head_rules(self, config: EncoderConfig) -> Iterator[tuple[str, str]]:
         for name, head in config.task_heads.items():
-            form = self.heads.get(head.kind)
+            form = self.forms.get(head.kind)
             for pattern, replacement in () if form is None else form.rules:
                 yield rf"task_heads\.{name}\.{pattern}", replacement
 

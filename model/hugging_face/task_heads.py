@@ -72,6 +72,12 @@ def linear(
     return HeadForm(pooling, kind, tuple(rules), chooses_pooling)
 
 
+# ELECTRA's class reads it; other classes read the encoder alone, beside which it is written.
+DETECTOR = linear(
+    "discriminator_predictions.dense_prediction", gelu="discriminator_predictions.dense"
+)
+
+
 def read_task_heads(
     theirs: Mapping[str, Any], names: Collection[str], forms: Mapping[str, HeadForm]
 ) -> dict[str, TaskHeadConfig]:
@@ -83,7 +89,7 @@ def read_task_heads(
     if VECTOR_KEY in theirs:
         name = _head_name(theirs, VECTOR)
         return {name: TaskHeadConfig(VECTOR, transform="none", **theirs[VECTOR_KEY])}
-    kind = _kind(theirs)
+    kind = DETECTION if DETECTOR.weight in names else _kind(theirs)
     form = forms.get(kind)
     if form is None or form.weight not in names:
         return {}

@@ -142,6 +142,27 @@ def test_a_discriminator_goes_to_transformers_and_back(tmp_path: Path, width: in
     assert model.from_pretrained(tmp_path / "ours").config == ours.config
 
 
+@pytest.mark.parametrize("family", ["Roberta", "DistilBert", "DebertaV2", "ModernBert"])
+def test_a_discriminator_of_another_family_is_written_beside_its_encoder(
+    tmp_path: Path, family: str
+) -> None:
+    """`transformers` reads the encoder, and Tandem also the head."""
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    getattr(transformers, f"{family}Model")(config).save_pretrained(tmp_path / "theirs")
+    bare = model.read_config(tmp_path / "theirs")
+    head = TaskHeadConfig("detection", transform="gelu", dropout=0.0)
+    ours = model.build(dataclasses.replace(bare, task_heads={"rtd": head}), seed=0).eval()
+    assert model.save_pretrained(ours, tmp_path / "ours") == ""
+    theirs, told = AutoModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not told["missing_keys"]
+    expected = ours(IDS, None, MASK, output_hidden_states=True)
+    states = theirs.eval()(IDS, attention_mask=MASK).last_hidden_state
+    compare(states, expected.hidden_states[-1])
+    again = model.from_pretrained(tmp_path / "ours")
+    assert again.config == ours.config
+    compare(again(IDS, None, MASK).heads["rtd"], expected.heads["rtd"])
+
+
 def test_a_head_without_labels_does_not_fit_one_with_labels() -> None:
     """A discriminator is fine-tuned on a task with labels."""
     detection = TaskHeadConfig("detection", transform="gelu")
