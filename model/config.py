@@ -208,8 +208,9 @@ class EncoderConfig(ModelConfig):
         if self.positions == "relative":
             if self.kv_heads or self.qk_norm or self.bottleneck_size:
                 yield "positions", "relative ones need kv_heads 0, qk_norm false, bottleneck_size 0"
-            if not self.position_buckets < 2 * (self.max_positions - 1):
-                yield "position_buckets", f"{self.position_buckets} is too many for max_positions"
+            least = self.position_buckets // 2 + 2
+            if self.max_positions < least:
+                yield "position_buckets", f"needs max_positions of at least {least}"
         elif self.position_buckets:
             yield "position_buckets", "is for positions: relative"
         if self.positions == "rotary" and self.head_size % 2:

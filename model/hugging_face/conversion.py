@@ -169,9 +169,10 @@ def nearest_family(config: EncoderConfig) -> Family:
         return ELECTRA if config.sharing == config.pooler == "none" else ALBERT
     if config.positions == "learned_after_padding":
         return ROBERTA
-    if config.segment_types and any(head.transform == "gelu" for head in config.task_heads.values()):
-        return ELECTRA
-    return BERT if config.segment_types else DISTILBERT
+    if not config.segment_types:
+        return DISTILBERT
+    is_electra = any(head.transform == "gelu" for head in config.task_heads.values())
+    return ELECTRA if is_electra else BERT
 
 
 def to_transformers(

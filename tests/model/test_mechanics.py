@@ -361,6 +361,10 @@ def test_a_sequence_beyond_the_positions_is_an_error_of_one_line() -> None:
         ({"pooler": "none", "pair_head": True}, "pair_head: needs a pooler"),
         ({"pad_token_id": 50}, "pad_token_id: 50 is outside"),
         ({"positions": "rotary", "hidden_size": 10}, "heads: rotary positions need an even"),
+        (
+            {**FAMILIES["deberta"], "position_buckets": 64, "max_positions": 33},
+            "position_buckets: needs max_positions of at least 34",
+        ),
     ],
 )  # fmt: skip
 def test_configurations_that_do_not_fit_together(changes: dict[str, object], message: str) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import ElectraForMaskedLM, ElectraForPreTraining
+from transformers import (
+    DebertaV2ForMaskedLM,
+    DebertaV2Model,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+)
 
 import configs
 from data_pipeline import MASKED
@@ -208,9 +213,14 @@ def test_a_shared_embedding_leaves_the_generator_alone(results):
         assert ours[TEACHER] != theirs[TEACHER]
 
 
-def job(corpus, runs, *overrides):
-    """The shipped job at a size that a test can afford."""
-    sizes = "hidden_size: 16, layers: 2, heads: 2, ffn_size: 32, embedding_size: 8"
+ELECTRA = ("electra_small", "embedding_size: 8")
+DEBERTA = ("deberta_v3_base", "position_buckets: 8")
+
+
+def job(corpus, runs, *overrides, of=ELECTRA):
+    """A shipped job at a size that a test can afford."""
+    name, size = of
+    sizes = f"hidden_size: 16, layers: 2, heads: 2, ffn_size: 32, {size}"
     small = f"{{{sizes}, vocab_size: 600, max_positions: 32}}"
     changes = [
         *(f"{who}.{key}" for who in ("teacher", "students.generator") for key in (
@@ -220,22 +230,30 @@ def job(corpus, runs, *overrides):
         "log={every: 1, wandb: disabled}",
     ]  # fmt: skip
     places = [f"data.path={corpus}", f"output_dir={runs}"]
-    return configs.load("electra_small", jobs.JobConfig, "job", [*places, *changes, *overrides])
+    return configs.load(name, jobs.JobConfig, "job", [*places, *changes, *overrides])
 
 
-def stopped_and_whole(corpus, runs):
+def stopped_and_whole(corpus, runs, of):
     """An uninterrupted run, and the same run stopped and resumed. Collective."""
     stages = ["teacher.zero_stage=3", "students.generator.zero_stage=2"]
-    whole = jobs.run(job(corpus, runs, "name=whole", *stages))
-    jobs.run(job(corpus, runs, "name=resumed", *stages), stop_after=5)
-    resumed = jobs.run(job(corpus, runs, "name=resumed", *stages))
+    whole = jobs.run(job(corpus, runs, "name=whole", *stages, of=of))
+    jobs.run(job(corpus, runs, "name=resumed", *stages, of=of), stop_after=5)
+    resumed = jobs.run(job(corpus, runs, "name=resumed", *stages, of=of))
     jobs.finish(resumed)
     return [str(folder.path) for folder in (whole, resumed)]
 
 
 @pytest.mark.slow
-def test_a_resumed_job_has_the_same_bits_and_exports_both_models(corpus, tmp_path):
-    paths = run_distributed(stopped_and_whole, 2, corpus, tmp_path)[0]
+@pytest.mark.parametrize(
+    ("of", "exported"),
+    [
+        (ELECTRA, (ElectraForPreTraining, ElectraForMaskedLM)),
+        (DEBERTA, (DebertaV2Model, DebertaV2ForMaskedLM)),
+    ],
+    ids=["electra", "deberta"],
+)
+def test_a_resumed_job_has_the_same_bits_and_exports_both_models(of, exported, corpus, tmp_path):
+    paths = run_distributed(stopped_and_whole, 2, corpus, tmp_path, of)[0]
     whole, resumed = (RunFolder(Path(path)) for path in paths)
     curve_of_teacher = jobs.curve(whole, "teacher")
     for learner in ("teacher", GENERATOR):
@@ -248,8 +266,9 @@ def test_a_resumed_job_has_the_same_bits_and_exports_both_models(corpus, tmp_pat
     last = [value for step, key, value in curve_of_teacher if key.endswith("/rtd_loss")][-1]
     assert result["rtd_loss"] == pytest.approx(last, rel=1e-5)
     exports = Path(paths[1]) / "exports"
-    assert ElectraForPreTraining.from_pretrained(exports / "teacher").config.hidden_size == 16
-    assert ElectraForMaskedLM.from_pretrained(exports / "generator").config.hidden_size == 16
+    for learner, kind in zip(("teacher", GENERATOR), exported, strict=True):
+        _, told = kind.from_pretrained(exports / Path(learner).name, output_loading_info=True)
+        assert not told["missing_keys"], learner
 
 
 BESIDE = "students.other={model: {base: electra_small}, objective: %s, generator: %s}"
