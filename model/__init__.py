@@ -20,6 +20,7 @@ from model.hugging_face.conversion import (
     with_head_alone,
     with_task_head,
 )
+from model.hugging_face.files import require_free, written_whole
 from model.hugging_face.folder import (
     encoder_from_pretrained,
     from_pretrained,
@@ -27,10 +28,8 @@ from model.hugging_face.folder import (
     prune_folder,
     read_config,
     read_encoder_config,
-    require_free,
     save_pretrained,
     write_config,
-    written_whole,
 )
 from model.initialisation import build
 from model.layer_selection import cannot_tile, double_layers, select_layers, select_tokens, tile

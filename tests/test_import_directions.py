@@ -54,7 +54,7 @@ ROOMS = {
     ),
     "model/hugging_face": (
         "task_heads library family bert albert distilbert mobilebert modernbert "
-        "eurobert neobert nomic_bert electra deberta weights conversion folder"
+        "eurobert neobert nomic_bert electra deberta weights files conversion folder"
     ),
     "trainer": (
         "errors durable device learner_names measure tracking "

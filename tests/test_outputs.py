@@ -18,7 +18,7 @@ import tandem
 from data_pipeline.shards.locking import unfinished
 from data_pipeline.text import system_prose as machine_text
 from data_pipeline.tokenization.tokenizer import TOKENIZER_FILES
-from model.hugging_face.folder import MODEL_FILES
+from model.hugging_face.files import MODEL_FILES
 from tests.conftest import REPOSITORY
 
 MINE = b"years of work"

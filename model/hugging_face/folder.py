@@ -1,12 +1,10 @@
-"""Reading and writing whole model folders."""
+"""Reading and writing whole model folders, of `transformers` or in Tandem's own format."""
 
 import dataclasses
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from configs.kinds import chosen, kinds_of
 from model.errors import ModelError
-from model.hugging_face import conversion
+from model.hugging_face import conversion, files
 from model.hugging_face.family import Inexpressible
 from model.hugging_face.task_heads import VECTOR_KEY
 from model.hugging_face.weights import (
@@ -42,14 +40,17 @@ _KNOWN = ("Transformer", _POOLING, _NORMALIZE)
 _OLDER = {"cls_token": "cls", "mean_tokens": "mean"}  # keys of `pooling_mode_...`, true or false
 
 
-def read_vector(folder: Path, read: Callable[[Path], Any]) -> dict[str, Any] | None:
+def read_vector(folder: Path) -> dict[str, Any] | None:
     """`pooling` and `normalise` of a `TaskHeadConfig`; None where the folder has no modules.
 
-    `read` reads a file of JSON. Raises ModelError, one line, for modules of other kinds.
+    Raises ModelError, one line, for modules of other kinds.
     """
     if not (folder / MODULES).exists():
         return None
-    modules = {str(module["type"]).rpartition(".")[2]: module for module in read(folder / MODULES)}
+    modules = {
+        str(module["type"]).rpartition(".")[2]: module
+        for module in files.read_value(folder / MODULES)
+    }
     if unknown := ", ".join(modules.keys() - {*_KNOWN}):
         raise ModelError(
             f"{MODULES}: its vectors go through {unknown}, which is not read here; to use the "
@@ -58,7 +59,7 @@ def read_vector(folder: Path, read: Callable[[Path], Any]) -> dict[str, Any] | N
     if _POOLING not in modules:
         return None
     file = folder / str(modules[_POOLING]["path"]) / "config.json"
-    mode = _mode(read(file))
+    mode = _mode(files.read_value(file))
     if mode not in POOLINGS:
         raise ModelError(f"{file.relative_to(folder)}: pools by {mode}; cls and mean are read here")
     return {"pooling": POOLINGS[mode], "normalise": _NORMALIZE in modules}
@@ -83,59 +84,6 @@ _WRONG_VALUES = (
 )
 # Keys of config.json for token ids that the tokenizer uses and the model does not.
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
-_TOKENIZER_CONFIG = "tokenizer_config.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    _TOKENIZER_CONFIG,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "spm.model",
-    "tokenizer.model",
-)
-# Of models that are written as RoBERTa, whose own tokenizer is another.
-_TOKENIZER_CLASSES = {"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
-VOCABULARIES = {
-    *("tokenizer.json", "vocab.txt", "vocab.json"),
-    *(name for name in TOKENIZER_FILES if name.endswith(".model")),
-}
-MODEL_FILES = (
-    *("config.json", "model.safetensors", "README.md", "model.yaml"),
-    *("model.onnx", "model_int8.onnx"),
-)
-
-
-def require_free(folder: str | Path) -> None:
-    """Raise ModelError for the first file in `folder` that a model would overwrite."""
-    for name in (*MODEL_FILES, *TOKENIZER_FILES):
-        if os.path.lexists(path := Path(folder) / name):
-            raise ModelError(f"{path}: exists; move it away, or choose another --out")
-
-
-@contextmanager
-def written_whole(folder: Path) -> Iterator[None]:
-    """Remove the files of a model that were begun in `folder` where one cannot be written.
-
-    Also where whoever writes them is interrupted. So the same command can be repeated. Raises
-    ModelError for an OSError.
-    """
-    paths = [folder / name for name in (*MODEL_FILES, *TOKENIZER_FILES)]
-    begun = [path for path in paths if not os.path.lexists(path)]
-    try:
-        yield
-    except BaseException as error:
-        for path in begun:
-            with suppress(OSError):
-                path.unlink()
-        if isinstance(error, OSError):
-            reason = error.strerror or error
-            raise ModelError(f"{folder}: cannot be written ({reason})") from error
-        raise
 
 
 def from_pretrained(folder: str | Path, kind: str = "") -> Model:
@@ -194,7 +142,7 @@ def save_pretrained(
     else:
         config, state = model[0], dict(model[1])
     folder = Path(folder)
-    files = [] if tokenizer is None else _tokenizer_files(Path(tokenizer))
+    copied = [] if tokenizer is None else files.tokenizer_files(Path(tokenizer))
     reason = ""
     try:
         theirs, tensors = conversion.to_transformers(config, state)
@@ -202,117 +150,27 @@ def save_pretrained(
     except Inexpressible as error:
         reason = f"{error}; saved in Tandem's own format"
         theirs, tensors = {"model_type": OWN_TYPE, **dataclasses.asdict(config)}, state
-    with written_whole(folder):
+    with files.written_whole(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(theirs, indent=2, sort_keys=True) + "\n")
         write_tensors(folder / "model.safetensors", tensors)
         of_format = card or partial(model_card, folder.resolve().name, config, None)
         (folder / "README.md").write_text(of_format(not reason), encoding="utf-8")
-        for path in files:
+        for path in copied:
             if path.resolve() != (folder / path.name).resolve():
                 shutil.copyfile(path, folder / path.name)
-        if files:
-            _fit_tokenizer(folder, config, files[0].with_name("config.json"))
+        if copied:
+            files.fit_tokenizer(folder, config, copied[0].with_name("config.json"))
     return reason
-
-
-def _fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
-    """Let the copied tokenizer truncate to the model's longest sequence, and give what it reads.
-
-    `source` is the config.json beside the tokenizer that was copied, if there is one. Without
-    `model_input_names` a class of `transformers` may give segment ids to a model that has no
-    vectors for them: ModernBERT refuses them, RoBERTa looks for a second row.
-    """
-    path = folder / _TOKENIZER_CONFIG
-    theirs = _read_json(path) if path.is_file() else {}
-    segments = ["token_type_ids"] if config.reads_segments else []
-    fitted = {**theirs, "model_input_names": ["input_ids", *segments, "attention_mask"]}
-    longest = config.longest_sequence
-    if longest is not None and (theirs.get("model_max_length") or math.inf) > longest:  # or null
-        fitted["model_max_length"] = longest
-    of_source = _read_json(source).get("model_type") if source.is_file() else None
-    if of_source in _TOKENIZER_CLASSES:
-        fitted.setdefault("tokenizer_class", _TOKENIZER_CLASSES[of_source])
-    vocabulary = folder / "tokenizer.json"
-    if segments and vocabulary.is_file() and _number_texts(vocabulary):
-        fitted["tokenizer_class"] = "PreTrainedTokenizerFast"  # RoBERTa's own would undo it
-    path.write_text(json.dumps(fitted, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _number_texts(path: Path) -> bool:
-    """Let a tokenizer.json give the second text of a pair segment id 1; whether it gave 0.
-
-    RoBERTa's gives 0, and a model of another family that was trained with it reads 1.
-    """
-    tree = _read_json(path)
-    form = tree.get("post_processor") or {}
-    parts = form.get("processors") or [form]
-    if parts[-1].get("type") == "RobertaProcessing":
-        *others, roberta = parts
-        offsets = {key: roberta[key] for key in ("add_prefix_space", "trim_offsets")}
-        parts = [*others, {"type": "ByteLevel", "use_regex": True, **offsets}, _template(roberta)]
-    pair = parts[-1].get("pair", [])
-    given = [place for part in pair for place in part.values()]
-    second = next(
-        (n for n, part in enumerate(pair) if part.get("Sequence", {}).get("id") == "B"), 0
-    )
-    if not second or any(place["type_id"] for place in given):
-        return False
-    for place in given[second:]:
-        place["type_id"] = 1
-    tree["post_processor"] = {"type": "Sequence", "processors": parts}
-    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return True
-
-
-def _template(roberta: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of RoBERTa's post-processor as a template, which has segment ids."""
-    (cls, _), (sep, _) = roberta["cls"], roberta["sep"]
-    first, last = ({"SpecialToken": {"id": token, "type_id": 0}} for token in (cls, sep))
-    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-    special = {
-        token: {"id": token, "ids": [number], "tokens": [token]}
-        for token, number in (roberta["cls"], roberta["sep"])
-    }
-    single = [first, texts[0], last]
-    pair = [*single, last, texts[1], {"SpecialToken": {"id": sep, "type_id": 0}}]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
-
-
-def _tokenizer_files(source: Path) -> list[Path]:
-    """The files that AutoTokenizer reads. Raises ModelError if there are none or one is damaged."""
-    files = [source / name for name in TOKENIZER_FILES if os.path.lexists(source / name)]
-    if not files:
-        raise ModelError(f"{source}: holds no tokenizer files")
-    if VOCABULARIES.isdisjoint(path.name for path in files):
-        raise ModelError(f"{files[0]}: has no vocabulary beside it; add its tokenizer.json")
-    for path in files:
-        _require_well_formed(path)
-    return files
-
-
-def _require_well_formed(path: Path) -> None:
-    """Raise ModelError if the content of a file does not fit its name."""
-    if path.suffix == ".json":
-        content = _read_json(path)
-        if path.name == "tokenizer.json" and not isinstance(content.get("model"), dict):
-            raise ModelError(f"{path}: not a tokenizer: it has no model")
-        return
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".txt":
-            data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
 def read_folder(folder: Path, kind: str = "") -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the state, float32, of a model folder."""
     path = folder / "config.json"
-    theirs = _read_json(path)
+    theirs = files.read_json(path)
     config: ModelConfig
     try:
-        if VECTOR_KEY not in theirs and (vector := read_vector(folder, _read_value)):
+        if VECTOR_KEY not in theirs and (vector := read_vector(folder)):
             theirs = {**theirs, VECTOR_KEY: vector}
         if reader := _reader_of(theirs, kind):
             config, state = reader.read_folder(folder, theirs)
@@ -351,34 +209,8 @@ def _reader_of(theirs: Mapping[str, Any], kind: str) -> type[ModelConfig] | None
 
 def special_ids_in(folder: Path) -> dict[str, int]:
     """The special token ids in the config.json of a model folder."""
-    theirs = _read_json(folder / "config.json")
+    theirs = files.read_json(folder / "config.json")
     return {key: theirs[key] for key in SPECIAL_IDS if isinstance(theirs.get(key), int)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    theirs = _read_value(path)
-    if not isinstance(theirs, dict):
-        raise ModelError(f"{path}: expected a mapping")
-    return theirs
-
-
-def _read_value(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        if not path.parent.exists():
-            raise ModelError(
-                f"{path.parent}: no such folder; name the folder of a model: none is downloaded"
-            ) from error
-        exports = path.parent / "exports"
-        hint = f"; the models of this run are in {exports}" if exports.is_dir() else ""
-        raise ModelError(f"{path}: not found; a model folder has a config.json{hint}") from error
-    except NotADirectoryError as error:
-        raise ModelError(f"{path.parent}: is a file; a model is a folder") from error
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not readable as JSON") from error
 
 
 def _read_own(theirs: Mapping[str, Any]) -> ModelConfig:
@@ -400,16 +232,16 @@ def import_folder(source: str | Path, out: str | Path) -> Model:
     has files of a model or tokenizer.
     """
     source, out = Path(source), Path(out)
-    require_free(out)
+    files.require_free(out)
     model = from_pretrained(source)
     if not model.config.is_trainable:
         raise ModelError(
             f"{source}: {model.config.description} can only be a frozen teacher, which needs no "
             "import; name the folder in teacher.init.pretrained, with teacher.frozen"
         )
-    has_tokenizer = any(os.path.lexists(source / name) for name in TOKENIZER_FILES)
+    has_tokenizer = any(os.path.lexists(source / name) for name in files.TOKENIZER_FILES)
     tokenizer = source if has_tokenizer else None
-    with written_whole(out):
+    with files.written_whole(out):
         save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
         write_config(model.config, out, source.resolve().name)
     return model
