@@ -118,6 +118,19 @@ class ModelConfig(Section, ABC):
         default_factory=dict
     )
 
+    # What every kind has that declares no key of the name.
+    pad_token_id = -1  # the padding token; -1: none
+    token_states = True  # whether the last layer gives a state for every token
+    heads = 0  # attention heads in a layer; 0 without attention
+    activation = "gelu"
+    head_activation = ""  # of the masked-LM transform; empty: `activation`
+    head_bias = True  # whether the masked-LM transform has a bias
+    head_transform = True  # whether the masked-LM head transforms states before it projects them
+    tied_decoder = True  # whether the vocabulary projection's weight is the word embedding
+    decoder_bias = True  # whether the vocabulary projection has a bias
+    norm_eps = 1e-12  # added to the variance in a layer norm
+    norm_bias = True  # whether layer norms have a bias
+
     @classmethod
     def reads(cls, theirs: Mapping[str, Any]) -> bool:
         """Whether the kind can read a folder with this config.json (`reads_folders`)."""
@@ -143,11 +156,6 @@ class ModelConfig(Section, ABC):
         """Rows of the word embedding."""
 
     @property
-    def pad_token_id(self) -> int:
-        """The padding token; -1: none."""
-        return -1
-
-    @property
     @abstractmethod
     def hidden_size(self) -> int:
         """Width of the hidden states."""
@@ -156,16 +164,6 @@ class ModelConfig(Section, ABC):
     @abstractmethod
     def layers(self) -> int:
         """Number of layers."""
-
-    @property
-    def token_states(self) -> bool:
-        """Whether the last layer gives a state for every token."""
-        return True
-
-    @property
-    def heads(self) -> int:
-        """Attention heads in a layer; 0 without attention."""
-        return 0
 
     @property
     @abstractmethod
@@ -207,46 +205,6 @@ class ModelConfig(Section, ABC):
         """Width of the pooled state."""
         return self.hidden_size
 
-    @property
-    def activation(self) -> str:
-        """Activation of the masked-LM transform, unless `head_activation` names another."""
-        return "gelu"
-
-    @property
-    def head_activation(self) -> str:
-        """Activation of the masked-LM transform; empty: `activation`."""
-        return ""
-
-    @property
-    def head_bias(self) -> bool:
-        """Whether the masked-LM transform has a bias."""
-        return True
-
-    @property
-    def head_transform(self) -> bool:
-        """Whether the masked-LM head transforms states before the vocabulary projection."""
-        return True
-
-    @property
-    def tied_decoder(self) -> bool:
-        """Whether the vocabulary projection's weight is the word embedding."""
-        return True
-
-    @property
-    def decoder_bias(self) -> bool:
-        """Whether the vocabulary projection has a bias."""
-        return True
-
-    @property
-    def norm_eps(self) -> float:
-        """Added to the variance in a layer norm."""
-        return 1e-12
-
-    @property
-    def norm_bias(self) -> bool:
-        """Whether layer norms have a bias."""
-        return True
-
     def dropout_rate(self, place: str) -> float:
         """Dropout probability of a part; ``head`` is the input of a task head's last layer."""
         return 0.0
@@ -272,14 +230,24 @@ class ModelConfig(Section, ABC):
         if why := self.lacks_states(head.layers):
             yield "layers", why
 
+    def conflicts_without_heads(self) -> Iterator[Refusal]:
+        """The rules of a kind whose decoder has no heads but the bias of its words."""
+        if not self.mlm_head:
+            yield "mlm_head", "must be true: it is the bias of the words that are generated"
+        if self.pair_head:
+            yield "pair_head", f"a model of kind {self.kind} has none; remove it"
+        if self.task_heads:
+            yield "task_heads", f"a model of kind {self.kind} has none; remove them"
+
     def lacks_states(self, layers: Sequence[int]) -> str:
         """Why a head cannot read the states after these layers; empty if it can."""
         absent = [layer for layer in layers if not -self.layers - 1 <= layer <= self.layers]
         return f"there is no hidden state {absent[0]} of {self.layers} layers" if absent else ""
 
-    @abstractmethod
     def with_dropout(self, rate: float) -> Self:
         """This configuration with a dropout of `rate` everywhere."""
+        key: Any = {"dropout": rate}
+        return dataclasses.replace(self, **key)
 
     def without_attention_dropout(self) -> Self:
         """This configuration without dropout of attention weights."""

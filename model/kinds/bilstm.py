@@ -137,10 +137,6 @@ class BiLSTMConfig(ModelConfig):
             f"hidden size {self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
         )
 
-    def with_dropout(self, rate: float) -> Self:
-        """This configuration with a dropout of `rate`."""
-        return replace(self, dropout=rate)
-
     def with_layers(self, layers: int) -> Self:
         """This configuration with `layers` layers."""
         return replace(self, layers=layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from model.precision import Dense
 from model.protocol import Model, register
 
 if TYPE_CHECKING:
-    from typing import Self  # of Python 3.11 on
+    pass  # of Python 3.11 on
 
 
 @dataclass
@@ -56,12 +56,7 @@ class RecurrentSeq2SeqConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if self.hidden_size % 2:
             yield "hidden_size", f"{self.hidden_size} must be even: each direction has half of it"
-        if not self.mlm_head:
-            yield "mlm_head", "must be true: it is the bias of the words that are generated"
-        if self.pair_head:
-            yield "pair_head", f"a model of kind {self.kind} has none; remove it"
-        if self.task_heads:
-            yield "task_heads", f"a model of kind {self.kind} has none; remove them"
+        yield from self.conflicts_without_heads()
         yield from super().conflicts()
 
     def dropout_rate(self, place: str) -> float:
@@ -75,10 +70,6 @@ class RecurrentSeq2SeqConfig(ModelConfig):
             f"a recurrent encoder-decoder with attention, {self.layers} layers each, hidden size "
             f"{self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
         )
-
-    def with_dropout(self, rate: float) -> Self:
-        """This configuration with a dropout of `rate`."""
-        return replace(self, dropout=rate)
 
 
 class _Source(NamedTuple):

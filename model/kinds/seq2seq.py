@@ -195,12 +195,7 @@ class Seq2SeqConfig(ModelConfig):
     def conflicts(self) -> Iterator[Refusal]:
         if self.hidden_size % self.heads:
             yield "heads", f"{self.heads} does not divide the width {self.hidden_size}"
-        if not self.mlm_head:
-            yield "mlm_head", "must be true: it is the bias of the words that are generated"
-        if self.pair_head:
-            yield "pair_head", "a model of kind seq2seq has none; remove it"
-        if self.task_heads:
-            yield "task_heads", "a model of kind seq2seq has none; remove them"
+        yield from self.conflicts_without_heads()
         yield from super().conflicts()
 
     @property
@@ -244,10 +239,6 @@ class Seq2SeqConfig(ModelConfig):
             f"attention heads, {self.vocab_size:,} tokens in the vocabulary, up to "
             f"{self.max_positions} positions"
         )
-
-    def with_dropout(self, rate: float) -> Self:
-        """This configuration with a dropout of `rate`."""
-        return replace(self, dropout=rate)
 
     def without_attention_dropout(self) -> Self:
         """This configuration without dropout, which all parts share."""

@@ -101,18 +101,29 @@ def fused_adamw(
     )
 
 
-class ScaledAdam(Tensorwise):
+class AdamSettings(torch.optim.Optimizer):
+    """An optimizer with the settings of Adam."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        **others: Any,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, **others})
+
+
+class ScaledAdam(AdamSettings, Tensorwise):
     """AdamW with a factor on the update of each parameter, without a host sync.
 
     scales_decay: whether the factor is on the weight decay too.
     """
 
     scales_decay: ClassVar[bool]
-
-    def __init__(
-        self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
     @abstractmethod
     def measure(

@@ -47,6 +47,7 @@ Block = tuple[slice, slice]  # rows and queries
 # Float scores [b, A, l, L] of student and teacher, attended pairs [b, l, L], perhaps with weights
 # -> loss, a scalar.
 BlockLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def attention_mse(
@@ -270,14 +271,18 @@ def _scaled(
     return (by_queries.float() * scale).to(dtype), (by_keys.float() * scale).to(dtype)
 
 
-MatrixLoss = Callable[[Matrix, Matrix, Tensor, int], tuple[Tensor, Tensor]]
-
-
 @dataclass
 class MatrixTermConfig(LayerTermConfig):
     """The YAML section of a term that compares one matrix per head with the teacher's."""
 
     instead: ClassVar[str] = ""  # of equal numbers of heads
+    loss: ClassVar[MatrixLoss] = staticmethod(relation_kl)
+    factors: ClassVar[tuple[str, str]] = ("q", "k")  # the fields of `QKV` whose product is compared
+    averaged: ClassVar[bool] = False  # over layers
+    denominator: ClassVar[str] = ATTENDED
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return MatrixTerm(self, student, teacher)
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
         yield from super().misfits(student, teacher)
@@ -297,8 +302,8 @@ class MatrixTermConfig(LayerTermConfig):
 class AttentionMSE(MatrixTermConfig):
     """Mean squared error of pre-softmax attention scores, summed over layers (TinyBERT)."""
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, attention_mse, denominator=ATTENDED_PAIRS)
+    loss: ClassVar[MatrixLoss] = staticmethod(attention_mse)
+    denominator: ClassVar[str] = ATTENDED_PAIRS
 
 
 @register("attention_transfer", order=130)
@@ -306,8 +311,8 @@ class AttentionMSE(MatrixTermConfig):
 class AttentionTransfer(MatrixTermConfig):
     """Cross-entropy of attention distributions, mean over layers (MobileBERT)."""
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, attention_cross_entropy, averaged=True)
+    loss: ClassVar[MatrixLoss] = staticmethod(attention_cross_entropy)
+    averaged: ClassVar[bool] = True
 
 
 @dataclass
@@ -343,17 +348,13 @@ class RelationTermConfig(MatrixTermConfig):
 class AttentionRelation(RelationTermConfig):
     """KL divergence of attention distributions, by default of the last layer (MiniLM)."""
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, relation_kl)
-
 
 @register("value_relation", order=170)
 @dataclass
 class ValueRelation(RelationTermConfig):
     """KL divergence of softmax(V V' / sqrt(D)), by default of the last layer (MiniLM)."""
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, relation_kl, factors=("v", "v"))
+    factors: ClassVar[tuple[str, str]] = ("v", "v")
 
 
 @register("query_relation", order=172)
@@ -361,8 +362,7 @@ class ValueRelation(RelationTermConfig):
 class QueryRelation(RelationTermConfig):
     """KL divergence of softmax(Q Q' / sqrt(D)), by default of the last layer (MiniLMv2)."""
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, relation_kl, factors=("q", "q"))
+    factors: ClassVar[tuple[str, str]] = ("q", "q")
 
 
 @register("key_relation", order=174)
@@ -370,33 +370,18 @@ class QueryRelation(RelationTermConfig):
 class KeyRelation(RelationTermConfig):
     """KL divergence of softmax(K K' / sqrt(D)), by default of the last layer (MiniLMv2)."""
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return MatrixTerm(self, student, teacher, relation_kl, factors=("k", "k"))
+    factors: ClassVar[tuple[str, str]] = ("k", "k")
 
 
 class MatrixTerm(LayerTerm):
     """A loss between one matrix of each attention head and the same matrix of the teacher's."""
 
-    def __init__(
-        self,
-        config: LayerTermConfig,
-        student: ModelShape,
-        teacher: ModelShape,
-        loss: MatrixLoss,
-        factors: tuple[str, str] = ("q", "k"),
-        averaged: bool = False,
-        denominator: str = ATTENDED,
-    ) -> None:
-        """`factors` are the two fields of `model.QKV` whose product is the matrix."""
+    def __init__(self, config: MatrixTermConfig, student: ModelShape, teacher: ModelShape) -> None:
         super().__init__(config, student, teacher)
         self.student, self.teacher = student, teacher
         self.heads = config.relation_heads if isinstance(config, RelationTermConfig) else None
-        self.loss, self.factors, self.averaged, self.denominator = (
-            loss,
-            factors,
-            averaged,
-            denominator,
-        )
+        self.loss, self.factors = type(config).loss, config.factors
+        self.averaged, self.denominator = config.averaged, config.denominator
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         ours, theirs = inputs.features.attention, self.outputs(inputs).attention

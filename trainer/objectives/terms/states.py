@@ -26,6 +26,8 @@ from trainer.objectives.layers import LayerMap, LayerPair, LayerTerm, LayerTermC
 from trainer.objectives.stages import STATES
 from trainer.objectives.term import POSITIONS, LossInputs, TeacherTermConfig, Term, Weight, register
 
+StateLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
 
 @fused
 def cosine_distance(student: Tensor, teacher: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,12 +258,23 @@ class PKDTerm(LayerTerm):
         ]
 
 
-@register("feature_maps", order=120)
 @dataclass
-class FeatureMaps(LayerTermConfig):
-    """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
+class StateTransferConfig(LayerTermConfig):
+    """The YAML section of a term that compares states, each by itself, with the teacher's."""
 
     compares_spans: ClassVar[bool] = True
+    loss: ClassVar[StateLoss]
+
+    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
+        return StateTransferTerm(self, student, teacher)
+
+
+@register("feature_maps", order=120)
+@dataclass
+class FeatureMaps(StateTransferConfig):
+    """Mean squared error of states normalised over their width, mean over layers (MobileBERT)."""
+
+    loss: ClassVar[StateLoss] = staticmethod(feature_map_mse)
 
     weight: Weight = 100.0
 
@@ -269,34 +282,25 @@ class FeatureMaps(LayerTermConfig):
         yield from super().misfits(student, teacher)
         yield from unequal_widths(student, teacher)
 
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return StateTransferTerm(self, student, teacher, feature_map_mse)
-
 
 @register("mean_transfer", order=140)
 @dataclass
-class MeanTransfer(LayerTermConfig):
+class MeanTransfer(StateTransferConfig):
     """Squared difference of the states' means over their width, mean over layers (MobileBERT)."""
 
-    compares_spans: ClassVar[bool] = True
+    loss: ClassVar[StateLoss] = staticmethod(mean_difference)
 
     weight: Weight = 5000.0
-
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return StateTransferTerm(self, student, teacher, mean_difference)
 
 
 @register("variance_transfer", order=150)
 @dataclass
-class VarianceTransfer(LayerTermConfig):
+class VarianceTransfer(StateTransferConfig):
     """Distance of the states' variances over their width, mean over layers (MobileBERT)."""
 
-    compares_spans: ClassVar[bool] = True
+    loss: ClassVar[StateLoss] = staticmethod(variance_difference)
 
     weight: Weight = 5.0
-
-    def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return StateTransferTerm(self, student, teacher, variance_difference)
 
 
 class StateTransferTerm(LayerTerm):
@@ -304,14 +308,10 @@ class StateTransferTerm(LayerTerm):
     averaged = True
 
     def __init__(
-        self,
-        config: LayerTermConfig,
-        student: ModelShape,
-        teacher: ModelShape,
-        loss: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+        self, config: StateTransferConfig, student: ModelShape, teacher: ModelShape
     ) -> None:
         super().__init__(config, student, teacher)
-        self.loss = loss
+        self.loss = type(config).loss
 
     def compare(self, inputs: LossInputs, pairs: list[LayerPair]) -> list[tuple[Tensor, Tensor]]:
         ours, theirs = inputs.features.hidden_states, self.outputs(inputs).hidden_states

@@ -8,6 +8,7 @@ import torch
 
 from configs.rules import PROBABILITY, Length, OneOf, positive
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
+from trainer.optimizers.moments import with_gradient
 
 DECAY = "decoupled_weight_decay"
 
@@ -52,47 +53,30 @@ class AdadeltaConfig(AdamConfig):
     epsilon: Annotated[float, positive(1.0), "Added below both square roots."] = 1e-6
 
     def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-        return Adadelta(groups, self.learning_rate, *self.moments)
+        (_, rho), epsilon = self.moments
+        return Adadelta(groups, self.learning_rate, rho, epsilon)
 
 
-class Adamax(torch.optim.Adamax):
+class _Decoupled(torch.optim.Optimizer):
+    """Shrinks the parameters that have a gradient before each step: ``w *= 1 - lr * decay``."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], *settings: Any) -> None:
+        # A decay that torch does not add to the gradients.
+        decoupled = ({**g, DECAY: g["weight_decay"], "weight_decay": 0.0} for g in groups)
+        super().__init__([*decoupled], *settings)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            if group[DECAY] and (parameters := with_gradient(group)):
+                torch._foreach_mul_(parameters, 1.0 - group["lr"] * group[DECAY])
+        super().step(closure)
+
+
+class Adamax(_Decoupled, torch.optim.Adamax):
     """Adamax of torch, decayed by itself."""
 
-    def __init__(
-        self, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-    ) -> None:
-        super().__init__(_decoupled(groups), lr, betas, eps)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        _decay(self.param_groups)
-        super().step(closure)
-
-
-class Adadelta(torch.optim.Adadelta):
-    """Adadelta of torch, decayed by itself; the second of the `betas` is its only decay rate."""
-
-    def __init__(
-        self, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-    ) -> None:
-        super().__init__(_decoupled(groups), lr, betas[1], eps)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        _decay(self.param_groups)
-        super().step(closure)
-
-
-def _decoupled(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups, with a decay that torch does not add to their gradients."""
-    return [{**group, DECAY: group["weight_decay"], "weight_decay": 0.0} for group in groups]
-
-
-def _decay(groups: Sequence[dict[str, Any]]) -> None:
-    """Shrink the parameters that have a gradient: ``w *= 1 - lr * decay``."""
-    for group in groups:
-        parameters = [p for p in group["params"] if p.grad is not None]
-        if group[DECAY] and parameters:
-            torch._foreach_mul_(parameters, 1.0 - group["lr"] * group[DECAY])
+class Adadelta(_Decoupled, torch.optim.Adadelta):
+    """Adadelta of torch, decayed by itself."""

@@ -4,7 +4,7 @@ BERT's Adam is AdamW without bias correction. StableAdamW clips the update of ea
 root mean square. Cautious AdamW leaves elements whose update and gradient differ in sign.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from configs.rules import PROBABILITY, Length, OneOf
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
-from trainer.optimizers.moments import ScaledAdam, advance, step_uncorrected
+from trainer.optimizers.moments import AdamSettings, ScaledAdam, advance, step_uncorrected
 
 
 @register_optimizer
@@ -34,23 +34,12 @@ class AdamWConfig(AdamConfig):
         return torch.optim.AdamW(*settings, fused=True)
 
 
-class BertAdam(torch.optim.Optimizer):
+class BertAdam(AdamSettings):
     """AdamW without bias correction (`AdamWeightDecayOptimizer` of google-research/bert).
 
     ``w -= lr * (m / (sqrt(v) + eps) + decay * w)``, where m and v begin at zero. It calls torch's
     fused AdamW with a step count so high that the bias correction vanishes.
     """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

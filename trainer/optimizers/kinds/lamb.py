@@ -1,6 +1,6 @@
 """LAMB with one trust ratio per parameter, however ZeRO partitions the parameter."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from configs.rules import OneOf, positive
 from trainer.optimizers.config import KIND, AdamConfig, register_optimizer
-from trainer.optimizers.moments import advance, step_uncorrected, with_gradient
+from trainer.optimizers.moments import AdamSettings, advance, step_uncorrected, with_gradient
 from trainer.optimizers.shards import Tensorwise, parameter_views, squared_norms
 
 
@@ -38,7 +38,7 @@ class _Trained(NamedTuple):
     updates: list[Tensor]
 
 
-class Lamb(Tensorwise):
+class Lamb(AdamSettings, Tensorwise):
     """LAMB (You et al., arXiv 1904.00962, algorithm 2, in the form of ALBERT's code).
 
     ``u = m / (sqrt(v) + eps) + decay * w`` and ``w -= lr * |w| / |u| * u``, where m and v are not
@@ -46,16 +46,8 @@ class Lamb(Tensorwise):
     not `adaptive`. The norms are those of whole parameters.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "adaptive": True})
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, adaptive=True, **named)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
