@@ -20,9 +20,17 @@ class BatchSize:
     tokens: int | None
 
 
-def micro_rows(micro_batch: int, micro_tokens: int | None, length: int) -> int:
-    """The most sequences of this length in a micro-batch of so many sequences and tokens."""
-    return micro_batch if micro_tokens is None else max(1, min(micro_batch, micro_tokens // length))
+class MicroBatchLimits:
+    """The most sequences, and the most tokens, on one rank at a time."""
+
+    micro_batch: int
+    micro_tokens: int | None
+
+    def micro_rows(self, length: int) -> int:
+        """The most sequences of this length in a micro-batch."""
+        if self.micro_tokens is None:
+            return self.micro_batch
+        return max(1, min(self.micro_batch, self.micro_tokens // length))
 
 
 @dataclass
@@ -39,7 +47,7 @@ class GrowthConfig(Section):
 
 
 @dataclass
-class BatchConfig(Section):
+class BatchConfig(MicroBatchLimits, Section):
     """The global batch of an optimizer step, and what fits on one rank at a time."""
 
     size: Annotated[
@@ -94,10 +102,6 @@ class BatchConfig(Section):
         """Whether the batch is stated in tokens at some steps."""
         return bool(self.tokens or any(growth.tokens for growth in self.growth))
 
-    def micro_rows(self, length: int) -> int:
-        """The most sequences of this length in a micro-batch."""
-        return micro_rows(self.micro_batch, self.micro_tokens, length)
-
     def at(self, step: int) -> BatchSize:
         """The size at a step."""
         for growth in reversed(self.growth):
@@ -113,7 +117,7 @@ LARGEST_BUCKET = 50_000_000
 
 
 @dataclass(frozen=True)
-class StepShape:
+class StepShape(MicroBatchLimits):
     """The facts of a job that a learner needs: length, seed and the shape of a step."""
 
     steps: int
@@ -125,10 +129,6 @@ class StepShape:
     # The first step of each phase of the data, with a new base of rotary positions or None.
     phases: Sequence[tuple[int, float | None]] = ()
     is_ragged: bool = False  # whether every batch has a length of its own
-
-    def micro_rows(self, length: int) -> int:
-        """The most sequences of this length in a micro-batch."""
-        return micro_rows(self.micro_batch, self.micro_tokens, length)
 
     def rope_theta(self, step: int) -> float | None:
         """The base of rotary positions at a step; None: each model's own."""

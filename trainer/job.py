@@ -16,7 +16,7 @@ import torch.distributed as dist
 from configs.progress import counted
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from data_pipeline.reading.corpus import SPLITS
-from trainer.batch_config import StepShape, micro_rows
+from trainer.batch_config import StepShape
 from trainer.checkpoint.folder import Retention
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import JobConfig
@@ -221,14 +221,13 @@ def _checkpoint_writer(
 def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
     """The shape of a step: as few micro-batches, as large as the config allows."""
     rows = max(global_batches(config, corpora).sizes) // dist.get_world_size()
-    micro_batch, micro_tokens = min(config.batch.micro_batch, rows), config.batch.micro_tokens
     longest = max(length for length, _ in config.data.lengths_and_packings())
     return StepShape(
         config.steps,
         config.seed,
-        micro_batch,
-        accumulation=-(-rows // micro_rows(micro_batch, micro_tokens, longest)),
-        micro_tokens=micro_tokens,
+        min(config.batch.micro_batch, rows),
+        accumulation=-(-rows // min(config.batch.micro_rows(longest), rows)),
+        micro_tokens=config.batch.micro_tokens,
         seconds=_deadline(config),
         phases=tuple((phase.from_step, phase.rope_theta) for phase in config.data.phases),
         is_ragged=config.data.has_examples,

@@ -205,21 +205,18 @@ def partitioned_linear() -> Iterator[None]:
 
 
 def forget_gradients(engine: DeepSpeedEngine) -> None:
-    """Clear the gradients of the previous step. Call this before a step's first backward.
+    """Clear the gradients of the previous step at stages 1 to 3, before a step's first backward.
 
     A parameter may get no gradient in a step, because a term of the objective is off. At stage 3,
     and with optimizer states in host memory, DeepSpeed would then reuse the parameter's last one.
     """
-    stage, wrapper = engine.zero_optimization_stage(), engine.optimizer
-    if stage == 3:
+    wrapper, masters = engine.optimizer, "single_partition_of_fp32_groups"
+    if engine.zero_optimization_stage() == 3:
         wrapper.grad_partitions_flat_buffer.zero_()
-    if stage:
-        masters = (
-            "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
-        )
-        for master in getattr(wrapper, masters):
-            if master.grad is not None:  # optimizer states are in host memory
-                master.grad.zero_()
+        masters = "fp32_partitioned_groups_flat"
+    for master in getattr(wrapper, masters):
+        if master.grad is not None:  # optimizer states are in host memory
+            master.grad.zero_()
 
 
 def squared_norm_part(engine: DeepSpeedEngine) -> Tensor:

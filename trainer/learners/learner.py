@@ -170,7 +170,7 @@ class Learner:
         `sources` are the outputs of other learners that its terms may read. The returned features
         hold at least what `capture` asks for.
         """
-        if micro_step.micro_batch == 0 and self.is_trained:
+        if micro_step.micro_batch == 0 and self.is_trained and self.config.zero_stage:
             engines.forget_gradients(self.engine)
         self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
         self._prepare(micro_step)
