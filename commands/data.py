@@ -179,12 +179,7 @@ def data_show(config: str, overrides: tuple[str, ...], samples: int, learner: st
 @click.option("--out", type=PATH, required=True, help="The .npz file to write.")
 @LEARNER
 def data_dump(
-    config: str,
-    overrides: tuple[str, ...],
-    steps: str,
-    out: str,
-    learner: str | None,
-    **share: Any,
+    config: str, overrides: tuple[str, ...], steps: str, out: str, learner: str | None, **share: Any
 ) -> None:
     """Write exactly what a rank of the job or task CONFIG trains on."""
     from data_pipeline.examples.dumping import dump_examples

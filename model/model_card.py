@@ -64,10 +64,7 @@ class Training:
 
 
 def model_card(
-    name: str,
-    config: ModelConfig,
-    training: Training | None = None,
-    in_transformers: bool = True,
+    name: str, config: ModelConfig, training: Training | None = None, in_transformers: bool = True
 ) -> str:
     """The model card in Markdown: the hub's front matter, size, use, training, metrics, license.
 

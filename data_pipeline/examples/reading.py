@@ -212,11 +212,7 @@ class ExampleSplit:
         return int(predicted.sum()) + predicted.size  # and a [SEP] behind each segment
 
     def _view(
-        self,
-        view: View,
-        rows: list[_Row],
-        numbers: NDArray[np.int64],
-        epochs: NDArray[np.int64],
+        self, view: View, rows: list[_Row], numbers: NDArray[np.int64], epochs: NDArray[np.int64]
     ) -> Batch:
         vocabulary = self.vocabulary if view.corpus is None else view.corpus.vocabulary
         arranged = _arranged(rows, self.layout, view.sequences)

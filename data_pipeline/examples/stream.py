@@ -28,12 +28,7 @@ class ExampleStream:
     """
 
     def __init__(
-        self,
-        split: ExampleSplit,
-        seed: int,
-        sizes: BatchSizes,
-        rank: int = 0,
-        world_size: int = 1,
+        self, split: ExampleSplit, seed: int, sizes: BatchSizes, rank: int = 0, world_size: int = 1
     ) -> None:
         """Raise DataError when a batch does not divide by the ranks."""
         if any(size % world_size for size in sizes.sizes):

@@ -127,10 +127,7 @@ class Masker:
 
 
 def smallest(
-    draws: NDArray[np.uint32],
-    maskable: NDArray[np.bool_],
-    budget: NDArray[np.int64],
-    slots: int,
+    draws: NDArray[np.uint32], maskable: NDArray[np.bool_], budget: NDArray[np.int64], slots: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The `budget` maskable columns with the smallest draws: positions [R, M], used [R, M]."""
     columns = np.arange(maskable.shape[1], dtype=np.uint32)

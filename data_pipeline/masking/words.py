@@ -160,10 +160,7 @@ def _greedy(
 
 
 def _greedy_ngrams(
-    words: Words,
-    order: NDArray[np.int32],
-    lengths: NgramLengths,
-    budget: NDArray[np.int64],
+    words: Words, order: NDArray[np.int32], lengths: NgramLengths, budget: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """The words [R, S] that are taken when n-grams of `lengths` are visited in `order`."""
     rows, stride = words.sizes.shape

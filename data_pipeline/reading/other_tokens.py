@@ -90,11 +90,7 @@ class OtherRow:
 
     @classmethod
     def of(
-        cls,
-        text: OtherStream,
-        parts: Sequence[tuple[int, int]],
-        view: OtherView,
-        separates: bool,
+        cls, text: OtherStream, parts: Sequence[tuple[int, int]], view: OtherView, separates: bool
     ) -> OtherRow:
         """The row of these `parts` (start, length) of the block's own stream.
 

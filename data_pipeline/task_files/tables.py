@@ -336,11 +336,7 @@ def _record_rows(
 
 
 def _values(
-    where: str,
-    columns: Columns,
-    record: Record,
-    numbers: Collection[str],
-    known: Collection[str],
+    where: str, columns: Columns, record: Record, numbers: Collection[str], known: Collection[str]
 ) -> dict[str, Any]:
     """The values of a record by field; none where all but `numbers` are null.
 

@@ -89,10 +89,7 @@ class Aligner:
         return [*zip(*by_other, strict=True)]
 
     def _aligned(
-        self,
-        ours: Sequence[tokenizers.Encoding],
-        other: tokenizers.Tokenizer,
-        texts: Sequence[str],
+        self, ours: Sequence[tokenizers.Encoding], other: tokenizers.Tokenizer, texts: Sequence[str]
     ) -> list[OtherTokens]:
         theirs = other.encode_batch(texts, add_special_tokens=False)
         dtype = token_dtype(max(other.get_vocab(with_added_tokens=True).values()) + 1)

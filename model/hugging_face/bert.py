@@ -35,8 +35,7 @@ POOLED_HEADS = {
     SPAN: linear("qa_outputs"),
 }
 _ROBERTA_HEADS = POOLED_HEADS | dict.fromkeys(
-    PROBLEMS,
-    linear("classifier.out_proj", "first", tanh="classifier.dense"),
+    PROBLEMS, linear("classifier.out_proj", "first", tanh="classifier.dense")
 )
 
 

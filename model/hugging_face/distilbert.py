@@ -11,10 +11,7 @@ from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import CHOICE, SPAN, TAGGING
 
 _HEADS = {
-    **dict.fromkeys(
-        (*PROBLEMS, CHOICE),
-        linear("classifier", "first", relu="pre_classifier"),
-    ),
+    **dict.fromkeys((*PROBLEMS, CHOICE), linear("classifier", "first", relu="pre_classifier")),
     TAGGING: linear("classifier"),
     SPAN: linear("qa_outputs"),
 }

@@ -26,11 +26,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     defaults = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
     refuse(
         theirs,
-        {
-            "summary_type": ("first",),
-            "summary_use_proj": (True,),
-            "summary_activation": ("gelu",),
-        },
+        {"summary_type": ("first",), "summary_use_proj": (True,), "summary_activation": ("gelu",)},
     )
     if "discriminator_predictions.dense.weight" in names:
         refuse(theirs, {"hidden_act": ("gelu",)})  # its head has the activation of the layers

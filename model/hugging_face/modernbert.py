@@ -17,8 +17,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PARTS = ("query", "key", "value")
 _HEADS = {
     **dict.fromkeys(
-        (*PROBLEMS, CHOICE),
-        linear("classifier", "first", chooses_pooling=True, norm="head"),
+        (*PROBLEMS, CHOICE), linear("classifier", "first", chooses_pooling=True, norm="head")
     ),
     **dict.fromkeys((TAGGING, SPAN), linear("classifier", norm="head")),
 }

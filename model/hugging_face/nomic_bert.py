@@ -14,10 +14,7 @@ from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import TAGGING
 
 _PREFIX = "nomic_bert."
-_HEADS = {
-    **dict.fromkeys(PROBLEMS, linear("classifier", "pooler")),
-    TAGGING: linear("classifier"),
-}
+_HEADS = {**dict.fromkeys(PROBLEMS, linear("classifier", "pooler")), TAGGING: linear("classifier")}
 # The keys of the checkpoints that came with a class of their own, and of `transformers`.
 _FIRST_KEYS = {
     "n_embd": "hidden_size",

@@ -80,14 +80,7 @@ def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
 def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     try:
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: not a weight index") from error
     state: dict[str, Tensor] = {}
     for shard in shards:

@@ -179,11 +179,7 @@ def _refuse(problem: Problem) -> None:
 
 
 def _text_batch(
-    tokenizer: tokenizers.Tokenizer,
-    vocabulary: Vocabulary,
-    path: str,
-    length: int,
-    limit: int,
+    tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary, path: str, length: int, limit: int
 ) -> Batch:
     """The first sequences of a text, padded to a common length."""
     pieces = list(islice(_pieces(tokenizer, path, length - 2), limit))

@@ -195,12 +195,7 @@ class Method(Protocol):
         """The maker of the copies of these examples, whose `texts` are these fields."""
 
 
-def augment(
-    job: JobConfig,
-    method: Method,
-    out: Path,
-    device: torch.device,
-) -> tuple[int, int]:
+def augment(job: JobConfig, method: Method, out: Path, device: torch.device) -> tuple[int, int]:
     """Write the training examples of a task with their copies to `out`; how many, and of how many.
 
     `job` is about one task. An interrupted call is resumed by the same call. Raises DataError or

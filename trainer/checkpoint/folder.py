@@ -207,11 +207,7 @@ def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, int]]) -> bytes:
     at = 0
     for name, (dtype, numel) in tensors.items():
         end = at + numel * dtype.itemsize
-        entries[name] = {
-            "dtype": _SAFETENSORS[dtype],
-            "shape": [numel],
-            "data_offsets": [at, end],
-        }
+        entries[name] = {"dtype": _SAFETENSORS[dtype], "shape": [numel], "data_offsets": [at, end]}
         at = end
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
@@ -278,10 +274,7 @@ class Retention(Section):
         }
 
     def expired(
-        self,
-        scores: Mapping[int, Scores],
-        pinned: Collection[int],
-        suspect: Collection[int] = (),
+        self, scores: Mapping[int, Scores], pinned: Collection[int], suspect: Collection[int] = ()
     ) -> list[int]:
         """Steps to delete, oldest first.
 

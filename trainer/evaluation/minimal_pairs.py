@@ -206,10 +206,7 @@ def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray
 
 
 def _log_probabilities(
-    model: Model,
-    vocabulary: Vocabulary,
-    sentences: Sequence[Sequence[int]],
-    rows: np.ndarray,
+    model: Model, vocabulary: Vocabulary, sentences: Sequence[Sequence[int]], rows: np.ndarray
 ) -> torch.Tensor:
     """The log-probability of the token that each row masks: float32 [rows]."""
     ids, lengths = _padded(vocabulary, [sentences[number] for number in rows[:, 0]])

@@ -67,8 +67,7 @@ def demands_apart(job: JobConfig, learners: Sequence[LearnerFacts]) -> list[Lear
     apart = passes_apart(job, rows)
     teacher, *others = (
         dataclasses.replace(
-            learner,
-            **_mean_passes({length: apart[length][name] for length in shares}, shares),
+            learner, **_mean_passes({length: apart[length][name] for length in shares}, shares)
         )
         for name, learner in zip(job.learners, learners, strict=True)
     )

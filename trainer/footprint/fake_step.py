@@ -46,13 +46,7 @@ from trainer.learners.module import (
 from trainer.objectives.objective import Demand, union
 from trainer.objectives.term import ExampleLosses, Term
 from trainer.replaced_tokens import REPLACED
-from trainer.teacher_outputs import (
-    OutputProjection,
-    TeacherOutputs,
-    detach,
-    mean_of,
-    of_stored,
-)
+from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach, mean_of, of_stored
 
 CPU = torch.device("cpu")
 

@@ -108,10 +108,7 @@ class RepeatedLayers:
         return self.work.hold(FakeTensor(call.x)) if call.x.requires_grad else None
 
     def _backward(
-        self,
-        leaves: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        upstream: Sequence[Tensor | None],
+        self, leaves: Sequence[Tensor], outputs: Sequence[Tensor], upstream: Sequence[Tensor | None]
     ) -> Cost:
         """Run a layer backward; its `leaves` keep no gradients."""
         pairs = zip(outputs, upstream, strict=True)

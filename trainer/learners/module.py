@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from model import (
-    READ_OUT,
-    Ability,
-    Capture,
-    Features,
-    Model,
-    ModelConfig,
-    ModelShape,
-    build,
-)
+from model import READ_OUT, Ability, Capture, Features, Model, ModelConfig, ModelShape, build
 from model.precision import try_float8
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals

@@ -257,10 +257,7 @@ def union(captures: Iterable[Capture]) -> Capture:
 
 
 def _build(
-    config: ObjectiveConfig,
-    learner: ModelShape,
-    teachers: Mapping[str, ModelShape],
-    stages: Stages,
+    config: ObjectiveConfig, learner: ModelShape, teachers: Mapping[str, ModelShape], stages: Stages
 ) -> dict[str, Term]:
     terms, sections = {}, config.terms()
     for name, section in sections.items():

@@ -320,12 +320,7 @@ class TaskConfig(TermConfig):
         """Why the model cannot read examples in this form, if it cannot."""
         return None
 
-    def rows(
-        self,
-        file: TaskFile,
-        *fields: str,
-        dropped: Dropped,
-    ) -> Iterator[Row]:
+    def rows(self, file: TaskFile, *fields: str, dropped: Dropped) -> Iterator[Row]:
         """The rows of a table with these fields; `dropped` counts the blank and malformed ones.
 
         Raises DataError as `read_table`.

@@ -116,12 +116,7 @@ def line_chart(chart: LineChart, axes: Sequence[Axis]) -> str:
 
 
 def scatter(
-    title: str,
-    note: str,
-    points: Sequence[Point],
-    level: Level | None,
-    unit: str,
-    form: Formatter,
+    title: str, note: str, points: Sequence[Point], level: Level | None, unit: str, form: Formatter
 ) -> str:
     """Named points, with shares on y and a log scale on x, and an optional reference line."""
     left, right = min(point.x for point in points) / 1.8, max(point.x for point in points) * 1.8

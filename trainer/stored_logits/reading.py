@@ -140,10 +140,7 @@ def _labelled(batch: Batch) -> NDArray[np.bool_]:
 
 
 def _in_slots(
-    stored: StepLogits,
-    labelled: NDArray[np.bool_],
-    readable: NDArray[np.bool_] | None,
-    place: str,
+    stored: StepLogits, labelled: NDArray[np.bool_], readable: NDArray[np.bool_] | None, place: str
 ) -> StoredLogits:
     """The stored logits in the slots of their positions; rows that cannot be read have none."""
     counts = stored.counts.numpy()

@@ -188,12 +188,7 @@ class Embedding(TeacherTermConfig):
 class HiddenMSETerm(LayerTerm):
     denominator = ATTENDED
 
-    def __init__(
-        self,
-        config: HiddenMSE,
-        student: ModelShape,
-        teacher: ModelShape,
-    ) -> None:
+    def __init__(self, config: HiddenMSE, student: ModelShape, teacher: ModelShape) -> None:
         super().__init__(config, student, teacher)
         self.projection = nn.Linear(student.hidden_size, teacher.hidden_size)
 
