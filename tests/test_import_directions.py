@@ -97,7 +97,7 @@ ROOMS = {
     "trainer/job_data": ("task_heads encoding examples other_tokenizers fit counting feed"),
     "trainer/report": "elements chart curves results savings table page",
     "trainer/scoring": ("metric scores task_scores task_metrics span_metric ranking_metric"),
-    "trainer/footprint": ("work fake_tensors repeated_layers fake_step footprint demands"),
+    "trainer/footprint": ("work fake_tensors fake_step footprint demands"),
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "
         "evaluations finished mistakes breakdown labelled_files "
