@@ -1,5 +1,7 @@
 """Exceptions for problems that the user can fix."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +22,10 @@ class BadNumber(DataError):
 
 class BadShard(DataError):
     """A shard is missing, truncated or corrupt. `data.on_bad_shard` says what happens then."""
+
+    def ending_a_job(self) -> BadShard:
+        """This fault, with what to do about it."""
+        return BadShard(f"{self}; restore it, or set data.on_bad_shard to skip")
 
 
 _PANIC = "PanicException"  # pyo3's class for a panic in Rust cannot be imported

@@ -34,7 +34,12 @@ def check(folder: str) -> list[str]:
     tree = manifest.read(place)
     files = manifest.files_of(tree)
     faults = {name: manifest.fault(place / name, record) for name, record in files.items()}
-    lines = [f"{place / name}: {wrong}" for name, wrong in faults.items() if wrong]
+    unchecked = dict.fromkeys(SPLITS, "; the shards beside it are not checked")
+    lines = [
+        f"{place / name}: {wrong}{unchecked.get(name.partition('/')[0], '')}"
+        for name, wrong in faults.items()
+        if wrong
+    ]
     for name in SPLITS:
         lines += _damaged_counts(place / name, index_digest(files, name))
         if not any(wrong for file, wrong in faults.items() if file.startswith(f"{name}/")):

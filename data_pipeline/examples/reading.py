@@ -294,7 +294,7 @@ def _tokens(split: CorpusSplit, skip_bad_shards: bool, block: int) -> NDArray[np
         return split.read_block(block).tokens
     except BadShard as error:
         if not skip_bad_shards:
-            raise
+            raise error.ending_a_job() from None
         _log.warning("%s: its unreadable examples are trained on without labels", error)
         return None
 

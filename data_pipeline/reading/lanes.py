@@ -347,6 +347,6 @@ class Lanes:
             return self.split.read_block(number)
         except BadShard as error:
             if not self._skip_bad_shards:
-                raise
+                raise error.ending_a_job() from None
             self._warn(error, self.split.index.shard_of(number))
             return None
