@@ -96,7 +96,7 @@ ROOMS = {
     "trainer/run_folder": "folder metrics run_files",
     "trainer/job_data": ("task_heads encoding examples other_tokenizers fit counting feed"),
     "trainer/report": "elements chart curves results savings table page",
-    "trainer/scoring": ("metric scores task_scores task_metrics span_metric ranking_metric"),
+    "trainer/scoring": "columns metric scores task_scores task_metrics span_metric ranking_metric",
     "trainer/footprint": ("work fake_tensors fake_step footprint demands"),
     "trainer/evaluation": (
         "text_vectors minimal_pairs held_out setbacks "

@@ -34,8 +34,8 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
 from trainer.measure import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
-from trainer.scoring.metric import Column
-from trainer.scoring.scores import TASK_MEAN, Metrics, columns_of, mean_column
+from trainer.scoring.columns import TASK_MEAN, Column
+from trainer.scoring.scores import Metrics, columns_of, mean_column
 from trainer.tasks import load_plugins
 from trainer.tracking.log_config import LogConfig
 from trainer.watch.guard import RollbackConfig, conflicts_in_order

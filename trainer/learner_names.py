@@ -1,4 +1,4 @@
-"""The names of learners in metrics, checkpoints and tables, and the seeds derived from names.
+"""The names of learners and of the parts of a step, and the seeds derived from names.
 
 Every learner's initial weights and every step's dropout have seeds of their own. A student is
 therefore the same bit for bit whichever learners train beside it, and a resumed job has no
@@ -13,6 +13,9 @@ def derive(*parts: int | str) -> int:
     text = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
+
+# The parts of a learner's step, as metrics name them.
+FORWARD, BACKWARD, STEP, COMMUNICATION = PARTS = ("forward", "backward", "step", "communication")
 
 TEACHER = "teacher"
 OWN = "own"  # a source: the learner's own last head

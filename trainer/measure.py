@@ -31,9 +31,8 @@ from torch.profiler import ProfilerActivity, profile
 from configs.progress import counted
 from configs.rules import Matches
 from configs.section import Refusal, Section
+from trainer.learner_names import COMMUNICATION
 
-# The parts of a learner's step, as metrics name them.
-FORWARD, BACKWARD, STEP, COMMUNICATION = PARTS = ("forward", "backward", "step", "communication")
 COLLECTIVES = (
     "all_reduce",
     "all_reduce_coalesced",

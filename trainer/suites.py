@@ -16,7 +16,7 @@ from trainer.report.chart import Level, Point, scatter
 from trainer.report.elements import COLOURS, document, html_row, html_table, percent, short
 from trainer.report.table import as_text, plain_table
 from trainer.run_folder.run_files import columns_of, primary_of
-from trainer.scoring.metric import ACCURACY, Column
+from trainer.scoring.columns import ACCURACY, Column
 
 FINE_TUNED = "teacher"  # the learner of a fine-tuning job
 

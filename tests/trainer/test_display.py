@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.waiting import read
 from trainer.record.display import Display
-from trainer.scoring.metric import NUMBER, Column
+from trainer.scoring.columns import NUMBER, Column
 
 
 class Clock:
@@ -146,7 +146,7 @@ def test_on_a_terminal_the_last_state_stays_and_messages_go_above(clock, width):
 PROGRAM = """
 import signal, time
 from trainer.record.display import Display
-from trainer.scoring.metric import NUMBER, Column
+from trainer.scoring.columns import NUMBER, Column
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with Display("demo", 10**6) as display:
     for step in range(10**6):

@@ -24,10 +24,11 @@ from trainer.control import Requests
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
+from trainer.learner_names import PARTS
 from trainer.learners import engine, learner
 from trainer.learners.engine import named_for
 from trainer.learners.state import JobState
-from trainer.measure import PARTS, ProfileConfig, watch_collectives
+from trainer.measure import ProfileConfig, watch_collectives
 from trainer.record.gauges import Gauges, SlowRanks, known_device, seconds_at_peak, slow_among
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder

@@ -21,7 +21,7 @@ from trainer.report.elements import around_points
 from trainer.report.page import render
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
-from trainer.scoring.metric import ACCURACY
+from trainer.scoring.columns import ACCURACY
 from trainer.suites import write_comparison
 
 STUDENTS = ("lstm_alone", "taught_by_the_teacher_jpq", "gypsy", "half", "narrow_g", "q")

@@ -19,7 +19,7 @@ from trainer.report.page import LiveReport, render, write_report
 from trainer.report.table import student_table
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
-from trainer.scoring.metric import ACCURACY, LOSS, NUMBER, Column
+from trainer.scoring.columns import ACCURACY, LOSS, NUMBER, Column
 
 VOID = {"meta", "input", "line", "path", "br"}
 
@@ -463,3 +463,13 @@ def test_what_the_data_was(make):
     words = Page(write_report(folder)).words
     assert "web: w, 75%; books: b, 25%" in words
     assert "4,587" in words
+
+
+def test_a_report_of_a_run_in_progress_does_not_load_torch(make):
+    """It is written each minute, on the cores of the ranks."""
+    code = (
+        "import pathlib, sys; from trainer.report.page import write_report\n"
+        "write_report(pathlib.Path(sys.argv[1]), live=True)\n"
+        "assert not {'torch', 'data_pipeline', 'model'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code, str(make())], check=True)

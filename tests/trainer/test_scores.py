@@ -16,15 +16,8 @@ from tests.trainer import tiny
 from trainer.batches import to_device
 from trainer.learners.module import score
 from trainer.scoring import scores
-from trainer.scoring.metric import (
-    NUMBER,
-    Column,
-    PairedMetric,
-    SummedMetric,
-    Tally,
-    joined,
-    share_over_ranks,
-)
+from trainer.scoring.columns import NUMBER, Column
+from trainer.scoring.metric import PairedMetric, SummedMetric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import metrics_of
 
 

@@ -18,7 +18,7 @@ from tests.conftest import command_environment
 from tests.fork_server import run_command
 from tests.trainer import tiny
 from trainer.evaluation.minimal_pairs import PairScores, PartScore
-from trainer.scoring.metric import NUMBER, Column
+from trainer.scoring.columns import NUMBER, Column
 from trainer.suites import (
     ModelResults,
     comparison_table,

@@ -27,7 +27,7 @@ from trainer.analysis import maps
 from trainer.analysis.examples import Examples, delimiters
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import ExampleMaps, HeadPatterns
-from trainer.scoring.metric import Column
+from trainer.scoring.columns import Column
 from trainer.task_facts import FILE, TaskFacts, write_facts
 
 Scores = Mapping[str, float]

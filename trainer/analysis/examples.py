@@ -27,7 +27,8 @@ from trainer.evaluation.labelled_files import LabelledExamples
 from trainer.job_data.examples import tasks_of, views_of
 from trainer.job_tree import heads_by_kind
 from trainer.learners.module import score
-from trainer.scoring.metric import LOSS, Column, Tally
+from trainer.scoring.columns import LOSS, Column
+from trainer.scoring.metric import Tally
 from trainer.scoring.scores import MaskedTokens
 from trainer.task_facts import FILE, require_own_tokenizer
 

@@ -15,7 +15,7 @@ from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import PATTERNS, ExampleMaps, HeadPatterns
 from trainer.report.elements import document, percent, shortened
 from trainer.report.table import as_text, plain_table
-from trainer.scoring.metric import SHARE, Column
+from trainer.scoring.columns import SHARE, Column
 
 RULE = (
     "Vertical: attention to [CLS], [SEP] and punctuation. Diagonal: to the token itself and its "

@@ -33,7 +33,7 @@ from trainer.objectives.term import TermConfig
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
-from trainer.scoring.metric import OF_AVERAGE
+from trainer.scoring.columns import OF_AVERAGE
 from trainer.scoring.scores import columns_of
 from trainer.task_facts import TaskFacts, write_facts
 

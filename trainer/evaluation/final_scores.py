@@ -28,7 +28,8 @@ from trainer.learners.module import NOTHING, features_of, own_projection
 from trainer.measure import describe_machine
 from trainer.objectives.vocabulary import chunked_kl_divergence
 from trainer.replaced_tokens import replaced
-from trainer.scoring.metric import OF_AVERAGE, ON_TEST, Column, Metric
+from trainer.scoring.columns import OF_AVERAGE, ON_TEST, Column
+from trainer.scoring.metric import Metric
 from trainer.scoring.scores import Metrics, columns_of, mean_column, predictions
 from trainer.scoring.task_metrics import BranchMetric
 from trainer.teacher_outputs import OutputProjection, detach

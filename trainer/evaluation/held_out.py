@@ -38,14 +38,8 @@ from trainer.job_data.other_tokenizers import other_views
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
 from trainer.objectives.term import StepSchedule
-from trainer.scoring.metric import (
-    OF_AVERAGE,
-    OF_NEXT_TOKENS,
-    Metric,
-    Tally,
-    joined,
-    share_over_ranks,
-)
+from trainer.scoring.columns import OF_AVERAGE, OF_NEXT_TOKENS
+from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown, task_mean
 from trainer.watch.ranks import SendHeartbeat
 

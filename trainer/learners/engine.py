@@ -33,9 +33,10 @@ from trainer.checkpoint.layout import set_masters
 from trainer.device import allow_open_files, own_device
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import BACKWARD, FORWARD, STEP
 from trainer.learners.module import LearnerModule
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
-from trainer.measure import BACKWARD, FORWARD, STEP, watch_collectives
+from trainer.measure import watch_collectives
 from trainer.optimizers.gated import GatedOptimizer, MasterOptimizer
 from trainer.optimizers.shards import Shards, squared_norm
 

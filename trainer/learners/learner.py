@@ -23,7 +23,7 @@ from trainer.batches import MicroBatch
 from trainer.denominators import InView, Totals
 from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
-from trainer.learner_names import derive, is_student, section_of
+from trainer.learner_names import BACKWARD, FORWARD, STEP, derive, is_student, section_of
 from trainer.learners import engine as engines
 from trainer.learners.module import (
     NOTHING,
@@ -40,7 +40,7 @@ from trainer.learners.module import (
 )
 from trainer.learners.state import LearnerState, schedule_steps, time_used
 from trainer.learners.zero import whole_copies
-from trainer.measure import BACKWARD, FORWARD, STEP, clock
+from trainer.measure import clock
 from trainer.objectives import Objective
 from trainer.objectives.objective import union
 from trainer.objectives.shared_spans import SharedSpans, coverage

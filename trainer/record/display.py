@@ -23,7 +23,7 @@ from rich.text import Text
 
 from configs.progress import duration, seconds_left
 from trainer.run_folder.metrics import split_held_out
-from trainer.scoring.metric import ACCURACY, LOSS, Column
+from trainer.scoring.columns import ACCURACY, LOSS, Column
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0

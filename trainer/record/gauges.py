@@ -30,8 +30,9 @@ from model import describe
 from trainer.config import JobConfig
 from trainer.durable import atomic_write
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import BACKWARD, COMMUNICATION, FORWARD, STEP
 from trainer.learners.learner import Learner
-from trainer.measure import BACKWARD, COMMUNICATION, FORWARD, STEP, Tracer, clock
+from trainer.measure import Tracer, clock
 from trainer.run_folder.folder import RunFolder
 
 RATIO = 1.5

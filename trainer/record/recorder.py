@@ -32,7 +32,7 @@ from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.run_folder.run_files import read_evaluation
-from trainer.scoring.scores import TASK_MEAN
+from trainer.scoring.columns import TASK_MEAN
 from trainer.step import StepResult
 from trainer.tracking import trackers
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trainer.measure import BACKWARD, FORWARD, STEP
+from trainer.learner_names import BACKWARD, FORWARD, STEP
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
 from trainer.report.elements import Floats, colour, percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
-from trainer.scoring.metric import SHARE
+from trainer.scoring.columns import SHARE
 
 KNOWN = {"loss", "accuracy", "pair_accuracy"}  # held-out scores with charts of their own
 NOT_TERMS = ("loss", "lr", "grad_norm", "skipped_steps", "overflows", "loss_scale", "lead")

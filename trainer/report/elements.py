@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainer.learner_names import TEACHER
 from trainer.run_folder.run_files import RunFiles, primary_of
-from trainer.scoring.metric import Column
+from trainer.scoring.columns import Column
 
 STYLE = Path(__file__).with_name("style.css")
 COLOURS = 8  # in the style sheet: --c0 to --c7

@@ -18,7 +18,7 @@ from trainer.report.elements import (
     steps_of,
 )
 from trainer.run_folder.run_files import RunFiles, columns_of, primary_of
-from trainer.scoring.metric import SHARE
+from trainer.scoring.columns import SHARE
 
 SIZES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps", "joined at")
 OF_TEXT = (

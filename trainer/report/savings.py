@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.progress import duration
-from trainer.learner_names import MEAN, TEACHER, is_teacher
-from trainer.measure import BACKWARD, FORWARD, STEP
+from trainer.learner_names import BACKWARD, FORWARD, MEAN, STEP, TEACHER, is_teacher
 from trainer.report.elements import html_table, percent, plain_name, short
 from trainer.run_folder.run_files import RunFiles
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from trainer.report import elements
 from trainer.run_folder.run_files import columns_of
-from trainer.scoring.metric import Column
+from trainer.scoring.columns import Column
 
 SHARES_AND_SPEED = ("retention", "agreement", "tokens/s", "ms/seq", "steps")
 WIDTH = 10_000  # wider than any table

@@ -18,8 +18,7 @@ from configs.section import Refusal, Section
 from configs.strict_json import finite, from_json, read_json
 from configs.typed import convert
 from trainer.run_folder import metrics
-from trainer.scoring.metric import NUMBER, Column
-from trainer.scoring.scores import TASK_MEAN
+from trainer.scoring.columns import NUMBER, TASK_MEAN, Column
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from data_pipeline import NO_LABEL
 from data_pipeline.task_files.collection import Ranking, Relevance, best_first, by_query
-from trainer.scoring.metric import Column, GatheredMetric
+from trainer.scoring.columns import Column
+from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import TREC_NAMES, ranking_scores, require_packages
 

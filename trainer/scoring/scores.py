@@ -26,15 +26,8 @@ from model import (
     vocabulary_logits,
 )
 from trainer.batches import MicroBatch
-from trainer.scoring.metric import (
-    ACCURACY,
-    LOSS,
-    NUMBER,
-    PAIR_ACCURACY,
-    Column,
-    Metric,
-    SummedMetric,
-)
+from trainer.scoring.columns import ACCURACY, LOSS, NUMBER, PAIR_ACCURACY, TASK_MEAN, Column
+from trainer.scoring.metric import Metric, SummedMetric
 from trainer.teacher_outputs import OutputProjection
 
 # Positions whose logits are alive together: 1024 x 50k x 4 bytes is 200 MB.
@@ -238,9 +231,6 @@ def _logits(vocabulary_input: Tensor, projection: OutputProjection) -> Iterator[
     """Float32 logits [chunk, V] of successive positions."""
     for inputs in vocabulary_input.split(CHUNK):
         yield vocabulary_logits(inputs, projection.weight, projection.bias).float()
-
-
-TASK_MEAN = Column("task_mean", "mean")
 
 
 def mean_column(metrics: Iterable[Metric[Any]], tasks: Collection[str]) -> dict[str, Column]:

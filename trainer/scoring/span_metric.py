@@ -14,7 +14,8 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from data_pipeline.task_files.questions import AnswerSpan
 from trainer.batches import MicroBatch
-from trainer.scoring.metric import NUMBER, SHARE, Column, GatheredMetric
+from trainer.scoring.columns import NUMBER, SHARE, Column
+from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import answer_scores
 

@@ -13,7 +13,8 @@ from data_pipeline import NO_LABEL
 from model import decode
 from model.heads import uncertainty
 from trainer.scoring import task_scores
-from trainer.scoring.metric import NUMBER, SHARE, Column, GatheredMetric, PairedMetric
+from trainer.scoring.columns import NUMBER, SHARE, Column
+from trainer.scoring.metric import GatheredMetric, PairedMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import Score
 

@@ -35,7 +35,8 @@ from trainer.objectives.row_losses import RowLoss, cross_entropy_rows
 from trainer.objectives.task import Part, ScoredByReferences, TaskFile
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.objectives.vocabulary import VocabularyTerm
-from trainer.scoring.metric import NUMBER, Column, Metric, SummedMetric
+from trainer.scoring.columns import NUMBER, Column
+from trainer.scoring.metric import Metric, SummedMetric
 from trainer.scoring.scores import MaskedTokens, ScoreInputs
 from trainer.scoring.task_scores import require_packages
 

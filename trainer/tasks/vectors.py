@@ -31,7 +31,8 @@ from trainer.objectives.term import (
     register,
 )
 from trainer.objectives.whole_batch import WholeBatchTerm, against_all, over_ranks
-from trainer.scoring.metric import NUMBER, Column, GatheredMetric, Metric
+from trainer.scoring.columns import NUMBER, Column
+from trainer.scoring.metric import GatheredMetric, Metric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import NUMBER_SCORES, require_packages
 from trainer.tasks.bi_encoder import POOLINGS
