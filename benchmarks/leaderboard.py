@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.leaderboard_scores import EntryError, scores_of
 from benchmarks.studies import page
-from trainer.durable import atomic_write
+from configs.durable import atomic_write
 from trainer.job_data.encoding import digest_of
 from trainer.measure import describe_machine
 

@@ -177,11 +177,11 @@ def _replace_model(part: Path, folder: Path) -> None:
 
 def _written(analysis: Analysis, target: Path, as_json: bool) -> str:
     """Write the JSON and the page of an analysis to `target`; returns the text to print."""
+    from configs.durable import atomic_write
     from configs.strict_json import strict_json
     from data_pipeline.text.text_files import without_surrogates
     from trainer.analysis.analysis import to_json
     from trainer.analysis.page import analysis_table, render
-    from trainer.durable import atomic_write
 
     text, page = strict_json(to_json(analysis)), target / PAGE
     atomic_write(target / NUMBERS, f"{text}\n")

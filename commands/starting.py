@@ -40,7 +40,7 @@ def init(file: str, force: bool, **options: Any) -> None:
 
     In a terminal it asks for everything that you have not given as an option.
     """
-    from trainer.durable import atomic_write
+    from configs.durable import atomic_write
 
     path = Path(file)
     if path.exists() and not force:

@@ -188,7 +188,7 @@ def _require_unchanged(
 
     Records their digests in `out`; `known` are those that it has.
     """
-    from trainer.durable import atomic_write
+    from configs.durable import atomic_write
     from trainer.job_data.encoding import digest_of
 
     record = out / MODELS

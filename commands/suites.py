@@ -57,8 +57,8 @@ def compare(
     ``suite.json`` alone, and the rest goes to standard error. SIGTERM and SIGUSR1 end the process
     with exit code 75. Raises as `prepare_suite` does.
     """
+    from configs.durable import atomic_write
     from configs.strict_json import strict_json
-    from trainer.durable import atomic_write
     from trainer.suites import comparison_table, to_json, write_comparison
 
     with _stopping():

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     ".": "configs data_pipeline model cluster trainer commands tandem",
     "configs": (
-        "errors yaml_text kinds typed strict_json rules section "
+        "errors durable yaml_text kinds typed strict_json rules section "
         "reference interpolation loading devices studies suites plan_facts runs "
         "progress"
     ),
@@ -57,7 +57,7 @@ ROOMS = {
         "eurobert neobert nomic_bert electra deberta weights files conversion folder"
     ),
     "trainer": (
-        "errors durable device learner_names measure tracking "
+        "errors device learner_names measure tracking "
         "checkpoint optimizers watch batches denominators fusion vocabulary_projection "
         "teacher_outputs replaced_tokens "
         "scoring stored_logits objectives tasks schedules learner_life "

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import ConfigError
+from configs.durable import atomic_write
 from configs.runs import HEARTBEAT_SECONDS
 from configs.strict_json import from_json, read_json
 from trainer.checkpoint.attempts import Attempt, live_owner, owner_has_ended, send_heartbeat
 from trainer.config import JobConfig
-from trainer.durable import atomic_write
 from trainer.errors import StaleAttempt, TrainingError
 from trainer.measure import Startup
 from trainer.run_folder.folder import RunFolder

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from configs import runs
+from configs.durable import atomic_write
 from configs.progress import work
 from configs.strict_json import strict_json
 from data_pipeline import Corpus
@@ -18,7 +19,6 @@ from trainer.checkpoint.attempts import Owner, published
 from trainer.config import JobConfig
 from trainer.control import RunContext
 from trainer.device import fix_order_of_sums, limit_waiting
-from trainer.durable import atomic_write
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners

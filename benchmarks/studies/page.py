@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainer.durable import atomic_write
+from configs.durable import atomic_write
 
 MARKED = re.compile(r"<!-- table of (?P<study>\w+) -->\n(?P<table>.*?)<!-- end of table -->", re.S)
 

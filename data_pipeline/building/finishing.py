@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from configs.durable import fsync
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES
 from data_pipeline.reading.corpus import SPLITS, TOKENIZER, WORD_STARTS, other_tokenizer
 from data_pipeline.shards import manifest
 from data_pipeline.shards.index import INDEX_FILES, Index
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST, PART
-from data_pipeline.shards.writing import disk_errors, fsync
+from data_pipeline.shards.writing import disk_errors
 from data_pipeline.tokenization import tokenizer as tokenization
 
 _LEFT_OUT = ("chunks", "tokenizers")  # of a tally: its progress, and what is written from others

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.durable import fsync
 from data_pipeline.building.encoding import DIGEST_BYTES
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES
 from data_pipeline.errors import DataError
@@ -33,7 +34,7 @@ from data_pipeline.shards import manifest
 from data_pipeline.shards.index import PATTERN, is_intact, shard_name
 from data_pipeline.shards.locking import exclusive
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST, PART
-from data_pipeline.shards.writing import CommittedPrefix, State, disk_errors, fsync
+from data_pipeline.shards.writing import CommittedPrefix, State, disk_errors
 
 JOURNAL = ".build"
 LOCK, FILES = f"{JOURNAL}/lock", f"{JOURNAL}/files"

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.durable import fsync
 from data_pipeline.errors import DataError
 from data_pipeline.shards import index
 from data_pipeline.shards.blocks import (
@@ -274,15 +275,6 @@ def publish(part: Path, number: int) -> bytes:
         fsync(part)
         part.rename(part.with_name(index.shard_name(number)))
     return digest
-
-
-def fsync(path: Path) -> None:
-    """Sync a file's content, or a folder's directory entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def refuse_existing(paths: Iterable[Path]) -> None:

@@ -118,7 +118,7 @@ def test_pruning_can_be_repeated_wherever_it_was_killed(
     weights = (out / "pruned/model.safetensors").read_bytes()
     assert run(*words, "--prune", 2) == expected
     steps = ["trainer.analysis.analysis.save_pretrained", "trainer.analysis.analysis.write_config",
-             "trainer.durable.os.replace", "commands.analysis._replace_model"]  # fmt: skip
+             "configs.durable.os.replace", "commands.analysis._replace_model"]  # fmt: skip
     for is_first in (False, True):
         for step in steps:
             if is_first:

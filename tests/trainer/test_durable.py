@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.durable import atomic_file, atomic_write
+from configs.durable import atomic_file, atomic_write
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

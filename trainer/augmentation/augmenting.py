@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from configs.durable import atomic_file, atomic_write
 from configs.errors import OptionError
 from configs.progress import tracked
 from data_pipeline import DataError
@@ -31,7 +32,6 @@ from data_pipeline.task_files.tables import Columns
 from data_pipeline.text.sentences import spaceless_share
 from data_pipeline.tokenization.tokenizer import load
 from trainer.config import JobConfig
-from trainer.durable import atomic_file, atomic_write
 from trainer.job_data.encoding import digest_of, watch
 from trainer.job_data.examples import tasks_of
 from trainer.objectives.task import LABEL

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from configs import ConfigError
+from configs.durable import atomic_write
 from configs.runs import SILENT_SECONDS, is_alive, is_here, machine, started
 from configs.strict_json import from_json, parse_json, read_json
 from trainer.checkpoint.folder import all_steps, tidy, writer_of
-from trainer.durable import atomic_write
 from trainer.errors import CheckpointError, StaleAttempt
 
 _FOLDER, _CHECKPOINTS = "attempts", "checkpoints"

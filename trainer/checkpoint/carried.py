@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from configs.durable import fsync
 from trainer.checkpoint.folder import (
     MANIFEST,
     TRAINER,
@@ -29,7 +30,6 @@ from trainer.checkpoint.manifest import (
     read_manifest,
 )
 from trainer.checkpoint.reader import Checkpoint
-from trainer.durable import sync_folder
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def branch(
     written = Manifest(step, manifest.world_size, files, records, health, manifest.suspect)
     write_durably(new, MANIFEST, [written.encode()])
     for folder, _, _ in os.walk(target):
-        sync_folder(Path(folder))
+        fsync(Path(folder))
 
 
 def _share(file: StoredFile, old: Path, new: Path) -> None:

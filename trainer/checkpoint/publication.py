@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from configs.durable import fsync
 from trainer.checkpoint.attempts import Attempt, published
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import (
@@ -45,7 +46,6 @@ from trainer.checkpoint.snapshot import (
     with_older_evaluations,
 )
 from trainer.device import background_group
-from trainer.durable import sync_folder
 from trainer.errors import CheckpointError, StaleAttempt
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ def _commit(save: Save, store: Store, staging: Path, parts: list[dict[str, _Part
     manifest = Manifest(save.step, len(parts), files, learners, healths, suspect)
     write_durably(staging, MANIFEST, [manifest.encode()])
     for folder, _, _ in os.walk(staging):
-        sync_folder(Path(folder))
+        fsync(Path(folder))
     store.check_attempt()
     _rename_into_place(staging, store.folder / step_name(save.step), store.number)
     _expire(store, save.step)
@@ -274,7 +274,7 @@ def _rename_into_place(staging: Path, final: Path, number: int) -> None:
     if final.exists():
         os.rename(final, aside)
     os.rename(staging, final)
-    sync_folder(final.parent)
+    fsync(final.parent)
     if aside.exists():
         remove(aside, number)
 

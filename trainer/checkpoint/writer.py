@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from configs.durable import fsync
 from trainer.checkpoint.attempts import Attempt
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import Retention, tidy
@@ -24,7 +25,6 @@ from trainer.checkpoint.snapshot import (
     Snapshot,
     prepare_snapshot,
 )
-from trainer.durable import sync_folder
 from trainer.errors import CheckpointError, StaleAttempt
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class CheckpointWriter:
     def _prepare(self) -> None:
         self._store.check_attempt()  # building the learners may have taken long
         self._store.folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(self._store.folder.parent)
+        fsync(self._store.folder.parent)
         tidy(self._store.folder, self._store.number)
 
     def _carried(self, learners: Collection[str]) -> Carried:

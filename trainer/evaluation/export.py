@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from configs.durable import atomic_write
 from data_pipeline import MASKED, Vocabulary
 from model import (
     VECTOR,
@@ -23,7 +24,6 @@ from model import (
     written_whole,
 )
 from trainer.config import JobConfig
-from trainer.durable import atomic_write
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.encoding import TaskOfJob
 from trainer.job_data.examples import tasks_of

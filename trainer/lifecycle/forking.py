@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
+from configs.durable import atomic_write, fsync
 from configs.runs import REVISION
 from data_pipeline import contents
 from data_pipeline.shards.locking import unfinished
@@ -22,7 +23,6 @@ from trainer.checkpoint.attempts import published
 from trainer.checkpoint.carried import branch
 from trainer.checkpoint.reader import Checkpoint, missing
 from trainer.config import JobConfig
-from trainer.durable import atomic_write, sync_folder
 from trainer.errors import CheckpointError, TrainingError
 from trainer.job_data.examples import tasks_of, with_examples
 from trainer.learner_names import TEACHER
@@ -78,7 +78,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
                 RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, all_changes
             )
             os.rename(beside, new.path)
-        sync_folder(new.path.parent)
+        fsync(new.path.parent)
     except FileNotFoundError as error:
         if not _is_below(error.filename, run.checkpoints):
             raise

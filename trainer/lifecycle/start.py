@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 import configs
+from configs.durable import atomic_write
 from configs.runs import DISTRIBUTION, REVISION
 from data_pipeline import Corpus, ExampleSplit, contents, open_corpora
 from trainer.checkpoint.attempts import Attempt, Owner, require_no_owner
@@ -27,7 +28,6 @@ from trainer.checkpoint.layout import full_state_dict
 from trainer.checkpoint.reader import Checkpoint, newest_intact, newest_state
 from trainer.config import JobConfig
 from trainer.control import forget
-from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 from trainer.job_data.counting import global_batches
 from trainer.job_data.examples import predicts_by_example

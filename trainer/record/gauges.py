@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 
 from configs.devices import DeviceConfig, device_named
+from configs.durable import atomic_write
 from data_pipeline import DataConfig
 from model import describe
 from trainer.config import JobConfig
-from trainer.durable import atomic_write
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import BACKWARD, COMMUNICATION, FORWARD, STEP
 from trainer.learners.learner import Learner

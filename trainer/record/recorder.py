@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from configs.durable import atomic_write
 from data_pipeline import DEFAULT_VIEW
 from model import describe
 from trainer.checkpoint.attempts import live_owner, published
 from trainer.checkpoint.reader import newest_intact
 from trainer.config import JobConfig
-from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import Scores
 from trainer.evaluation.setbacks import Setback

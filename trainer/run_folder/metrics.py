@@ -58,8 +58,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.durable import atomic_write
 from configs.strict_json import is_torn, parse_json
-from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
 Row = dict[str, float]

@@ -19,12 +19,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from configs import ConfigError
+from configs.durable import atomic_write
 from configs.rules import COUNT, INDEX, NOT_EMPTY, PATH, Matches, OneOf, positive
 from configs.section import Refusal, Section
 from configs.strict_json import from_json, read_json
 from data_pipeline.shards.manifest import FileRecord, fault
 from model import ModelShape
-from trainer.durable import atomic_write
 from trainer.errors import TrainingError
 
 VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

@@ -24,9 +24,9 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
+from configs.durable import atomic_write
 from configs.runs import USUAL_ROWS, revision_in, seconds_since, stall_timeout
 from configs.strict_json import parse_json
-from trainer.durable import atomic_write
 from trainer.tracking.trackers import Row, Tail, Tracker, register_tracker
 
 CRASH_LOOP = 3  # attempts in a row without a new step

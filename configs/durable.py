@@ -32,7 +32,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-        sync_folder(path.parent)
+        fsync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             beside.unlink()
@@ -41,9 +41,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a folder's entries (files created, renamed or removed in it) survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Make a file's content, or a folder's entries, survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
