@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import OptionError
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.checking import check
 from data_pipeline.building.merging import documents, merge
@@ -66,7 +65,7 @@ def test_a_missing_part_is_named(tmp_path: Path, inputs: list[str], tokenizer_di
         merge(out)
     build(BuildOptions(inputs, str(tokenizer_dir), task=0, tasks=3, **OPTIONS), out)
     build(BuildOptions(inputs, str(tokenizer_dir), task=2, tasks=3, **OPTIONS), out)
-    with pytest.raises(OptionError, match="--task 1/3"):
+    with pytest.raises(DataError, match="--task 1/3"):
         merge(out)
 
 
