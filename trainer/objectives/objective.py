@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from trainer.objectives.term import LossInputs, Term
 from trainer.objectives.whole_batch import WholeBatchTerm
 
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
+_Name = TypeVar("_Name", int, str)  # of a layer, or of a head
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
 
@@ -245,15 +246,19 @@ def union(captures: Iterable[Capture]) -> Capture:
     """A capture of everything that any of `captures` asks for."""
     captures = list(captures)
     return Capture(
-        hidden_states=tuple(sorted(set[int]().union(*map(attrgetter("hidden_states"), captures)))),
-        attention=tuple(sorted(set[int]().union(*map(attrgetter("attention"), captures)))),
-        values=any(map(attrgetter("values"), captures)),
-        all_positions=any(map(attrgetter("all_positions"), captures)),
-        last_hidden_state=any(map(attrgetter("last_hidden_state"), captures)),
-        heads=tuple(sorted(set[str]().union(*map(attrgetter("heads"), captures)))),
-        exits=tuple(sorted(set[int]().union(*map(attrgetter("exits"), captures)))),
-        branches=tuple(sorted(set[str]().union(*map(attrgetter("branches"), captures)))),
+        hidden_states=_all([capture.hidden_states for capture in captures]),
+        attention=_all([capture.attention for capture in captures]),
+        values=any(capture.values for capture in captures),
+        all_positions=any(capture.all_positions for capture in captures),
+        last_hidden_state=any(capture.last_hidden_state for capture in captures),
+        heads=_all([capture.heads for capture in captures]),
+        exits=_all([capture.exits for capture in captures]),
+        branches=_all([capture.branches for capture in captures]),
     )
+
+
+def _all(parts: Iterable[tuple[_Name, ...]]) -> tuple[_Name, ...]:
+    return tuple(sorted(set[_Name]().union(*parts)))
 
 
 def _build(
@@ -307,7 +312,7 @@ class Demand:
             own_logits += any(term.reads_logits for term in direct)
             mean_logits += any(term.reads_logits for term in of_mean)
         mean = union(mean_captures)
-        mean = dataclasses.replace(mean, heads=tuple(filter(heads.__contains__, mean.heads)))
+        mean = dataclasses.replace(mean, heads=tuple(head for head in mean.heads if head in heads))
         return cls(
             is_read=bool(captures or mean.heads) or own_logits + mean_logits > 0,
             is_mean_read=bool(mean_captures),
