@@ -156,14 +156,10 @@ def require_usable(inputs: Sequence[str], usable: int, problems: int, first: str
     names = ", ".join(inputs)
     if not usable and first is None:
         raise DataError(f"{names}: holds no text")
-    if not usable:
-        raise DataError(
-            f"{names}: holds no usable document; problems: {problems:,}, the first: {first}"
-        )
     if problems > usable:
         raise DataError(
-            f"{names}: most documents are unusable, {problems:,} of {problems + usable:,}; "
-            f"the first: {first}; name the field or separator that fits, or remove them"
+            f"{names}: {problems:,} of {problems + usable:,} documents are unusable; the first: "
+            f"{first}; name the --field or --separator that fits, or remove them"
         )
 
 

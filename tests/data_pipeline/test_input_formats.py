@@ -195,7 +195,7 @@ def test_skipped_files_and_unusable_documents_are_told(
     monkeypatch.undo()
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"body": "b"}\n{"body": "c"}\n')
-    message = r"most documents are unusable, 2 of 3; the first: .*bad.jsonl:2: no field 'text'"
+    message = r"2 of 3 documents are unusable; the first: .*bad.jsonl:2: no field 'text'"
     with pytest.raises(DataError, match=message):
         build(BuildOptions([str(bad)], str(tokenizer_dir)), str(tmp_path / "bad"))
     with pytest.raises(DataError, match=message):

@@ -119,9 +119,9 @@ def test_text_that_cannot_be_used_is_counted_with_the_first_reason(
         (
             "a.txt",
             "\xe9\xe9n.".encode("latin-1"),
-            r"; problems: 1, the first: .*a\.txt:1: not valid",
+            r"1 of 1 documents are unusable; the first: .*a\.txt:1: not valid",
         ),
-        ("b.jsonl", b"{}\n[1]\n{", r"; problems: 3, the first: .*b\.jsonl:1: no field 'text'"),
+        ("b.jsonl", b"{}\n[1]\n{", r"3 of 3 documents .*b\.jsonl:1: no field 'text'; .*--field"),
         ("c.txt", b"", r"c\.txt: holds no text"),
     ):
         path = tmp_path / name
