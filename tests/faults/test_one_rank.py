@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
+import subprocess
 from functools import partial
 
 import pytest
 
 from cluster.ranks import reserved_port
+from configs import progress
 from tests.conftest import command_environment
 from tests.faults.jobs import arguments, as_rank, end, processes_of, start_sabotaged
 from tests.faults.sabotaged import sabotage
@@ -55,6 +59,27 @@ def test_a_rank_that_hangs_ends_the_job_with_every_stack_in_the_logs(
 def stacks(log: str) -> str:
     """The log from faulthandler's first stack on."""
     return "".join(re.split(r"(?=Current thread 0x|Thread 0x)", log)[1:])
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_others_says_where(corpus, tmp_path):
+    """As where the other machine cannot reach the address."""
+    with reserved_port() as port:
+        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        alone = Program(
+            *(as_rank, impatient, arguments(corpus, tmp_path)),
+            environment=command_environment(**place),
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            alone.wait(8)
+        os.kill(alone.pid, signal.SIGKILL)
+    _, errors = alone.communicate(10)
+    assert f"meeting the other ranks at 127.0.0.1:{port} · " in errors
+
+
+def impatient() -> None:
+    progress.LINE_SECONDS = 1.0
 
 
 @pytest.mark.slow

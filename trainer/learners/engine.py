@@ -28,6 +28,7 @@ from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 
+from configs.progress import work
 from trainer.batch_config import bucket_size
 from trainer.checkpoint.layout import set_masters
 from trainer.device import allow_open_files, own_device
@@ -284,7 +285,9 @@ def join_process_group() -> torch.device:
         # probe every operator of DeepSpeed, each of which prints that there is no nvcc.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     allow_open_files(int(os.environ["WORLD_SIZE"]))
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    place = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+    with work(f"meeting the other ranks at {place}", ticks=os.environ["RANK"] == "0"):
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
     deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # else it creates a second, equal group
     watch_collectives()
