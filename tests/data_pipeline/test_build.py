@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.errors import UserError
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building import build as building
 from data_pipeline.building import encoding
@@ -350,7 +351,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text_file: Path, tokenizer_dir: P
         ([str(text_file)], tokenizer_dir, {"task": 5, "tasks": 3}, "--task 5/3"),
     ]
     for inputs, tokenizer, options, message in cases:
-        with pytest.raises(DataError, match=message) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             build(BuildOptions(inputs, str(tokenizer), **options), str(tmp_path / "out"))
         assert "\n" not in str(caught.value)
 

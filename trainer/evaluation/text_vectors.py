@@ -68,9 +68,13 @@ def scaled(vector: Vector) -> Vector:
 @torch.inference_mode()
 def warn_of_decoder(model: Model, vocabulary: Vocabulary, folder: Path) -> None:
     """Log a line where the first token's state does not depend on the tokens behind it."""
-    tokens = [[vocabulary.cls, token, vocabulary.sep] for token in vocabulary.ordinary[:8]]
     device = next(model.parameters()).device
-    first = model.encode(torch.tensor(tokens, device=device)).last_hidden_state[:, 0]
+    tokens = torch.tensor(
+        [[vocabulary.cls, token, vocabulary.sep] for token in vocabulary.ordinary[:8]],
+        device=device,
+    )
+    segments = torch.zeros_like(tokens) if model.config.reads_segments else None
+    first = model.encode(tokens, segments).last_hidden_state[:, 0]
     if len(tokens) > 1 and torch.equal(first, first[:1].expand_as(first)):
         _log.warning(
             "%s: is a decoder: a token sees only those before it, so `cls` is the same for every "

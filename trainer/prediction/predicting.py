@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.errors import OptionError
 from data_pipeline import EmptyText
 from data_pipeline.task_files.questions import read_multiple_choice
 from model import (
@@ -96,7 +97,8 @@ def predictions(
     names the one to use of several, `encoding` that of the file where it is not that of training.
     With a `speed`, examples leave at the first layer that is certain, which each prediction tells.
     Raises ModelError for a model without a task head, for a head of a kind without a predictor, or
-    without branches for a `speed`; DataError for a file that cannot be read.
+    without branches for a `speed`; OptionError for either where it translates; DataError for a file
+    that cannot be read.
     """
     model = from_pretrained(folder).to(device)
     if Ability.GENERATE in model.config.abilities:
@@ -129,7 +131,8 @@ def _predictor_of(tuned: FineTuned) -> type[Predictor]:
 def _require_none(folder: Path, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ModelError(f"{option}: is for heads of tasks, and {folder} translates; remove it")
+            why = f"is for heads of tasks, and {folder} translates; remove it"
+            raise OptionError(f"{option}: {why}")
 
 
 def _answers(
