@@ -234,7 +234,7 @@ def test_a_first_node_that_cannot_start_a_batch_shell(slurm: RealSlurm, source: 
     read_only(slurm, "n1", slurm.home / "spool/n1")
     job = Submitted(slurm, source, steps=3)
     until(lambda: slurm.job(job.id)["Restarts"] == "1", "SLURM's requeue")
-    slurm.wait_job(job.id, "PENDING")  # COMPLETING before, while SLURM cleans up
+    slurm.wait_job(job.id, "PENDING", timeout=120)  # COMPLETING before, while SLURM cleans up
     held = read_run(job.run, queued_jobs())
     assert held.state == "queued"
     assert held.reason.endswith(f"`scontrol release {job.id}`")
