@@ -74,7 +74,7 @@ ROOMS = {
         "stages term layers row_losses vocabulary task labels whole_batch terms "
         "objective_config shared_spans objective"
     ),
-    "trainer/objectives/terms": "states attention predictions own_predictions",
+    "trainer/objectives/terms": "states attention predictions divergences own_predictions",
     "trainer/learners": ("state zero module engine learner first_weights learners"),
     # A new kind of model, or task, is one file, and nothing else names it: not these lists either.
     "model/kinds": " ".join(sorted(path.stem for path in (ROOT / "model/kinds").glob("[!_]*.py"))),

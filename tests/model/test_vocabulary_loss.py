@@ -19,14 +19,14 @@ from trainer.objectives.row_losses import (
     kl_divergence,
     kl_divergence_rows,
 )
-from trainer.objectives.terms.own_predictions import squared_log_z
-from trainer.objectives.terms.predictions import (
+from trainer.objectives.terms.divergences import (
     alpha_beta,
     decoupled,
     jensen_shannon,
-    soft_cross_entropy,
     sorted_distance,
 )
+from trainer.objectives.terms.own_predictions import squared_log_z
+from trainer.objectives.terms.predictions import soft_cross_entropy
 from trainer.objectives.vocabulary import chunked_kl_divergence, project_and_sum
 from trainer.vocabulary_projection import Distribution, Projection
 

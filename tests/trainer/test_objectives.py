@@ -29,17 +29,15 @@ from trainer.objectives.terms.attention import (
     QueryRelation,
     ValueRelation,
 )
-from trainer.objectives.terms.own_predictions import ZLoss
-from trainer.objectives.terms.predictions import (
+from trainer.objectives.terms.divergences import (
     AlphaBeta,
-    Blended,
     DecoupledKD,
     JensenShannon,
     ReverseKL,
-    SoftCrossEntropy,
-    SoftKL,
     UniversalLogitDistillation,
 )
+from trainer.objectives.terms.own_predictions import ZLoss
+from trainer.objectives.terms.predictions import Blended, SoftCrossEntropy, SoftKL
 from trainer.objectives.terms.states import (
     PKD,
     Cosine,

@@ -27,7 +27,8 @@ from trainer.job_data.fit import require_fit
 from trainer.job_data.other_tokenizers import other_views
 from trainer.objectives.row_losses import kl_divergence
 from trainer.objectives.shared_spans import _means
-from trainer.objectives.terms.predictions import among, sorted_distance
+from trainer.objectives.terms.divergences import sorted_distance
+from trainer.objectives.terms.predictions import among
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.vocabulary_projection import Distribution, Projection

@@ -28,15 +28,9 @@ from trainer.objectives.terms.attention import (
     QueryRelation,
     ValueRelation,
 )
+from trainer.objectives.terms.divergences import AlphaBeta, DecoupledKD, JensenShannon, ReverseKL
 from trainer.objectives.terms.own_predictions import EarlyExits, ZLoss
-from trainer.objectives.terms.predictions import (
-    AlphaBeta,
-    Blended,
-    DecoupledKD,
-    JensenShannon,
-    ReverseKL,
-    SoftKL,
-)
+from trainer.objectives.terms.predictions import Blended, SoftKL
 from trainer.objectives.terms.states import (
     PKD,
     Cosine,

@@ -15,10 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint.layout import FROZEN, layout, refresh, torch_optimizer
-from trainer.checkpoint.reader import Checkpoint
-from trainer.optimizers.config import AVERAGE
-
 # Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -30,7 +26,8 @@ from torch import Tensor, nn
 
 from configs.progress import work
 from trainer.batch_config import bucket_size
-from trainer.checkpoint.layout import set_masters
+from trainer.checkpoint.layout import FROZEN, layout, refresh, set_masters, torch_optimizer
+from trainer.checkpoint.reader import Checkpoint
 from trainer.device import allow_open_files, own_device
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -38,6 +35,7 @@ from trainer.learner_names import BACKWARD, FORWARD, STEP
 from trainer.learners.module import LearnerModule
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
 from trainer.measure import watch_collectives
+from trainer.optimizers.config import AVERAGE
 from trainer.optimizers.gated import GatedOptimizer, MasterOptimizer
 from trainer.optimizers.shards import Shards, squared_norm
 
