@@ -12,8 +12,6 @@ keeps the other keys. A name with a folder or a suffix
 is the path of a file.
 """
 
-# ruff: noqa: F401 - what this package imports, it hands on
-
 from configs.errors import ConfigError
 from configs.loading import (
     SHIPPED,
@@ -29,3 +27,19 @@ from configs.loading import (
     plain,
     validate,
 )
+
+__all__ = [
+    "SHIPPED",
+    "ConfigError",
+    "assigned",
+    "assignment",
+    "dump",
+    "find",
+    "is_shipped",
+    "load",
+    "load_text",
+    "load_tree",
+    "merge",
+    "plain",
+    "validate",
+]

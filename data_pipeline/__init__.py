@@ -4,8 +4,6 @@ The contents of a global step are a pure function of (index, seed, epoch, sequen
 They depend neither on the world size nor on restarts, and any step can be computed directly.
 """
 
-# ruff: noqa: F401 - what this package imports, it hands on
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -44,6 +42,49 @@ from data_pipeline.tokenization.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
     from data_pipeline.building.build import BuildOptions, build
+
+__all__ = [
+    "DEFAULT_VIEW",
+    "MASKED",
+    "NO_LABEL",
+    "PAIRS",
+    "TASK_NAME",
+    "BadShard",
+    "Batch",
+    "BatchSizes",
+    "BatchStream",
+    "BuildOptions",
+    "Corpus",
+    "CorpusSplit",
+    "DataConfig",
+    "DataError",
+    "EmptyText",
+    "EncodedExample",
+    "EveryToken",
+    "ExampleSplit",
+    "ExampleStream",
+    "JointStream",
+    "MaskingConfig",
+    "PhaseConfig",
+    "SomeTokens",
+    "SourceConfig",
+    "StoredLogits",
+    "Target",
+    "TaskDataConfig",
+    "TaskSchedule",
+    "TextEncoder",
+    "View",
+    "Vocabulary",
+    "all_batches",
+    "build",
+    "contents",
+    "open_corpora",
+    "open_splits",
+    "open_stream",
+    "padding_fraction",
+    "rows_for_tokens",
+    "with_masks",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,8 @@ shares, or another kind (`model.kinds`). `build` makes a `Model` with initial we
 `output_projection`; other callers call the model itself.
 """
 
-# ruff: noqa: F401 - what this package imports, it hands on
-
 import model.head_modules
-import model.kinds  # registers them
+import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Documents, Padded
@@ -53,3 +51,68 @@ from model.task_head_config import (
     HeadModuleConfig,
     TaskHeadConfig,
 )
+
+__all__ = [
+    "CHOICE",
+    "CLASSIFICATION",
+    "DETECTION",
+    "HEADS",
+    "HEAD_NAMES",
+    "MULTI_LABEL",
+    "OTHER",
+    "QKV",
+    "READ_OUT",
+    "REGRESSION",
+    "SPAN",
+    "TAGGING",
+    "VECTOR",
+    "Ability",
+    "AttentionMask",
+    "Capture",
+    "Decoding",
+    "Documents",
+    "EncoderConfig",
+    "Features",
+    "HeadModuleConfig",
+    "MaskedLanguageModel",
+    "Model",
+    "ModelConfig",
+    "ModelError",
+    "ModelOutput",
+    "ModelShape",
+    "ModelSize",
+    "Padded",
+    "TaskHeadConfig",
+    "Training",
+    "Transitions",
+    "beam_search",
+    "build",
+    "cannot_tile",
+    "decode",
+    "default_model",
+    "describe",
+    "double_layers",
+    "encoder_from_pretrained",
+    "first_weights",
+    "from_pretrained",
+    "greedy_search",
+    "import_folder",
+    "log_likelihood",
+    "may_name_a_head",
+    "model_card",
+    "module_of",
+    "prune_folder",
+    "read_config",
+    "read_encoder_config",
+    "require_free",
+    "save_pretrained",
+    "select_layers",
+    "select_tokens",
+    "tile",
+    "vocabulary_logits",
+    "with_fitting_heads",
+    "with_head_alone",
+    "with_task_head",
+    "write_config",
+    "written_whole",
+]
