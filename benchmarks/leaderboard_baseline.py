@@ -51,6 +51,7 @@ def modernbert(special: dict[str, int]) -> PreTrainedModel:
         **SHAPE, **special, intermediate_size=256, max_position_embeddings=LENGTH,
         local_attention=16, global_attn_every_n_layers=4, initializer_range=0.05,
         bos_token_id=special["cls_token_id"], eos_token_id=special["sep_token_id"],
+        sparse_prediction=True,  # the output layer reads masked tokens only
     )  # fmt: skip
     return ModernBertForMaskedLM(config)
 

@@ -1,14 +1,15 @@
 """Training speed of a learner in the real trainer, side by side with `transformers`.
 
-One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside BertForMaskedLM, or
-DebertaV2ForMaskedLM for relative positions, with its own loss and attention, both with what their
-trainers do by default: fused AdamW and gradients clipped at norm 1. Micro-batches of random tokens,
-15% masked, V = 30,522, L = 128, no padding, no dropout; the same threads, batch and precision. They
+One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside the class of
+`transformers` for its model (by default BertForMaskedLM), with its own loss and attention, both
+with what their trainers do by default: fused AdamW and gradients clipped at norm 1. Micro-batches
+of random tokens, 15% masked, L = 128, no padding, no dropout; the same threads, batch and
+precision. ModernBertForMaskedLM predicts masked tokens only, as its authors train it. They
 take turns, so that other work on the machine affects all equally, each in a process of its own: on
 a CPU Tandem's keeps the memory that it frees, which other processes do not by default. Time is CPU
 time with one thread, and wall-clock time with more or on a GPU. On a GPU the class is compiled.
 
-    python benchmarks/model_speed.py --size small --precision fp32 --threads 1
+    python benchmarks/model_speed.py --model demo_teacher --precision fp32 --threads 1
 
 `tandem` is a student of hard or soft labels, or a teacher with ``masked_only``: its last layer
 computes masked positions only. `whole last layer` is a teacher whose last hidden state students
@@ -30,7 +31,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.masked_batches import LENGTH, VOCABULARY, masked_batch
+import configs
+from benchmarks.masked_batches import LENGTH, masked_batch
 from benchmarks.one_rank import join_alone
 from benchmarks.transformers_step import transformers_step
 from benchmarks.turns import UNCOUNTED, clock_for, medians, seconds_of, take_turns
@@ -44,7 +46,7 @@ from trainer.objectives import ObjectiveConfig
 from trainer.step import train_step
 from trainer.tasks.pretraining import MaskedLanguageModelling
 
-SIZES = {"small": (256, 4, 4), "base": (768, 12, 12)}  # hidden size, layers, heads
+SMALL = ["hidden_size=256", "layers=4", "heads=4", "ffn_size=1024"]
 
 Step = Callable[[], object]
 Build = Callable[[argparse.Namespace, Batch], Step]
@@ -86,7 +88,8 @@ def _seconds_of_step(name: str, pipe: Connection) -> float:
 def _time_steps(build: Build, arguments: argparse.Namespace, pipe: Connection) -> None:
     """A step for each message, whose seconds are sent back."""
     torch.set_num_threads(arguments.threads)
-    step, clock = build(arguments, masked_batch(arguments.rows)), clock_for(arguments.threads)
+    batch = masked_batch(arguments.rows, vocabulary=_encoder(arguments).vocab_size)
+    step, clock = build(arguments, batch), clock_for(arguments.threads)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the benchmark has ended
         while True:
             pipe.recv()
@@ -95,8 +98,8 @@ def _time_steps(build: Build, arguments: argparse.Namespace, pipe: Connection) -
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--positions", choices=["learned", "relative"], default="learned")
+    parser.add_argument("--model", default="bert_base", help="of configs/model")
+    parser.add_argument("--small", action="store_true", help="4 layers, H = 256")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
@@ -105,24 +108,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _encoder(size: str, positions: str) -> EncoderConfig:
-    hidden, layers, heads = SIZES[size]
-    return EncoderConfig(
-        vocab_size=VOCABULARY, hidden_size=hidden, layers=layers, heads=heads, ffn_size=4 * hidden,
-        pooler="none", positions=positions,
-        position_buckets=256 if positions == "relative" else 0,
-    )  # fmt: skip
+def _encoder(arguments: argparse.Namespace) -> EncoderConfig:
+    changes = [*(SMALL if arguments.small else []), "pooler=none", "dropout=0"]
+    return configs.load(arguments.model, EncoderConfig, "model", changes)
 
 
 def _theirs(arguments: argparse.Namespace, batch: Batch) -> Step:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    encoder = _encoder(arguments.size, arguments.positions)
-    return transformers_step(encoder, batch, device, arguments.precision)
+    return transformers_step(_encoder(arguments), batch, device, arguments.precision)
 
 
 def _ours(arguments: argparse.Namespace, batch: Batch, masked_only: bool) -> Step:
     join_alone()
-    encoder = _encoder(arguments.size, arguments.positions)
+    encoder = _encoder(arguments)
     config = LearnerConfig(
         model=encoder,
         objective=ObjectiveConfig(mlm=MaskedLanguageModelling()),

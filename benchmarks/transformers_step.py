@@ -26,7 +26,10 @@ def transformers_step(
     """
     shape = shape.with_dropout(0.0)
     config, _ = to_transformers(shape, skeleton(shape).state_dict())
-    theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**config))
+    known = AutoConfig.for_model(**config)
+    if hasattr(known, "sparse_prediction"):
+        known.sparse_prediction = True  # the output layer reads masked tokens only
+    theirs = AutoModelForMaskedLM.from_config(known)
     trained = theirs.train().to(device)
     assert shape.positions == "relative" or trained.config._attn_implementation == "sdpa"
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-4, fused=True)
