@@ -3,7 +3,7 @@
 One masked-LM learner under its DeepSpeed engine (stage 0, one process) beside the class of
 `transformers` for its model (by default BertForMaskedLM), with its own loss and attention, both
 with what their trainers do by default: fused AdamW and gradients clipped at norm 1. Micro-batches
-of random tokens, 15% masked, L = 128, no padding, no dropout; the same threads, batch and
+of random tokens, 15% masked, no padding, no dropout; the same threads, batch and
 precision. ModernBertForMaskedLM predicts masked tokens only, as its authors train it. They
 take turns, so that other work on the machine affects all equally, each in a process of its own: on
 a CPU Tandem's keeps the memory that it frees, which other processes do not by default. Time is CPU
@@ -62,7 +62,7 @@ def main() -> None:
     arms = {name: partial(_seconds_of_step, name, pipe) for name, pipe in pipes.items()}
     seconds = medians(take_turns(arms, arguments.steps))
     for name, median in seconds.items():
-        speed = arguments.rows * LENGTH / median
+        speed = arguments.rows * arguments.length / median
         print(f"{name}: {speed:.0f} tokens/s, {seconds['transformers'] / median:.2f}")
 
 
@@ -88,7 +88,7 @@ def _seconds_of_step(name: str, pipe: Connection) -> float:
 def _time_steps(build: Build, arguments: argparse.Namespace, pipe: Connection) -> None:
     """A step for each message, whose seconds are sent back."""
     torch.set_num_threads(arguments.threads)
-    batch = masked_batch(arguments.rows, vocabulary=_encoder(arguments).vocab_size)
+    batch = masked_batch(arguments.rows, arguments.length, _encoder(arguments).vocab_size)
     step, clock = build(arguments, batch), clock_for(arguments.threads)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the benchmark has ended
         while True:
@@ -102,6 +102,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="4 layers, H = 256")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--whole", action="store_true", help="also with a whole last layer")

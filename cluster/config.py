@@ -255,8 +255,8 @@ def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConf
 
     ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. The
     ``--container-*`` options of NVIDIA's Pyxis go to srun: only the ranks run in the image, since
-    the script needs SLURM's commands. Raises LaunchError for an argument that is not an option, or
-    for an invalid value.
+    the script needs SLURM's commands. Raises OptionError for an argument that is not an option, and
+    LaunchError for an invalid value.
     """
     ours: dict[str, Any] = {}
     sbatch, srun = dict(config.sbatch), dict(config.srun)
@@ -283,7 +283,7 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
             taken = False
             continue
         if not argument.startswith("--") or argument == "--":
-            raise LaunchError(f"{argument!r} is not an option; write --name value, or key=value")
+            raise OptionError(f"{argument!r} is not an option; write --name value, or key=value")
         name, equals, text = argument[2:].partition("=")
         following = arguments[index + 1] if index + 1 < len(arguments) else "--"
         if not equals and not following.startswith("--"):

@@ -3,7 +3,8 @@
 ``plain`` is two matrix products. ``fused`` is torch's ``scaled_dot_product_attention``. ``varlen``
 is flash attention over sequences of different lengths (``torch.nn.attention.varlen``). It does no
 work on padding, between documents or outside a local window. It has gradients, but needs CUDA and a
-16-bit dtype. ``runs`` is the fused kernel for each document of a row by itself, on a CPU.
+16-bit dtype. On a CPU, ``runs`` is the fused kernel for each document of a row by itself, and
+``bands`` for blocks of queries with the keys in their windows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 from model.documents import AttentionMask, Documents, RealTokens
 from model.precision import is_native, kernel_device
 
-PLAIN, FUSED, VARLEN, RUNS = "plain", "fused", "varlen", "runs"
+PLAIN, FUSED, VARLEN, RUNS, BANDS = "plain", "fused", "varlen", "runs", "bands"
 
 # The longest sequence for which a CPU uses plain matrix products. With bfloat16 instructions the
 # fused kernel takes 3.4 times as long as they do at L = 128. In float32 it takes three quarters of
@@ -34,6 +35,10 @@ _NARROW = 32
 # The longest row of several documents for which a CPU masks the other documents rather than take
 # one by one. At L = 256 the latter takes 0.7 to 1.0 of the time, at L = 512 0.3 to 0.9.
 _CPU_MASKED_LENGTH = 192
+# On a CPU the queries of a long row attend in blocks of this many or of the window. At 8 blocks a
+# row it takes 0.6 of the time, at 32 blocks 0.14; at 4 it takes as long.
+_CPU_BAND = 128
+_CPU_FEWEST_BANDS = 8
 _WIDEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get the math kernel
 
@@ -53,14 +58,14 @@ class AttentionPattern(NamedTuple):
     """The keys that the queries of a layer may attend to, in the form that its kernel takes.
 
     visible: for ``fused``, bool, broadcastable to [B, A, L, L], True where a query may attend;
-        None: everywhere.
+        None: everywhere. For ``bands``, [B or 1, blocks, 1, queries, keys].
     hiding: for ``plain``, of the same shape, in the dtype of q and k: what is added to the scores.
     seeing: for ``plain``, [B or 1, 1, L, 1]: 0 at a query that sees no key, as padding far from
         every real token, else 1; None where all queries of a row see the same keys.
     boundaries: for ``varlen``, int32 [N + 1]: the offsets that cut the B * L positions into N
         runs. A query attends only inside its run.
     sizes: for ``runs``, the lengths of the runs.
-    window: for ``varlen`` and ``runs``, as in `visible_keys`.
+    window: for ``varlen``, ``runs`` and ``bands``, as in `visible_keys`.
     is_causal: for ``varlen`` and ``runs``, as in `Documents`.
     tokens: the rows' real tokens, where a layer computes only these.
     distances: where scores depend on them. Then the kernel is ``plain`` or ``fused``, and the layer
@@ -109,11 +114,13 @@ def choose_kernel(
     skips: bool,
     dropout: float,
     runs: bool = False,
+    window: int = 0,
 ) -> str:
     """The fastest kernel for a device type, its operands, and keys that may be skipped.
 
     `skips`: rows end in padding of known length or hold several documents, or a window hides keys.
-    `runs`: rows hold several documents of sizes that the host knows. The choice for CPUs was
+    `runs`: rows hold several documents of sizes that the host knows. `window`: that of rows without
+    documents. The choice for CPUs was
     measured with benchmarks/model_attention.py, forward and backward; in inference mode, forward.
     The choice does not depend on whether a layer is captured, so capture does not change rounding.
     An exported graph always uses ``plain``, which serves every length.
@@ -123,6 +130,8 @@ def choose_kernel(
     if device == "cpu":
         if runs and length > _CPU_MASKED_LENGTH:
             return RUNS
+        if window and length >= _CPU_FEWEST_BANDS * max(window, _CPU_BAND):
+            return BANDS
         if dtype == torch.float32 and torch.is_inference_mode_enabled():
             return FUSED
         longest = _CPU_PLAIN_LENGTH.get(dtype, 0)
@@ -177,12 +186,16 @@ def attention_pattern(
     documents = attention_mask if isinstance(attention_mask, Documents) else None
     sizes = () if documents is None else documents.sizes
     kind, runs = kernel_device(device), bool(sizes)
+    near = 0 if documents else window
     if distances is not None:  # the kernels that skip take no numbers to add to the scores
-        skips = runs = False
-    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, runs)
+        skips, runs, near = False, False, 0
+    kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, runs, near)
     is_causal = documents is not None and documents.is_causal
     if kernel == RUNS:
         return AttentionPattern(kernel, sizes=sizes, window=window, is_causal=is_causal)
+    if kernel == BANDS:
+        in_bands = _visible_in_bands(attention_mask, length, window, device)
+        return AttentionPattern(kernel, in_bands, window=window)
     if kernel != VARLEN:
         visible = visible_keys(attention_mask, length, window, device)
         return AttentionPattern.of(kernel, visible, dtype)._replace(distances=distances)
@@ -217,6 +230,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: 
             return attend(q.float(), k.float(), v.float(), pattern, dropout).to(q.dtype)
     if pattern.kernel == RUNS:
         return _attend_each_run(q, k, v, pattern, dropout)
+    if pattern.kernel == BANDS:
+        return _attend_in_bands(q, k, v, pattern, dropout)
     if pattern.kernel != PLAIN:
         return _attend_fused(q, k, v, pattern, dropout)
     scores = attention_scores(q, k)
@@ -282,6 +297,41 @@ def _attend_each_run(
         of_run = F.scaled_dot_product_attention(q, k, v, visible, dropout, is_causal)
         mixed.append(of_run[0].transpose(0, 1))
     return torch.cat(mixed).unflatten(0, shape).transpose(1, 2)
+
+
+def _attend_in_bands(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: float
+) -> Tensor:
+    """Attention of each block of queries to the keys in their windows, all blocks as a batch."""
+    visible = pattern.visible
+    assert visible is not None
+    rows, _, length, _ = q.shape
+    size, keys = visible.shape[-2:]
+    reach, missing = pattern.window // 2, -length % size
+    q = F.pad(q, (0, 0, 0, missing)).unflatten(2, (-1, size))  # [B, A, blocks, size, D]
+    k, v = (
+        F.pad(x, (0, 0, reach, reach + missing)).unfold(2, keys, size).transpose(3, 4)
+        for x in (k, v)
+    )
+    parts = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * blocks, A, ..., D]
+    visible = visible.expand(rows, -1, -1, -1, -1).flatten(0, 1)
+    mixed = F.scaled_dot_product_attention(*parts, visible, dropout)
+    return mixed.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+
+
+def _visible_in_bands(
+    attention_mask: Tensor | None, length: int, window: int, device: torch.device
+) -> Tensor:
+    """The keys that each query of a block may attend to: see `AttentionPattern.visible`."""
+    size, reach = max(window, _CPU_BAND), window // 2
+    places = torch.arange(-reach, size + reach, device=device)  # from the first query of a block
+    near = (places - torch.arange(size, device=device)[:, None]).abs() <= reach
+    keys = torch.arange(0, length, size, device=device)[:, None] + places
+    real = ((keys >= 0) & (keys < length))[None]  # [1, blocks, keys]
+    seen = visible_keys(attention_mask, length, 0, device)
+    if seen is not None:
+        real = real & seen[:, 0, 0][:, keys.clamp(0, length - 1)]
+    return (near & real[:, :, None])[:, :, None]
 
 
 def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:

@@ -59,7 +59,7 @@ def rows() -> tuple[torch.Tensor, Documents, list[tuple[int, int, int]]]:
 
 @pytest.fixture(params=[PLAIN, FUSED, RUNS])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    def choose(device, dtype, length, head_size, skips, dropout, runs=False):
+    def choose(device, dtype, length, head_size, skips, dropout, runs=False, window=0):
         return request.param if runs else FUSED
 
     monkeypatch.setattr(attention_kernel, "choose_kernel", choose)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import model
 from model import attention_kernel
 from model.attention_kernel import (
+    BANDS,
     FUSED,
     PLAIN,
     VARLEN,
@@ -226,6 +227,29 @@ def test_both_kernels_agree(masked: bool, local: bool) -> None:
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("padding", [None, "mask", "lengths"])
+@pytest.mark.parametrize(("length", "window"), [(1024, 128), (1100, 10), (2100, 256)])
+def test_bands_agree_with_masked_attention(padding: str | None, length: int, window: int) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    mask = torch.ones(2, length)
+    mask[1, 300:] = 0
+    given = {None: None, "mask": mask, "lengths": mask.long().sum(1)}[padding]
+    operands = torch.device("cpu"), torch.float32
+    bands = attention_kernel.attention_pattern(given, window, (2, length), 8, operands, 0.0)
+    assert bands.kernel == BANDS
+    visible = visible_keys(given, length, window, operands[0])
+    results = []
+    for pattern in (bands, AttentionPattern.of(FUSED, visible, torch.float32)):
+        drawn.manual_seed(0)
+        inputs = torch.randn(3, 2, 2, length, 8, generator=drawn, requires_grad=True)
+        mixed = attend(*inputs, pattern, 0.0)
+        weights = torch.randn(mixed.shape, generator=drawn) * mask[:, None, :, None]
+        (gradient,) = torch.autograd.grad((mixed * weights).sum(), inputs)
+        results.append((mixed, gradient))
+    for banded, masked in zip(*results, strict=True):
+        torch.testing.assert_close(banded, masked, rtol=1e-4, atol=1e-5)
+
+
 def attend_run_by_run(
     q: Tensor, k: Tensor, v: Tensor, cuts_q: Tensor, cuts_k: Tensor, longest_q: int,
     longest_k: int, *, window_size: tuple[int, int], scale: float | None,
@@ -308,6 +332,8 @@ def test_the_kernel_is_chosen_by_device_operands_and_what_it_may_skip(
         assert choose_kernel("cpu", torch.float32, 16, 64, True, 0.0) == FUSED
         assert choose_kernel("cpu", torch.bfloat16, 16, 64, True, 0.0) == PLAIN
     assert choose_kernel("cpu", torch.float32, 128, 26, True, 0.0) == PLAIN
+    assert choose_kernel("cpu", torch.float32, 1024, 64, True, 0.0, window=128) == BANDS
+    assert choose_kernel("cpu", torch.float32, 1024, 64, True, 0.0, window=256) == FUSED
     monkeypatch.setattr(attention_kernel, "_has_varlen", lambda: True)
     assert choose_kernel("cuda", torch.bfloat16, 128, 64, True, 0.0) == VARLEN
     assert choose_kernel("cuda", torch.bfloat16, 128, 26, True, 0.0) == VARLEN

@@ -59,9 +59,11 @@ def test_mlflow_has_each_row_once_after_a_kill_and_a_rollback(tmp_path, monkeypa
     killed = MLflow(run, config)
     for step in range(1, 6):
         killed.log({"step": step, "teacher/loss": 9.0 - step, "val/demo/teacher/loss": 8.0})
+    killed.check()
     resumed = MLflow(run, config)
+    killed.log({"step": 6, "teacher/loss": 1.0})
     with pytest.raises(MlflowException):
-        killed.log({"step": 6, "teacher/loss": 1.0})
+        killed.check()
     for step, loss in {1: 8.0, 2: 7.0, 3: 6.0, 4: 2.0, 5: 2.5, 6: 3.0}.items():
         resumed.log({"step": step, "teacher/loss": loss})
     resumed.close(completed=True)

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.tracking.trackers import Row, Tracker, first_id, register_tracker
 
 TAG = "tandem.run"
-PARAMETERS = 100  # the most that MLflow takes at once
+PARAMETERS, METRICS = 100, 1000  # the most that MLflow takes at once
 
 
 @register_tracker("mlflow")
@@ -45,15 +45,25 @@ class MLflow(Tracker):
         for earlier in older:
             self._client.delete_run(earlier.info.run_id)
         values = _values(config)
+        self._waiting: list[Metric] = []
         while some := [Param(key, str(value)) for key, value in islice(values, PARAMETERS)]:
             self._client.log_batch(self._run, params=some)
 
     def log(self, row: Row) -> None:
         now, step = int(time.time() * 1000), int(row["step"])
         metrics = [self._metric(name, row[name], now, step) for name in row if name != "step"]
-        self._client.log_batch(self._run, metrics=metrics)
+        if len(self._waiting) + len(metrics) > METRICS:
+            self.check()
+        self._waiting += metrics
+
+    def check(self) -> None:
+        """Send the rows that wait: one request for many, above all when a resumed run replays."""
+        if self._waiting:
+            self._client.log_batch(self._run, metrics=self._waiting)
+            self._waiting = []
 
     def close(self, completed: bool) -> None:
+        self.check()
         self._client.set_terminated(self._run, "FINISHED" if completed else "KILLED")
 
 
