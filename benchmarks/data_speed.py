@@ -171,7 +171,7 @@ def mosaic(sequences: np.ndarray, rows: int, folder: Path) -> dict[str, Callable
     return {"mosaicml-streaming, DataLoader: not packed, not masked": batches}
 
 
-def collate(sequences: np.ndarray, rows: int, collator: Callable) -> Batches:
+def collate(sequences: np.ndarray, rows: int, collator: Callable[..., Any]) -> Batches:
     """Masking by transformers of sequences that are in memory."""
     while True:
         for first in range(0, len(sequences) - rows, rows):
@@ -179,7 +179,7 @@ def collate(sequences: np.ndarray, rows: int, collator: Callable) -> Batches:
             yield collator(examples)["input_ids"].numel()
 
 
-def both(tar: str, rows: int, collator: Callable) -> Batches:
+def both(tar: str, rows: int, collator: Callable[..., Any]) -> Batches:
     """Webdataset and transformers' masking."""
     examples = []
     for (sequence,) in samples(tar):

@@ -34,6 +34,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -134,7 +135,6 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     """The job of `tandem finetune` in this process, and the predictions of what it exports."""
     import torch
 
-    import trainer.run
     from benchmarks.one_rank import join_alone
     from commands.job_configs import load_job, prepare
     from data_pipeline import TextEncoder
@@ -143,14 +143,15 @@ def tandem_arm(arguments: argparse.Namespace) -> dict[str, float]:
     from trainer.prediction.fine_tuned import head_outputs
     from trainer.run import run_job
     from trainer.run_folder.folder import RunFolder
+    from trainer.step import train_step
 
-    marks, step = Marks(), trainer.run.train_step
+    marks = Marks()
 
     def marked(*inputs: Any, **keywords: Any) -> Any:
         marks.set()
-        return step(*inputs, **keywords)
+        return train_step(*inputs, **keywords)
 
-    trainer.run.train_step = marked
+    mock.patch("trainer.run.train_step", marked).start()
     torch.set_num_threads(arguments.threads)
     join_alone()
     job = prepare(load_job("single_sentence", tuple(tandem_words(arguments))))

@@ -20,6 +20,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ MOST_EPOCHS = 10  # of more, nearly all pairs would be of text that has been cou
 BINS = 20
 SHORT = 0.1  # BERT's short_seq_prob
 
-Labelled = tuple[NDArray, NDArray]  # [pairs, cues] and [pairs] labels
+Labelled = tuple[NDArray[Any], NDArray[Any]]  # [pairs, cues] and [pairs] labels
 Documents = list[list[int]]  # tokens of each sentence
 
 
@@ -107,7 +108,7 @@ def accuracy(fit: Labelled, held_out: Labelled) -> float:
     """
     edges = np.quantile(fit[0][:, :2], np.linspace(0, 1, BINS + 1)[1:-1], axis=0)
 
-    def cell(cues: NDArray) -> NDArray[np.int64]:
+    def cell(cues: NDArray[Any]) -> NDArray[np.int64]:
         rows, columns = (np.searchsorted(edges[:, n], cues[:, n], side="right") for n in (0, 1))
         return rows * BINS + columns
 
@@ -249,7 +250,7 @@ def words(split: CorpusSplit, rules: PackingRules, reach: str, epoch: int) -> La
     return np.stack([np.concatenate([one for one, _ in parts]), sizes[:, 0]], 1), labels
 
 
-def likenesses(text: NDArray, pairs: PairSpans, weights: NDArray) -> NDArray:
+def likenesses(text: NDArray[Any], pairs: PairSpans, weights: NDArray[Any]) -> NDArray[Any]:
     """[pairs] the cosine between the sets of tokens of the two segments, weighted by rarity."""
     found = np.zeros(len(pairs.labels))
     spans = (pairs.first_starts, pairs.first_lengths, pairs.second_starts, pairs.second_lengths)

@@ -25,7 +25,7 @@ class Number(click.FloatRange):
 MAX_DIGITS = 18  # a number of this many digits fits into 64 bits
 
 
-class NotEmpty(click.ParamType):
+class NotEmpty(click.ParamType):  # type: ignore[type-arg]  # generic in new releases only
     """Any text but an empty one; `name` is what the help calls it."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class NotEmpty(click.ParamType):
         return [CompletionItem(incomplete, type="file")] if self.name == "path" else []
 
 
-class Encoding(click.ParamType):
+class Encoding(click.ParamType):  # type: ignore[type-arg]
     """The name of a text encoding that Python knows."""
 
     name = "encoding"

@@ -8,8 +8,7 @@ nearest known one. OmegaConf resolves interpolations. Three rules compose files:
 - ``key=value`` overrides, with OmegaConf's keys, are applied last, from left to right.
 
 A section that names a file replaces the whole section before it; an override of its ``base`` alone
-keeps the other keys. A name with a folder or a suffix
-is the path of a file.
+keeps the other keys. A name with a folder or a suffix is the path of a file.
 """
 
 from configs.errors import ConfigError

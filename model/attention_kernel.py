@@ -194,6 +194,7 @@ def attention_pattern(
     if kernel == RUNS:
         return AttentionPattern(kernel, sizes=sizes, window=window, is_causal=is_causal)
     if kernel == BANDS:
+        assert not isinstance(attention_mask, Documents)
         in_bands = _visible_in_bands(attention_mask, length, window, device)
         return AttentionPattern(kernel, in_bands, window=window)
     if kernel != VARLEN:
@@ -313,9 +314,9 @@ def _attend_in_bands(
         F.pad(x, (0, 0, reach, reach + missing)).unfold(2, keys, size).transpose(3, 4)
         for x in (k, v)
     )
-    parts = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * blocks, A, ..., D]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * blocks, A, ..., D]
     visible = visible.expand(rows, -1, -1, -1, -1).flatten(0, 1)
-    mixed = F.scaled_dot_product_attention(*parts, visible, dropout)
+    mixed = F.scaled_dot_product_attention(q, k, v, visible, dropout)
     return mixed.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 

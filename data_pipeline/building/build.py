@@ -28,6 +28,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class Tally:
     first_problems: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
     skipped_files: int = 0  # of folders
     first_skipped: list[str] = field(default_factory=list)  # at most PROBLEMS_SHOWN
-    tokenizers: list[dict] = field(default_factory=list)  # the other ones; of a finished corpus
+    tokenizers: list[dict[str, Any]] = field(default_factory=list)  # the others, once finished
     # A histogram: documents below 16, 32, ... 2**20 tokens, and all larger ones.
     tokens_per_document: list[int] = field(
         default_factory=lambda: [0] * (len(HISTOGRAM_LIMITS) + 1)
@@ -153,7 +154,7 @@ def build(
     out: str,
     workers: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
-) -> dict:
+) -> dict[str, Any]:
     """Build a corpus in `out` from text, or resume an interrupted build there.
 
     `data_pipeline.building.merging.merge` joins the slices of several tasks. Returns the content of
@@ -201,7 +202,7 @@ class _Build:
         threshold = options.near_duplicates
         self.near = None if threshold is None else NearDuplicates(threshold)
 
-    def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
+    def run(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict[str, Any]:
         """Complete the build, unless it is complete already."""
         finished = self._finished()
         if finished is None:
@@ -212,7 +213,9 @@ class _Build:
         Claims(self.folder).remove_journal()
         return finished
 
-    def _build(self, workers: int, on_progress: Callable[[Progress], None] | None) -> dict:
+    def _build(
+        self, workers: int, on_progress: Callable[[Progress], None] | None
+    ) -> dict[str, Any]:
         self.claims = Claims(self.folder)
         self.journal = Journal(self.folder / JOURNAL, self.identity)
         self.claims.add(*self.journal.files)
@@ -242,7 +245,7 @@ class _Build:
             self.options.block_bytes,
         )
 
-    def _finished(self) -> dict | None:
+    def _finished(self) -> dict[str, Any] | None:
         if not (self.folder / MANIFEST).exists():
             return None
         tree = manifest.read(self.folder)
@@ -254,7 +257,7 @@ class _Build:
             )
         return tree
 
-    def _has_other_text(self, tally: dict) -> bool:
+    def _has_other_text(self, tally: dict[str, Any]) -> bool:
         """Whether the input differs from the text that was built.
 
         Name and size do not identify text. Its checksum is compared where it may have changed.
@@ -345,7 +348,7 @@ class _Build:
         done = sum(sizes[:at]) + chunk.consumed
         return Progress(done, sum(sizes), self.tally.documents, tokens)
 
-    def _finish(self) -> dict:
+    def _finish(self) -> dict[str, Any]:
         for writer in self.writers.values():
             writer.finish()
         if self.options.tasks == 1:
@@ -368,7 +371,7 @@ class _Build:
         )
 
 
-def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]) -> dict:
+def _identity(options: BuildOptions, fingerprint: str, share: Sequence[FileSpan]) -> dict[str, Any]:
     """The facts that must agree for a build to resume, or to equal a finished one."""
     tree = asdict(options)
     del tree["tokenizer_dir"], tree["inputs"], tree["also"]

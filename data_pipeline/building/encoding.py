@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context, parent_process
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -151,7 +152,7 @@ def held_out(document_digest: bytes, val_fraction: float) -> bool:
     return int.from_bytes(document_digest[:8], "little") < val_fraction * 2.0**64
 
 
-def _joined(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
+def _joined(arrays: list[NDArray[Any]], dtype: np.dtype) -> NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype, casting="unsafe")
 
 

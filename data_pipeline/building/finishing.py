@@ -24,12 +24,12 @@ def finish_folder(
     folder: Path,
     claim: Callable[..., None],
     tokenizer_dir: str,
-    identity: dict,
+    identity: dict[str, Any],
     loaded: tuple[tokenizers.Tokenizer, tokenization.Vocabulary],
-    tally: dict,
+    tally: dict[str, Any],
     others: Sequence[str] = (),
     other_tokenizers: Sequence[Path] = (),
-) -> dict:
+) -> dict[str, Any]:
     """Write the files beside the splits, `corpus.json` last. Returns its content.
 
     `claim` is called for each file before it is created. `loaded` is the result of
@@ -72,7 +72,7 @@ def finish_folder(
     return tree
 
 
-def _describe(index: Index, tokenizer: tokenizers.Tokenizer) -> dict:
+def _describe(index: Index, tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
     unknown = tokenization.unknown_id(tokenizer)
     return {
         "shards": len(index.shards),

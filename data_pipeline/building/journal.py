@@ -175,7 +175,7 @@ LOGS = DIGESTS, SIGNATURES  # of each document
 class Saved:
     """A saved state, as `Journal.load` returns it."""
 
-    tally: dict
+    tally: dict[str, Any]
     digests: set[bytes]
     signatures: bytes
     states: dict[str, State]
@@ -190,7 +190,7 @@ def alone_in(journal: Path) -> AbstractContextManager[None]:
 class Journal:
     """Saves and loads the state of one build in `folder`, which must exist."""
 
-    def __init__(self, folder: Path, identity: dict) -> None:
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self._folder, self._identity = folder, identity
         self._noted: dict[str, list[bytes]] = {name: [] for name in LOGS}
         self._prefixes = {name: CommittedPrefix() for name in LOGS}
@@ -209,7 +209,7 @@ class Journal:
         """Add a document's digest or signature to the next save."""
         self._noted[log].append(data)
 
-    def save(self, tally: dict, states: dict[str, State]) -> None:
+    def save(self, tally: dict[str, Any], states: dict[str, State]) -> None:
         """Save the state, replacing the previous one."""
         sizes = {log: self._write(log) for log in LOGS}
         head = {"tally": tally, "identity": self._identity, "logs": sizes}

@@ -12,6 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from data_pipeline.shards.writing import SplitWriter, disk_errors
 from data_pipeline.tokenization import tokenizer as tokenization
 
 
-def merge(folder: str) -> dict:
+def merge(folder: str) -> dict[str, Any]:
     """Join the parts under `folder` into a corpus there. Returns the content of `corpus.json`.
 
     The same command resumes an interrupted merge. Raises DataError if a part is missing,
@@ -63,7 +64,7 @@ def merge(folder: str) -> dict:
     return tree
 
 
-def _merge(out: Path) -> dict:
+def _merge(out: Path) -> dict[str, Any]:
     parts = _parts(out)
     trees = [manifest.read(part) for part in parts]
     _require_alike(parts, trees)
@@ -95,7 +96,9 @@ def _remove_parts(folder: Path) -> None:
     journal.remove_if_empty(folder)
 
 
-def _finish(folder: Path, claims: Claims, part: Corpus, identity: dict, tally: Tally) -> dict:
+def _finish(
+    folder: Path, claims: Claims, part: Corpus, identity: dict[str, Any], tally: Tally
+) -> dict[str, Any]:
     others = [part.folder / other_tokenizer(number) for number in range(len(part.others))]
     return finish_folder(
         folder,
@@ -131,7 +134,7 @@ def _parts(out: Path) -> list[Path]:
     return parts
 
 
-def _require_alike(parts: list[Path], trees: list[dict]) -> None:
+def _require_alike(parts: list[Path], trees: list[dict[str, Any]]) -> None:
     first = _options(trees[0])
     for part, tree in zip(parts, trees, strict=True):
         options = _options(tree)
@@ -146,12 +149,12 @@ def _require_alike(parts: list[Path], trees: list[dict]) -> None:
             )
 
 
-def _options(tree: dict) -> dict:
+def _options(tree: dict[str, Any]) -> dict[str, Any]:
     """The options that all parts of a build share, and the text of which they are slices."""
     return {k: v for k, v in tree["identity"].items() if k not in ("files", "task")}
 
 
-def _joined_tally(trees: list[dict]) -> Tally:
+def _joined_tally(trees: list[dict[str, Any]]) -> Tally:
     parts = [Tally(**tree["tally"]) for tree in trees]
     tally = Tally(skipped_files=parts[0].skipped_files, first_skipped=parts[0].first_skipped)
     for part in parts:
@@ -185,7 +188,7 @@ def _drop_duplicates(parts: list[Path], near: NearDuplicates | None) -> None:
 
 
 def _unlike(
-    near: NearDuplicates, part: Path, files: list, is_new: NDArray[np.bool_]
+    near: NearDuplicates, part: Path, files: list[Any], is_new: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """[documents] which of the new documents of a part are not like an earlier one."""
     records = records_in((part / SIGNATURES).read_bytes())

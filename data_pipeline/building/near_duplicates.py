@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ class NearDuplicates:
 
     def __init__(self, threshold: float) -> None:
         _minhash()  # without the library a build ends here, before it writes anything
-        self.dropped: list[dict] = []  # the lines of `LIST`
+        self.dropped: list[dict[str, Any]] = []  # the lines of `LIST`
         self._threshold = threshold
         self._bands, self._rows = bands_for(threshold)
         self._kept: list[tuple[np.void, str]] = []
@@ -139,7 +140,7 @@ def records_in(data: bytes) -> NDArray[np.void]:
     return np.frombuffer(data, RECORD)
 
 
-def _origin(record: np.void, path: str) -> dict:
+def _origin(record: np.void, path: str) -> dict[str, Any]:
     """Where a document is, and how it begins."""
     position = int(record["position"])
     place = {"row": position + 1} if record["is_row"] else {"byte": position}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from configs.progress import Work, counted
 from data_pipeline.building.build import HISTOGRAM_LIMITS, Progress, Tally
@@ -28,7 +29,7 @@ def show_on(told: Work) -> Callable[[Progress], None]:
     return show
 
 
-def summary(tree: dict) -> str:
+def summary(tree: dict[str, Any]) -> str:
     """A `corpus.json` as text: counts, dropped documents and a histogram of lengths."""
     lines = []
     for name, split in tree["splits"].items():
@@ -56,7 +57,7 @@ def skipped_lines(count: int, first: Sequence[str]) -> list[str]:
     return [f"{counted(count, 'file')} skipped", *problem_lines(count, first)] if count else []
 
 
-def _unknown_lines(splits: Collection[dict]) -> list[str]:
+def _unknown_lines(splits: Collection[dict[str, Any]]) -> list[str]:
     """How much of the text has no entry in the vocabulary; corpora of old tell nothing."""
     unknown = sum(split.get("unknown_tokens", 0) for split in splits)
     share = unknown / max(1, sum(split["tokens"] for split in splits))
@@ -77,7 +78,7 @@ def _sentence_lines(tally: Tally) -> list[str]:
     return [f"{script} has no full stops: {rule}" for script in scripts]
 
 
-def _warnings(tree: dict) -> list[str]:
+def _warnings(tree: dict[str, Any]) -> list[str]:
     """The needs of a job that a corpus does not meet, and what to do."""
     splits, identity = tree["splits"], tree["identity"]
     documents = sum(split["documents"] for split in splits.values())

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,7 +199,7 @@ class Corpus:
         return corpus
 
     @classmethod
-    def of(cls, name: str, folder: Path, tree: dict, cache_bytes: int = 0) -> Corpus:
+    def of(cls, name: str, folder: Path, tree: dict[str, Any], cache_bytes: int = 0) -> Corpus:
         """The corpus in `folder` with the manifest `tree`; its files are not verified."""
         vocabulary = Vocabulary.from_json(tree["vocabulary"])
         others = tuple(map(Vocabulary.from_json, tree["tally"].get("tokenizers", ())))
@@ -325,7 +326,7 @@ def index_digest(files: Mapping[str, FileRecord], split: str) -> str:
     return hashlib.sha256("".join(files[name].sha256 for name in names).encode()).hexdigest()
 
 
-def _fetch_index(url: str, cache: Path) -> tuple[Path, dict]:
+def _fetch_index(url: str, cache: Path) -> tuple[Path, dict[str, Any]]:
     """Copy everything except the shards of a remote corpus into the cache.
 
     The folder is named after the URL and the content of its corpus.json, so that a corpus that was

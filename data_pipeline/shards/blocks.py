@@ -25,6 +25,7 @@ import itertools
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,7 +102,7 @@ class Block:
         return cls(tokens, sentences, np.array([len(sentences)], np.uint32), others)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray]) -> Block:
+    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Block:
         """The reverse of `arrays`."""
         names = (_other_members(number) for number in itertools.count(1))
         kept = itertools.takewhile(lambda members: members[0] in arrays, names)
@@ -110,7 +111,7 @@ class Block:
         return cls(tokens, sentences, documents, others)
 
     @property
-    def arrays(self) -> dict[str, NDArray]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """Its arrays by the names of members."""
         named = {name: getattr(self, name) for name in MEMBERS}
         for number, other in enumerate(self.others, start=1):
@@ -172,7 +173,7 @@ def encode_block(key: str, block: Block) -> bytes:
 
 def decode_block(data: bytes) -> Block:
     """The block with the tar records `data`, as views. Raises ValueError for malformed data."""
-    arrays: dict[str, NDArray] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     offset, names = 0, _members()
     while offset < len(data) or len(arrays) < len(MEMBERS):
         name = next(names)
@@ -196,7 +197,7 @@ def _other_members(number: int) -> list[str]:
     return [f"{field.name}-{number}" for field in fields(OtherTokens)]
 
 
-def _array(data: memoryview) -> NDArray:
+def _array(data: memoryview) -> NDArray[Any]:
     """A one-dimensional array of unsigned integers from npy bytes; anything else is refused."""
     stream = io.BytesIO(data[:256])
     if np.lib.format.read_magic(stream) != (1, 0):

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from data_pipeline.shards.blocks import Block
 from data_pipeline.shards.manifest import CHUNK, unfinished_name
 
 
-def map_array(path: Path) -> NDArray:
+def map_array(path: Path) -> NDArray[Any]:
     """The one-dimensional array in a file, memory-mapped and read-only.
 
     Raises DataError, naming the file, if it is missing or holds anything else.
@@ -52,7 +53,7 @@ def map_array(path: Path) -> NDArray:
     return array
 
 
-def _mapped(path: Path) -> NDArray:
+def _mapped(path: Path) -> NDArray[Any]:
     """Map the array in a file as `np.load` does, but open the file once, not three times.
 
     Where thousands of ranks start, each open is a request to the file system.
@@ -72,10 +73,13 @@ _log = logging.getLogger(__name__)
 PATTERN = "sequences-*.npy"
 DIGEST_BYTES = 32
 
-_unsaved: dict[tuple[Path, str], NDArray] = {}  # what this process could not write, by its origin
+# What this process could not write, by path and origin.
+_unsaved: dict[tuple[Path, str], NDArray[Any]] = {}
 
 
-def cached_array(path: Path, origin: str, size: int, compute: Callable[[], NDArray]) -> NDArray:
+def cached_array(
+    path: Path, origin: str, size: int, compute: Callable[[], NDArray[Any]]
+) -> NDArray[Any]:
     """The array of `size` numbers at `path`, memory-mapped; computed and kept if not intact.
 
     `origin` identifies the data that it is computed from.
@@ -88,7 +92,7 @@ def cached_array(path: Path, origin: str, size: int, compute: Callable[[], NDArr
     return fresh
 
 
-def kept_array(path: Path, origin: str, size: int) -> NDArray | None:
+def kept_array(path: Path, origin: str, size: int) -> NDArray[Any] | None:
     """The array of `size` numbers that was kept; None where there is none, or it is damaged."""
     if (path, origin) in _unsaved:
         return _unsaved[path, origin]
@@ -102,7 +106,7 @@ def kept_array(path: Path, origin: str, size: int) -> NDArray | None:
     return None
 
 
-def keep_array(path: Path, origin: str, array: NDArray) -> None:
+def keep_array(path: Path, origin: str, array: NDArray[Any]) -> None:
     """Write an array to `path`; where that fails, remember it until this process ends."""
     if not _save(path, array, origin):
         _unsaved[path, origin] = array
@@ -134,7 +138,7 @@ def _begun(path: Path, origin: str) -> hashlib._Hash:
     return hashlib.sha256(f"{origin} {path.name} ".encode())
 
 
-def _save(path: Path, array: NDArray, origin: str) -> bool:
+def _save(path: Path, array: NDArray[Any], origin: str) -> bool:
     """Whether the array could be written."""
     content = io.BytesIO()
     np.save(content, array)
@@ -301,7 +305,7 @@ def write_index(
     np.save(folder / "token_counts.npy", token_counts.astype("<i8"))
 
 
-def _map_raw(path: Path, dtype: str, size: int) -> NDArray:
+def _map_raw(path: Path, dtype: str, size: int) -> NDArray[Any]:
     try:
         if path.stat().st_size != size * np.dtype(dtype).itemsize:
             raise DataError(f"{path}: its size does not match the index; build the corpus again")

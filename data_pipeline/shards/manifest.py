@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.errors import DataError
 
@@ -40,23 +41,23 @@ class FileRecord:
         return cls(path.stat().st_size, sha256(path))
 
 
-def records(folder: Path, names: Iterable[str]) -> dict[str, dict]:
+def records(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The records of files in `folder` as plain values, for the manifest."""
     return {name: asdict(FileRecord.of(folder / name)) for name in names}
 
 
-def files_of(tree: Mapping) -> dict[str, FileRecord]:
+def files_of(tree: Mapping[str, Any]) -> dict[str, FileRecord]:
     """The records in a manifest, by name."""
     return {name: FileRecord(**record) for name, record in tree["files"].items()}
 
 
-def render(tree: Mapping) -> str:
+def render(tree: Mapping[str, Any]) -> str:
     """The text of a manifest with the content `tree`."""
     digest = hashlib.sha256(json.dumps(tree).encode()).hexdigest()
     return json.dumps({**tree, "sha256": digest}, indent=2) + "\n"
 
 
-def parse(text: bytes, name: str) -> dict:
+def parse(text: bytes, name: str) -> dict[str, Any]:
     """The content of a manifest. Raises DataError, naming it `name`, if it is damaged."""
     try:
         tree = json.loads(text)
@@ -75,7 +76,7 @@ def parse(text: bytes, name: str) -> dict:
     return tree
 
 
-def read(folder: Path) -> dict:
+def read(folder: Path) -> dict[str, Any]:
     """The content of the manifest in `folder`. Raises DataError if it is missing or damaged."""
     path = folder / MANIFEST
     try:

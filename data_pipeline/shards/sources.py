@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,7 +252,7 @@ def _exclusive(path: Path) -> Iterator[bool]:
             return
 
 
-def _lock(file: IO) -> bool:
+def _lock(file: IO[Any]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
@@ -262,7 +262,7 @@ def _lock(file: IO) -> bool:
     return True
 
 
-def _is_same(path: Path, file: IO) -> bool:
+def _is_same(path: Path, file: IO[Any]) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

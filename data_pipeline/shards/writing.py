@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,7 @@ def _prefix(path: Path, size: int) -> tuple[int, int]:
     return length, crc
 
 
-State = dict[str, NDArray]
+State = dict[str, NDArray[Any]]
 
 
 class SplitWriter:

@@ -100,13 +100,13 @@ class Vocabulary:
         """The tokens behind the first text of a pair, and behind the last text."""
         return [np.array(self.between or (self.sep,)), np.array([self.sep])]
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """Plain values, for `corpus.json`."""
         tree = {**asdict(self), "special": list(self.special), "between": list(self.between)}
         return tree if self.between else {key: tree[key] for key in tree if key != "between"}
 
     @classmethod
-    def from_json(cls, tree: dict) -> Vocabulary:
+    def from_json(cls, tree: dict[str, Any]) -> Vocabulary:
         """The reverse of `to_json`."""
         lists = {key: tuple(tree.get(key, ())) for key in ("special", "between")}
         return cls(**{**tree, **lists})

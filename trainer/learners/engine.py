@@ -19,7 +19,7 @@ import torch.distributed as dist
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 import deepspeed
-from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.engine import DeepSpeedEngine as DeepSpeedEngine  # others read it here
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
