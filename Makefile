@@ -126,7 +126,7 @@ docs: $(READY)
 bench: $(DEMO)-data/corpus.json $(DEMO)-halves/corpus.json
 	@for command in checkpoint_stall.py cotraining_memory.py cotraining_speed.py \
 	    "data_build.py $(DEMO)-text.txt $(DEMO)-tokenizer" data_shuffle.py "data_speed.py $(DEMO)-data" \
-	    "faults.py configs/job/demo.yaml checkpoint.every=5" model_attention.py model_speed.py \
+	    "faults.py configs/job/demo.yaml checkpoint.every=5" model_attention.py "model_speed.py --small" \
 	    model_vocabulary_loss.py objective_speed.py "pair_cues.py $(DEMO)-halves --pairs 4000"; do \
 	    echo "benchmarks/$$command"; $(BIN)/python benchmarks/$$command || exit 1; done
 
