@@ -168,7 +168,9 @@ def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched
     names = ("teacher", "students/tinybert", "students/late")
     steps = {name: [step for step, key, _ in curve(folder) if key == f"{name}/loss"]
              for name in names}  # fmt: skip
-    assert steps == {"teacher": [*range(1, 10)], "students/tinybert": [1, 2, 3, 4],
+    # How many tokens a step has depends on Python's own prose, and so on its version.
+    spent = min(step for step, key, tokens in curve(folder) if key == "tokens" and tokens >= 768)
+    assert steps == {"teacher": [*range(1, 10)], "students/tinybert": [*range(1, spent + 1)],
                      "students/late": [4, 5]}  # fmt: skip
     last, before = Checkpoint(folder.checkpoints, 9), Checkpoint(folder.checkpoints, 6)
     last.verify()
@@ -176,7 +178,7 @@ def test_a_finished_student_costs_nothing_and_stays_in_every_checkpoint(launched
         for parameter, tensor in before.master_weights(name).items():
             assert (last.master_weights(name)[parameter] == tensor).all()
     results = json.loads(folder.evaluation.read_text())["learners"]
-    assert [results[name]["finished_at"] for name in names] == [None, 4, 5]
+    assert [results[name]["finished_at"] for name in names] == [None, spent, 5]
     assert "Optimizer steps: 2" in (folder.exports / "late" / "README.md").read_text()
 
 
