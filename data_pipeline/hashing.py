@@ -149,11 +149,11 @@ def array_keys(key: int | NDArray[np.uint64], *parts: NDArray[np.int64]) -> NDAr
     for part in parts:
         state ^= part.astype(np.uint64)
         state += GOLDEN64
-        state ^= state >> 30
+        state ^= state >> np.uint64(30)
         state *= MIX64[0]
-        state ^= state >> 27
+        state ^= state >> np.uint64(27)
         state *= MIX64[1]
-        state ^= state >> 31
+        state ^= state >> np.uint64(31)
     return state
 
 

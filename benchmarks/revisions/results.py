@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import safetensors
 import yaml
+from numpy.typing import NDArray
 
 from benchmarks.revisions.names import Names
 
@@ -34,7 +35,7 @@ class Tensor:
     data: bytes
 
     @property
-    def values(self) -> np.ndarray:
+    def values(self) -> NDArray[Any]:
         """Its elements, flat; single bytes of a type that numpy does not have."""
         return np.frombuffer(self.data, DTYPES.get(self.dtype, "u1"))
 
@@ -94,7 +95,7 @@ def _batches(path: Path, rank: int, names: Names) -> Iterator[tuple[Place, Resul
                 yield Place(int(step) + 1, "batches", f"{names.metric(name)}, rank {rank}"), tensor
 
 
-def _dtype(array: np.ndarray) -> str:
+def _dtype(array: NDArray[Any]) -> str:
     return next((name for name, code in DTYPES.items() if array.dtype == code), str(array.dtype))
 
 

@@ -201,7 +201,7 @@ def _remove(folder: Path) -> None:
     for part in folder.glob("*/*"):
         if _COPY.fullmatch(part.name):
             part.unlink(missing_ok=True)
-    for inner in (*folder.glob("*/"), folder):
+    for inner in (*filter(Path.is_dir, folder.glob("*")), folder):
         (inner / LOCK).unlink(missing_ok=True)
         with suppress(OSError):
             inner.rmdir()

@@ -153,7 +153,7 @@ def joined(blocks: Sequence[Block]) -> Block:
     return Block.of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The narrowest dtype that holds every id."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 

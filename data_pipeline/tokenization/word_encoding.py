@@ -168,9 +168,11 @@ class WordEncoder:
         self._tokenizer, self._rule = tokenizer, rule_of(tokenizer)
         self._numbers = _numbering([SENTENCE])
         self._characters = 0  # of all words
-        self._sizes = np.zeros(1, np.int64)  # [words] ids of each
-        self._in_context = np.zeros(1, bool)  # [words] True where the context decides the ids
-        self._ids = np.zeros(0, np.int32)  # [ids of all words]
+        self._sizes: NDArray[np.int64] = np.zeros(1, np.int64)  # [words] ids of each
+        self._in_context: NDArray[np.bool_] = np.zeros(
+            1, bool
+        )  # [words] True where the context decides the ids
+        self._ids: NDArray[np.int32] = np.zeros(0, np.int32)  # [ids of all words]
 
     def __call__(
         self, documents: Sequence[str], ends: Sequence[Sequence[int]]
