@@ -12,13 +12,15 @@ Only an index in memory is read.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_pipeline.order import BatchSizes, EpochOrder, SequenceCounts, Slots
 
 
-def places(counts: SequenceCounts, rows: int, steps: int) -> np.ndarray:
+def places(counts: SequenceCounts, rows: int, steps: int) -> NDArray[Any]:
     """The position in the corpus of each sample in the first steps of an epoch, [steps, rows]."""
     order = EpochOrder(counts, seed=1, epoch=0)
     found = np.empty((steps, rows))
@@ -60,7 +62,7 @@ def main() -> None:
         print(f"| {span} | {ratio(ours, span):.2f} | {ratio(full, span):.2f} |")
 
 
-def ratio(found: np.ndarray, span: int) -> float:
+def ratio(found: NDArray[Any], span: int) -> float:
     """Variance of the mean position over `span` steps, as a multiple of an independent draw's."""
     steps = len(found) // span * span
     means = found[:steps].reshape(-1, span * found.shape[1]).mean(1)

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import transformers
 import webdataset
+from numpy.typing import NDArray
 
 from data_pipeline import BatchStream, Corpus, CorpusSplit, DataConfig, MaskingConfig
 
@@ -108,7 +109,7 @@ def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], B
     return {name: partial(stream, options) for name, options in kinds.items()}
 
 
-def slices(split: CorpusSplit, length: int, tokens: int) -> np.ndarray:
+def slices(split: CorpusSplit, length: int, tokens: int) -> NDArray[Any]:
     """[sequences, length] consecutive tokens of a corpus."""
     found, size = [], 0
     for number in range(len(split.index.blocks)):
@@ -120,7 +121,7 @@ def slices(split: CorpusSplit, length: int, tokens: int) -> np.ndarray:
     return joined[: len(joined) // length * length].reshape(-1, length)
 
 
-def write_tar(sequences: np.ndarray, folder: Path) -> str:
+def write_tar(sequences: NDArray[Any], folder: Path) -> str:
     """Write one tar sample per sequence, as loaders of sequences expect."""
     path = folder / "sequences.tar"
     with tarfile.open(path, "w") as tar:
@@ -145,7 +146,7 @@ def loader(tar: str, rows: int) -> Batches:
         yield torch.from_numpy(batch.astype(np.int64)).numel()
 
 
-def mosaic(sequences: np.ndarray, rows: int, folder: Path) -> dict[str, Callable[[], Batches]]:
+def mosaic(sequences: NDArray[Any], rows: int, folder: Path) -> dict[str, Callable[[], Batches]]:
     """mosaicml-streaming with a DataLoader over the same sequences, where it is installed."""
     for name in ("torchvision", "torchvision.datasets", "torchvision.transforms.functional"):
         # streaming imports torchvision for images, and there is none for every torch.
@@ -171,7 +172,7 @@ def mosaic(sequences: np.ndarray, rows: int, folder: Path) -> dict[str, Callable
     return {"mosaicml-streaming, DataLoader: not packed, not masked": batches}
 
 
-def collate(sequences: np.ndarray, rows: int, collator: Callable[..., Any]) -> Batches:
+def collate(sequences: NDArray[Any], rows: int, collator: Callable[..., Any]) -> Batches:
     """Masking by transformers of sequences that are in memory."""
     while True:
         for first in range(0, len(sequences) - rows, rows):

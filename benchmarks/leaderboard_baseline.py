@@ -15,10 +15,12 @@ import resource
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -103,7 +105,7 @@ def main(
     tokenizer.save_pretrained(out)
 
 
-def packed(tokenizer: PreTrainedTokenizerBase, text: str) -> np.ndarray:
+def packed(tokenizer: PreTrainedTokenizerBase, text: str) -> NDArray[Any]:
     """The tokens of all lines, each with its special tokens, in full rows: int32 [rows, LENGTH]."""
     lines = [line for line in text.splitlines() if line.strip()]
     tokens = np.fromiter(chain.from_iterable(tokenizer(lines)["input_ids"]), np.int32)
@@ -111,7 +113,7 @@ def packed(tokenizer: PreTrainedTokenizerBase, text: str) -> np.ndarray:
 
 
 def batches(
-    rows: np.ndarray, collator: DataCollatorForLanguageModeling, size: int
+    rows: NDArray[Any], collator: DataCollatorForLanguageModeling, size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Masked batches of the rows, in a new order in each epoch, without end."""
     while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -230,7 +231,7 @@ def _flat(columns: Tensor, length: int) -> Tensor:
     return (columns + first_of_row).view(-1)
 
 
-def _move(array: np.ndarray, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def _move(array: NDArray[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

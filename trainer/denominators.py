@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import DEFAULT_VIEW, MASKED, Batch
@@ -38,7 +40,7 @@ def _masked(batch: Batch) -> int:
     return labelled(MASKED, batch) if batch.to_mask is None else int(batch.to_mask.sum())
 
 
-def _lengths(batch: Batch) -> np.ndarray:
+def _lengths(batch: Batch) -> NDArray[Any]:
     """The lengths of the texts: of the sequences, or of the documents in them."""
     texts = batch.documents.reshape(-1, batch.input_ids.shape[-1]).astype(np.int64)
     by_sequence = texts + np.arange(len(texts))[:, None] * (texts.max(initial=0) + 1)
@@ -67,7 +69,7 @@ class WeightedLabels(str):
     """
 
     target: str
-    weights: np.ndarray
+    weights: NDArray[Any]
 
     @classmethod
     def of(cls, target: str, weights: Sequence[float]) -> WeightedLabels:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.linalg import norm
+from numpy.typing import NDArray
 
 from benchmarks.revisions.results import Place, Result, Results, Tensor
 
@@ -47,13 +49,13 @@ def _is_same(place: Place, old: Results, new: Results, within: float) -> bool:
     return repr(one) == repr(other)  # tells -0.0 from 0.0
 
 
-def _is_near(one: np.ndarray | None, other: np.ndarray | None, within: float) -> bool:
+def _is_near(one: NDArray[Any] | None, other: NDArray[Any] | None, within: float) -> bool:
     if one is None or other is None or one.shape != other.shape:
         return False
     return bool(norm(one - other) <= within * norm(one))
 
 
-def _floats(result: Result) -> np.ndarray | None:
+def _floats(result: Result) -> NDArray[Any] | None:
     """The floating-point numbers of a result in float64; None: it has others."""
     values = result.values if isinstance(result, Tensor) else np.asarray(result)
     return values.astype(np.float64) if values.dtype.kind == "f" else None

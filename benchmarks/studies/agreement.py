@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.studies.results import Result
 from benchmarks.studies.svg import MARGIN, WIDTH, document, label_left_of, tick_below
@@ -92,12 +94,12 @@ def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
     return document(f"{y} by {x}", HEIGHT, parts)
 
 
-def _columns(models: Sequence[Scored]) -> np.ndarray:
+def _columns(models: Sequence[Scored]) -> NDArray[Any]:
     """Both scores, float64 [2, models]."""
     return np.array([[one.x for one in models], [one.y for one in models]])
 
 
-def _spearman(columns: np.ndarray) -> str:
+def _spearman(columns: NDArray[Any]) -> str:
     from scipy.stats import spearmanr
 
     return f"{spearmanr(*columns).statistic:.2f}"

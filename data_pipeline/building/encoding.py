@@ -152,7 +152,7 @@ def held_out(document_digest: bytes, val_fraction: float) -> bool:
     return int.from_bytes(document_digest[:8], "little") < val_fraction * 2.0**64
 
 
-def _joined(arrays: list[NDArray[Any]], dtype: np.dtype) -> NDArray[Any]:
+def _joined(arrays: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype, casting="unsafe")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from rich.text import Text
 
 from data_pipeline.config import DataConfig
@@ -124,7 +125,7 @@ def _show_task(
             yield Text(", ".join(f"{name}: {number:g}" for name, number in read), style="bold cyan")
 
 
-def _words(ids: np.ndarray, tokenizer: tokenizers.Tokenizer) -> str:
+def _words(ids: NDArray[Any], tokenizer: tokenizers.Tokenizer) -> str:
     return " ".join(str(tokenizer.id_to_token(int(token_id))) for token_id in ids)
 
 

@@ -223,7 +223,7 @@ class Layout:
         columns = tuple(example.columns)
         return cls(segments, targets, numbers, example.predicted, columns, tokenizers)
 
-    def dtype(self, target: str) -> np.dtype:
+    def dtype(self, target: str) -> np.dtype[Any]:
         """How a target is stored."""
         return np.dtype("<f4") if target in self.numbers else np.dtype("<i4")
 

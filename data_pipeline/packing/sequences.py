@@ -297,7 +297,7 @@ def _rebalance_ends(
 
 def _targets(size: int, rules: PackingRules, key: int) -> NDArray[np.int64]:
     """The target length of a sequence that starts at each piece: [size]."""
-    targets = np.full(size, rules.capacity)
+    targets: NDArray[np.int64] = np.full(size, rules.capacity)
     if rules.short_probability:
         draw = array_keys(key, np.arange(size))
         fraction = (draw >> np.uint64(32)).astype(np.int64) / 2.0**32

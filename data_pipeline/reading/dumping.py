@@ -5,9 +5,11 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from rich.text import Text
 
 from configs.errors import OptionError
@@ -72,7 +74,7 @@ def dump(
     return len(arrays["step"])
 
 
-def sequence_columns(batches: Sequence[Batch], steps: range, pad: int) -> dict[str, np.ndarray]:
+def sequence_columns(batches: Sequence[Batch], steps: range, pad: int) -> dict[str, NDArray[Any]]:
     """The rows of the batches of these steps as columns, without their targets."""
     rows = [len(batch.sample_ids) for batch in batches]
     return {
@@ -85,7 +87,7 @@ def sequence_columns(batches: Sequence[Batch], steps: range, pad: int) -> dict[s
     }
 
 
-def label_column(batches: Sequence[Batch], target: str) -> np.ndarray:
+def label_column(batches: Sequence[Batch], target: str) -> NDArray[Any]:
     """A target's labels, those of tokens in their columns.
 
     There is no label (-100, or NaN where labels are real numbers) in batches without this target.
@@ -105,7 +107,7 @@ def label_column(batches: Sequence[Batch], target: str) -> np.ndarray:
     )
 
 
-def stacked(arrays: Sequence[np.ndarray], fill: float = 0) -> np.ndarray:
+def stacked(arrays: Sequence[NDArray[Any]], fill: float = 0) -> NDArray[Any]:
     """The rows of all arrays, [R, ...], each filled up at its end to the widest and deepest."""
     depth = max(array.ndim for array in arrays)
     level = [np.expand_dims(array, tuple(range(1, 1 + depth - array.ndim))) for array in arrays]
@@ -125,7 +127,7 @@ def refuse_other_files(path: Path) -> None:
         refuse_existing([path])
 
 
-def write_dump(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_dump(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write an .npz file atomically."""
     with disk_errors(path), unfinished(path) as part:
         with open(part / path.name, "xb") as file:

@@ -90,8 +90,8 @@ class SplitWriter:
         self._dtype = token_dtype(vocab_size)
         self._shard_bytes = int(shard_mb * (1 << 20))
         self._block_tokens = block_bytes // self._dtype.itemsize
-        self._token_counts = np.zeros(vocab_size, np.int64)
-        self._shards = np.zeros(0, index.SHARD)
+        self._token_counts: NDArray[np.int64] = np.zeros(vocab_size, np.int64)
+        self._shards: NDArray[np.void] = np.zeros(0, index.SHARD)
         self._blocks: list[NDArray[np.void]] = []  # to be concatenated
         self._block_count = 0
         self._open = CommittedPrefix()  # the open shard

@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from data_pipeline.errors import DataError
@@ -185,7 +186,7 @@ def pseudo_log_likelihoods(
     vocabulary: Vocabulary,
     sentences: Sequence[Sequence[int]],
     tokens_per_pass: int = TOKENS,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """The sum of log-probabilities (nats) of the tokens of each sentence, float64 [sentences].
 
     `sentences` are token ids without special tokens. Each token gives one row, in which it is
@@ -198,7 +199,7 @@ def pseudo_log_likelihoods(
     return total
 
 
-def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray]:
+def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[NDArray[Any]]:
     """The rows of each pass as (sentence, position in it), [rows, 2]; longest sentences first."""
     rows = [(number, place) for number, length in enumerate(lengths) for place in range(length - 2)]
     for chosen in rows_by_length([lengths[number] for number, _ in rows], tokens_per_pass):
@@ -206,7 +207,7 @@ def _passes(lengths: Sequence[int], tokens_per_pass: int) -> Iterator[np.ndarray
 
 
 def _log_probabilities(
-    model: Model, vocabulary: Vocabulary, sentences: Sequence[Sequence[int]], rows: np.ndarray
+    model: Model, vocabulary: Vocabulary, sentences: Sequence[Sequence[int]], rows: NDArray[Any]
 ) -> torch.Tensor:
     """The log-probability of the token that each row masks: float32 [rows]."""
     ids, lengths = _padded(vocabulary, [sentences[number] for number in rows[:, 0]])
@@ -228,7 +229,7 @@ def originality(
     vocabulary: Vocabulary,
     sentences: Sequence[Sequence[int]],
     tokens_per_pass: int = TOKENS,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """The sum over a sentence's tokens of log P(it is original), in nats: float64 [sentences].
 
     By the model's head for replaced-token detection; `sentences` as for `pseudo_log_likelihoods`.
@@ -249,7 +250,7 @@ def originality(
 
 def _padded(
     vocabulary: Vocabulary, sentences: Sequence[Sequence[int]]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """The sentences between special tokens, int64 [rows, L], and the length of each."""
     lengths = np.array([len(sentence) + 2 for sentence in sentences])
     ids = np.full((len(sentences), lengths.max()), vocabulary.pad, np.int64)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -282,7 +283,7 @@ def _by_other_tokenizers(job: JobConfig, batch: Batch) -> dict[str, Batch]:
     return {**dict.fromkeys(forms, batch), **shared}
 
 
-def _stored(job: JobConfig, slots: np.ndarray) -> dict[str, StoredLogits]:
+def _stored(job: JobConfig, slots: NDArray[Any]) -> dict[str, StoredLogits]:
     """The predictions of its teacher that the job reads in these slots [R, M], if it does."""
     vocabulary = job.teacher.model.vocab_size
     if job.teacher.stored is None:
@@ -314,7 +315,7 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     return dataclasses.replace(batch, views=views, stored=stored)
 
 
-def _sequences(rows: int, number: int, length: int) -> np.ndarray:
+def _sequences(rows: int, number: int, length: int) -> NDArray[Any]:
     """Token ids of this many sequences for each row."""
     return np.zeros((rows, length) if number == 1 else (rows, number, length), np.int64)
 

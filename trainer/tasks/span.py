@@ -187,7 +187,7 @@ def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
 
 
 def _tokens_of_answer(
-    question: SpanQuestion, begins: np.ndarray, ends: np.ndarray
+    question: SpanQuestion, begins: NDArray[Any], ends: NDArray[Any]
 ) -> tuple[int, int]:
     """The first and the last token of the first answer."""
     answer = question.answers[0]
