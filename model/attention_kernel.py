@@ -186,7 +186,7 @@ def attention_pattern(
     documents = attention_mask if isinstance(attention_mask, Documents) else None
     sizes = () if documents is None else documents.sizes
     kind, runs = kernel_device(device), bool(sizes)
-    near = 0 if documents else window
+    near = window if documents is None else 0
     if distances is not None:  # the kernels that skip take no numbers to add to the scores
         skips, runs, near = False, False, 0
     kernel = choose_kernel(kind, dtype, length, head_size, skips, dropout, runs, near)
