@@ -110,8 +110,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _encoder(arguments: argparse.Namespace) -> EncoderConfig:
-    changes = [*(SMALL if arguments.small else []), "pooler=none", "dropout=0"]
-    return configs.load(arguments.model, EncoderConfig, "model", changes)
+    changes = [*(SMALL if arguments.small else []), "pooler=none"]
+    return configs.load(arguments.model, EncoderConfig, "model", changes).with_dropout(0.0)
 
 
 def _theirs(arguments: argparse.Namespace, batch: Batch) -> Step:
