@@ -265,57 +265,40 @@ class Encoder(nn.Module):
         """All layers, on x [B, L, H] or on the real tokens [1, T, H] of the context's patterns."""
         hidden_states = {0: x} if 0 in capture.hidden_states else {}
         attention: dict[int, QKV] = {}
-        for i in range(self.config.layers):
-            number = i + 1
-            pattern, angles = context[self.is_local[i]]
+        for number in range(1, self.config.layers + 1):
             rows = last_rows if number == self.config.layers else None
-            run = partial(
-                self._layer,
-                i,
-                pattern=pattern,
-                angles=angles,
-                rows=rows,
-                captured=(2 + capture.values) * (number in capture.attention),
-            )
-            if self.checkpoint_activations and self.training:
-                x, *qkv = checkpoint(run, x, use_reentrant=False)
-            else:
-                x, *qkv = run(x)
-            x = self._normalised(i, x)
+            captured = (2 + capture.values) * (number in capture.attention)
+            x, *qkv = self.layer(number, x, context, rows, captured)
             if qkv:
                 attention[number] = QKV(*qkv)
             if number in capture.hidden_states:
                 hidden_states[number] = x
         return Encoded(x, hidden_states, attention)
 
-    def layer(self, i: int, x: Tensor, context: Context) -> Tensor:
-        """Run layer `i`, from 0, alone: x [B, L, H] to [B, L, H]; `context` is of this batch."""
-        pattern, angles = context[self.is_local[i]]
-        run = self._layer(i, x, pattern=pattern, angles=angles, rows=None, captured=0)
-        return self._normalised(i, run[0])
-
-    def _normalised(self, i: int, x: Tensor) -> Tensor:
-        """The output of layer `i`, after the final norm if it is the last."""
-        if self.final_norm is None or i + 1 < self.config.layers:
-            return x
-        return self.final_norm(x)
-
-    def _layer(
+    def layer(
         self,
-        i: int,
+        number: int,
         x: Tensor,
-        *,
-        pattern: AttentionPattern,
-        angles: Tensor | None,
-        rows: Tensor | None,
-        captured: int,
+        context: Context,
+        rows: Tensor | None = None,
+        captured: int = 0,
     ) -> tuple[Tensor, ...]:
-        attention = self.attention[self.attention_plan[i]]
-        feed_forward = self.feed_forward[self.feed_forward_plan[i]]
+        """Run a layer, from 1, in the context of its batch; returns as `run_layer`.
+
+        The output of the last layer is that of the final norm.
+        """
+        pattern, angles = context[self.is_local[number - 1]]
+        attention = self.attention[self.attention_plan[number - 1]]
+        feed_forward = self.feed_forward[self.feed_forward_plan[number - 1]]
         if self.is_compiled and pattern.tokens is not None:
             pattern.tokens.share_code(x, angles)
-        how = pattern, angles, rows, captured
-        return self._run_layer(attention, feed_forward, x, *how)
+        run: Callable[..., Any] = partial(self._run_layer, attention, feed_forward)
+        if self.checkpoint_activations and self.training:
+            run = partial(checkpoint, run, use_reentrant=False)
+        x, *qkv = run(x, pattern, angles, rows, captured)
+        if self.final_norm is not None and number == self.config.layers:
+            x = self.final_norm(x)
+        return x, *qkv
 
     def run_layers_by(self, run: Callable[..., tuple[Tensor, ...]]) -> None:
         """Run layers by `run`, as in `Model.run_layers_by`."""

@@ -153,7 +153,7 @@ def leave_early(
     logits: list[tuple[Tensor, Tensor]] = []  # of those who left together, and who they are
     context = encoder.context(x, attention_mask)
     for number, branch in enumerate(head, start=1):
-        x = encoder.layer(number - 1, x, context)
+        (x,) = encoder.layer(number, x, context)
         said = branch(x, attention_mask)
         leaves = uncertainty(said) < speed
         count = int(leaves.sum())

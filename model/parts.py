@@ -155,34 +155,13 @@ class Table(nn.Embedding):
     bfloat16 stands still.
     """
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """[..., width] for int64 [...]."""
-        if self.weight.dtype.itemsize > 2 or kernel_device(ids.device) != "cpu":
-            return super().forward(ids)
-        return F.embedding(ids, self.weight.float(), self.padding_idx).to(self.weight.dtype)
-
-
-class PositionTable(Table):
-    """Learned position vectors."""
-
-    def forward(self, positions: int | Tensor) -> Tensor:
-        """The vectors of the first L positions [L, width], or of int64 [B, L]: [B, L, width]."""
-        if isinstance(positions, int):
-            return self.weight[:positions]
-        return super().forward(positions)
-
-
-class SegmentTable(Table):
-    """Learned segment vectors. Without segment ids every token is in segment 0.
-
-    So it is in a table of one row (RoBERTa), which tells no segments apart.
-    """
-
-    def forward(self, segment_ids: Tensor | None) -> Tensor:
-        """[B, L, width] for int64 [B, L]; [width] for None, and from one row."""
-        if segment_ids is None or self.num_embeddings == 1:
-            return self.weight[0]
-        return super().forward(segment_ids)
+    def forward(self, rows: Tensor | slice | int) -> Tensor:
+        """[..., width] for int64 [...]; of a slice or a number, what indexing gives: no copy."""
+        if not isinstance(rows, Tensor):
+            return self.weight[rows]
+        if self.weight.dtype.itemsize > 2 or kernel_device(rows.device) != "cpu":
+            return super().forward(rows)
+        return F.embedding(rows, self.weight.float(), self.padding_idx).to(self.weight.dtype)
 
 
 class Embeddings(nn.Module):
@@ -202,10 +181,10 @@ class Embeddings(nn.Module):
         self.position = None
         if config.has_position_table:
             after_padding = config.positions == "learned_after_padding"
-            self.position = PositionTable(
+            self.position = Table(
                 config.max_positions, width, padding_idx=pad if after_padding else None
             )
-        self.segment = SegmentTable(config.segment_types, width) if config.segment_types else None
+        self.segment = Table(config.segment_types, width) if config.segment_types else None
         self.norm = (
             make_norm(config, width, config.fixed_norm_eps) if config.embedding_norm else None
         )
@@ -242,7 +221,9 @@ class Embeddings(nn.Module):
         if self.projection is not None and self.config.embedding_projection == "word":
             x = self.projection(x)
         if self.segment is not None:
-            x = x + self.segment(segment_ids)
+            # A table of one row (RoBERTa) tells no segments apart.
+            is_told = segment_ids is not None and self.segment.num_embeddings > 1
+            x = x + self.segment(segment_ids if is_told else 0)
         if self.position is not None:
             x = x + self.position(self._positions(input_ids, documents))
         if self.norm is not None:
@@ -252,9 +233,9 @@ class Embeddings(nn.Module):
             x = self.projection(x)
         return x
 
-    def _positions(self, input_ids: Tensor, documents: Documents | None) -> int | Tensor:
+    def _positions(self, input_ids: Tensor, documents: Documents | None) -> slice | Tensor:
         if self.config.positions == "learned":
-            return input_ids.shape[1] if documents is None else documents.places
+            return slice(input_ids.shape[1]) if documents is None else documents.places
         pad = self.config.pad_token_id
         real = (input_ids != pad).to(torch.int64)
         count = real.cumsum(dim=1) if documents is None else documents.places + 1

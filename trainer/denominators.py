@@ -26,18 +26,18 @@ Totals = Mapping[InView, Tensor]  # their counts over all ranks, 1 where that is
 
 
 def labelled(target: str, batch: Batch) -> int:
-    """The number of labels of a target; 0 for a batch without it."""
+    """The number of labels of a target; 0 for a batch without it.
+
+    Masked positions that are yet to be chosen count.
+    """
+    if target == MASKED and batch.to_mask is not None:
+        return int(batch.to_mask.sum())
     return int(batch.targets[target].is_labelled.sum()) if target in batch.targets else 0
 
 
 def attended(batch: Batch) -> int:
     """Positions that are not padding."""
     return int(np.count_nonzero(batch.attention_mask))
-
-
-def _masked(batch: Batch) -> int:
-    """Positions with a masked-LM label, including those that are yet to be chosen."""
-    return labelled(MASKED, batch) if batch.to_mask is None else int(batch.to_mask.sum())
 
 
 def _lengths(batch: Batch) -> NDArray[Any]:
@@ -48,7 +48,6 @@ def _lengths(batch: Batch) -> NDArray[Any]:
 
 
 _COUNTS: dict[str, Count] = {
-    MASKED: _masked,
     ATTENDED: attended,
     ATTENDED_PAIRS: lambda batch: int((_lengths(batch) ** 2).sum()),  # in one text
     ROWS: lambda batch: int((_lengths(batch) > 0).sum()),  # with any token

@@ -15,22 +15,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Options = Mapping[str, Any]  # of torch.compile
 
-_options: ContextVar[Options | None] = ContextVar("options", default=None)
+# The options of the enclosing `fusing`.
+fusion_options: ContextVar[Options | None] = ContextVar("fusion_options", default=None)
 
 
 @contextlib.contextmanager
 def fusing(options: Options | None) -> Iterator[None]:
     """Compile the functions that `fused` marks with these options; None: do not."""
-    token = _options.set(options)
+    token = fusion_options.set(options)
     try:
         yield
     finally:
-        _options.reset(token)
-
-
-def fusion_options() -> Options | None:
-    """The options of the enclosing `fusing`."""
-    return _options.get()
+        fusion_options.reset(token)
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
@@ -43,7 +39,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        options = _options.get()
+        options = fusion_options.get()
         chosen = function if options is None else _compiled(function, **options)
         return chosen(*args, **kwargs)
 

@@ -307,9 +307,7 @@ def _sum_over_ranks(
     then depend on the other learners.
     """
     votes = torch.tensor(requests, dtype=torch.float64)  # summed over the ranks
-    parts: list[Tensor] = []
-    for learner in learners:
-        parts += [learner.take_shares().double(), learner.squared_gradient_norm().double()]
+    parts = [learner.take_sums() for learner in learners]
     local = torch.cat([*parts, votes.to(sums.values.device, non_blocking=True)])
     ranks = dist.get_world_size()
     gathered = local.new_empty(ranks * len(local))

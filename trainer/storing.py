@@ -49,7 +49,7 @@ from trainer.stored_logits import format as stored_format
 from trainer.stored_logits.format import Manifest, StepLogits, StoredConfig
 from trainer.stored_logits.reading import draw, uniforms
 from trainer.teacher_outputs import OutputProjection
-from trainer.vocabulary_projection import chunks, logits_of
+from trainer.vocabulary_projection import chunks, logits_of, room_for
 from trainer.watch.ranks import explained, on_rank_0
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
@@ -290,7 +290,7 @@ class TeacherLogits:
         numbers = self._numbers(batch, rows) if self.stored.samples else None
         values, ids = [], []
         for some in chunks(*projection.shape, projection.device):
-            logits = projection.logits(some, projection.buffer(some))[is_masked[some]]
+            logits = projection.logits(some, room_for(projection, some))[is_masked[some]]
             if numbers is not None:
                 _require_finite(logits)
                 drawn = draw(logits, numbers[some][is_masked[some]], self.stored.temperature)

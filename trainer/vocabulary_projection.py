@@ -38,11 +38,12 @@ class Logits(Protocol):
         """P and V."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Their own, float32 or wider."""
+
+    @property
     def device(self) -> torch.device:
         """Where they are computed."""
-
-    def buffer(self, rows: slice) -> Tensor:
-        """Memory for the logits of these rows; reused, since allocating costs more than filling."""
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
         """Logits [C, V] of some rows, written to the first rows of `out`."""
@@ -56,31 +57,19 @@ class Projection:
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         dtype = product_dtype(x)
-        self.wide = torch.promote_types(dtype, torch.float32)
+        self.shape, self.device = (len(x), len(weight)), x.device
+        self.dtype = torch.promote_types(dtype, torch.float32)
         self.x, self.weight = x.to(dtype), weight.to(dtype)
-        self.bias = None if bias is None else bias.to(self.wide)
-        self._vocabulary, device = len(weight), kernel_device(x.device)
+        self.bias = None if bias is None else bias.to(self.dtype)
         if not is_native(x.device, dtype):
-            self.x, self.weight = self.x.to(self.wide), self.weight.to(self.wide)
-        if device == "cuda" and self.weight.dtype != self.wide:
-            self.weight = F.pad(self.weight, (0, 0, 0, -self._vocabulary % ALIGNED))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.x), self._vocabulary
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def buffer(self, rows: slice) -> Tensor:
-        shape = (rows.stop - rows.start, self._vocabulary)
-        return torch.empty(shape, dtype=self.wide, device=self.x.device)
+            self.x, self.weight = self.x.to(self.dtype), self.weight.to(self.dtype)
+        if kernel_device(x.device) == "cuda" and self.weight.dtype != self.dtype:
+            self.weight = F.pad(self.weight, (0, 0, 0, -len(weight) % ALIGNED))
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
         out = out[: rows.stop - rows.start]
-        if self.weight.dtype != self.wide:
-            product = self.product(rows)[:, : self._vocabulary]
+        if self.weight.dtype != self.dtype:
+            product = self.product(rows)[:, : self.shape[1]]
             if self.bias is None:
                 return out.copy_(product)
             return torch.add(product, self.bias, out=out)
@@ -92,21 +81,22 @@ class Projection:
 
     def product(self, rows: slice) -> Tensor:
         """The logits of some rows without the bias, in the products' dtype: [C, V or more]."""
-        with torch.autocast(self.x.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False):
             return self.x[rows] @ self.weight.t()
 
     def as_factor(self, logit_gradient: Tensor) -> Tensor:
         """A gradient [C, V] in the products' dtype, with the columns that the weight has rows."""
-        if len(self.weight) == self._vocabulary:
+        vocabulary = self.shape[1]
+        if len(self.weight) == vocabulary:
             return logit_gradient.to(self.weight.dtype)
         factor = self.weight.new_empty(len(logit_gradient), len(self.weight))
-        factor[:, self._vocabulary :] = 0
-        factor[:, : self._vocabulary] = logit_gradient
+        factor[:, vocabulary:] = 0
+        factor[:, :vocabulary] = logit_gradient
         return factor
 
     def take(self, rows: Tensor) -> Projection:
         taken = copy.copy(self)
-        taken.x = self.x[rows]
+        taken.x, taken.shape = self.x[rows], (len(rows), self.shape[1])
         return taken
 
 
@@ -119,10 +109,8 @@ class TopLogits:
     def __init__(self, values: Tensor, ids: Tensor | None, vocabulary: int) -> None:
         """values: float32 [P, k]; ids: their tokens, int64 [P, k]; None where k is V, in order."""
         self.values, self.ids = values, ids
-        self.shape, self.device = (len(values), vocabulary), values.device
-
-    def buffer(self, rows: slice) -> Tensor:
-        return self.values.new_empty(rows.stop - rows.start, self.shape[1])
+        self.shape, self.dtype = (len(values), vocabulary), values.dtype
+        self.device = values.device
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
         out = out[: rows.stop - rows.start]
@@ -147,10 +135,7 @@ class Largest:
 
     def __init__(self, of: Logits, k: int) -> None:
         self._of, self._k = of, k
-        self.shape, self.device = of.shape, of.device
-
-    def buffer(self, rows: slice) -> Tensor:
-        return self._of.buffer(rows)
+        self.shape, self.dtype, self.device = of.shape, of.dtype, of.device
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
         out = self._of.logits(rows, out)
@@ -170,20 +155,23 @@ class Columns:
     def __init__(self, of: Logits, tokens: Tensor) -> None:
         """tokens: ids of the other, int64 [V]; -1: it has none."""
         self._of, self._tokens = of, tokens
-        self.shape, self.device = (of.shape[0], len(tokens)), of.device
-
-    def buffer(self, rows: slice) -> Tensor:
-        dtype = self._of.buffer(slice(0, 0)).dtype
-        return torch.empty(rows.stop - rows.start, self.shape[1], dtype=dtype, device=self.device)
+        self.shape, self.dtype = (of.shape[0], len(tokens)), of.dtype
+        self.device = of.device
 
     def logits(self, rows: slice, out: Tensor) -> Tensor:
-        theirs = self._of.logits(rows, self._of.buffer(rows))
+        theirs = self._of.logits(rows, room_for(self._of, rows))
         out = out[: rows.stop - rows.start]
         torch.index_select(theirs, 1, self._tokens.clamp(min=0), out=out)
         return out.masked_fill_(self._tokens < 0, ABSENT)
 
     def take(self, rows: Tensor) -> Columns:
         return Columns(self._of.take(rows), self._tokens)
+
+
+def room_for(logits: Logits, rows: slice) -> Tensor:
+    """Memory for the logits of some rows; reused, since allocating costs more than filling."""
+    shape = rows.stop - rows.start, logits.shape[1]
+    return torch.empty(shape, dtype=logits.dtype, device=logits.device)
 
 
 class Distribution:
@@ -207,7 +195,7 @@ class Distribution:
         self._chunks = list(chunks(rows, vocabulary or self._vocabulary, self._device))
         room = KEPT_ELEMENTS if kernel_device(self._device) == "cpu" else KEPT_ELEMENTS_ON_GPU
         self._keeps, self._room = keep, room if keep else 0
-        self._fusion = fusion_options()  # not those of whichever reader comes first
+        self._fusion = fusion_options.get()  # not those of whichever reader comes first
         self._held: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
         # For each temperature: one chunk, which the next one replaces, and its memory.
         self._passing: dict[float, tuple[int, Tensor]] = {}
@@ -259,16 +247,16 @@ class Distribution:
 
     def _compute(self, chunk: slice, temperature: float) -> tuple[Tensor, Tensor]:
         if self._fusion is not None:
-            logits = [teacher.logits(chunk, teacher.buffer(chunk)) for teacher in self.teachers]
-            p = self._room_for(chunk, temperature)
+            logits = [of.logits(chunk, room_for(of, chunk)) for of in self.teachers]
+            p = self._memory_for(chunk, temperature)
             divisor = torch.full((), temperature, dtype=p.dtype, device=p.device)
             with fusing(self._fusion):
                 return p, mean_softmax(p, logits, divisor)
         if self._scratch is None:
-            self._scratch = self._buffer(self._chunks[0])
+            self._scratch = room_for(self.teachers[0], self._chunks[0])
         first, *others = self.teachers
         scaled = first.logits(chunk, self._scratch).div_(temperature)
-        p = self._room_for(chunk, temperature)
+        p = self._memory_for(chunk, temperature)
         negative_entropy = torch.empty_like(scaled[:, 0])
         for block in blocks(slice(0, len(scaled)), scaled):
             some = subtract_largest(scaled[block])
@@ -301,19 +289,16 @@ class Distribution:
             products = torch.special.xlogy(mean, mean, out=self._scratch[block])
             negative_entropy[block] = products.sum(dim=-1)
 
-    def _buffer(self, rows: slice) -> Tensor:
-        return self.teachers[0].buffer(rows)
-
-    def _room_for(self, chunk: slice, temperature: float) -> Tensor:
+    def _memory_for(self, chunk: slice, temperature: float) -> Tensor:
         size = (chunk.stop - chunk.start) * self._vocabulary
         if size <= self._room:
             self._room -= size
-            return self._buffer(chunk)
+            return room_for(self.teachers[0], chunk)
         if temperature in self._passing:
             before, memory = self._passing[temperature]
             del self._held[before, temperature]
         else:
-            memory = self._buffer(self._chunks[0])
+            memory = room_for(self.teachers[0], self._chunks[0])
         self._passing[temperature] = (chunk.start, memory)
         return memory[: chunk.stop - chunk.start]
 

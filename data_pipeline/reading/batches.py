@@ -152,11 +152,6 @@ class Batch:
     is_causal: bool = False
 
     @property
-    def common_length(self) -> int:
-        """The length L that batches of the same phase have in common; 0 where they have none."""
-        return 0 if self.is_trimmed else self.input_ids.shape[-1]
-
-    @property
     def documents(self) -> NDArray[np.int64]:
         """The number of each position's document, 0 at padding: `document_ids`, or 1 of each row's.
 

@@ -20,7 +20,7 @@ from model.heads import OutputBias, ProjectionParts, vocabulary_logits
 from model.initialisation import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.outputs import NOTHING, Capture, Encoded
-from model.parts import ACTIVATIONS, Embeddings, FeedForwardStack, PositionTable, make_norm
+from model.parts import ACTIVATIONS, Embeddings, FeedForwardStack, Table, make_norm
 from model.precision import is_native, kernel_device, product_dtype
 from model.protocol import Model, register
 
@@ -72,7 +72,7 @@ class Decoder(nn.Module):
     def __init__(self, config: EncoderConfig, layers: int) -> None:
         super().__init__()
         self.config, self.layers = config, layers
-        self.position = PositionTable(config.max_positions, config.hidden_size)
+        self.position = Table(config.max_positions, config.hidden_size)
         self.norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout_rate("embedding"))
         self.self_attention = nn.ModuleList(DecoderAttention(config) for _ in range(layers))
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
 
     def embed(self, words: Tensor, first: int) -> Tensor:
         """Word vectors [B, L, H] at the positions from `first` on, with norm and dropout."""
-        x = words + self.position(first + words.shape[1])[first:]
+        x = words + self.position(slice(first, first + words.shape[1]))
         return self.dropout(x if self.norm is None else self.norm(x))
 
     def _layer(

@@ -73,14 +73,16 @@ def test_limits_without_meaning_are_refused(wrong):
 
 def sabotage(name, steps, factor):
     """Falsify rank 0's share of a learner's loss at these steps (from 0); returns the undo."""
-    take_shares = Learner.take_shares
+    take_sums = Learner.take_sums
 
     def take(learner):
         is_hit = learner.name == name and learner.engine.global_steps in steps
-        return take_shares(learner) * (factor if is_hit and dist.get_rank() == 0 else 1.0)
+        sums = take_sums(learner)
+        sums[:-1] *= factor if is_hit and dist.get_rank() == 0 else 1.0
+        return sums
 
-    Learner.take_shares = take
-    return lambda: setattr(Learner, "take_shares", take_shares)
+    Learner.take_sums = take
+    return lambda: setattr(Learner, "take_sums", take_sums)
 
 
 def full_disk(step):

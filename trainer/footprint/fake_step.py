@@ -231,7 +231,7 @@ def _module(name: str, config: LearnerConfig, job: JobConfig) -> LearnerModule:
     module = assemble(name, in_steps, job.teacher.model, job.seed, _make, job.other_models)
     if config.rounds_weights:
         module.round_weights()
-    module.objective.shared = shared_spans(job, config, _no_tokens)
+    module.objective.set_views(config.form, shared_spans(job, config, _no_tokens))
     return module.train(config.in_training_mode)
 
 

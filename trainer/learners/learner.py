@@ -109,11 +109,11 @@ class Learner:
         if self.is_compiled:
             module.compile_parts(dynamic=step_shape.is_ragged)
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
-        self.objective.view = self.view
-        self.objective.shared = {
+        on_device = {
             name: replace(spans, tokens=spans.tokens.to(self.device))
             for name, spans in (shared or {}).items()
         }
+        self.objective.set_views(self.view, on_device)
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
@@ -177,9 +177,8 @@ class Learner:
         sources = sources or {}
         self._peers = tuple(sorted(filter(is_student, self.objective.sources & sources.keys())))
         own_step = self.own_step(micro_step.step)
-        capture = union(
-            [capture, self._always, self.objective.student_capture(own_step, batch.targets)]
-        )
+        read = self.objective.student_capture(own_step, batch.targets)
+        capture = union([capture, self._always, read])
         with self._part(FORWARD):
             whole_batch = self.whole_batch.pop(0) if self.whole_batch else {}
             program = Train(totals, sources, capture, own_step, whole_batch, batch.views)
@@ -216,16 +215,16 @@ class Learner:
         ):
             yield
 
-    def take_shares(self) -> Tensor:
-        """This rank's share of each term over the step so far, [terms]; resets the sums to 0."""
-        shares, self._shares = self._shares, torch.zeros_like(self._shares)
-        return shares
+    def take_sums(self) -> Tensor:
+        """This rank's share of each term over the step, and of the squared norm of the gradient.
 
-    def squared_gradient_norm(self) -> Tensor:
-        """This rank's part of the squared norm, [1], after the step's last backward pass."""
-        if not self.is_trained:
-            return torch.zeros(1, device=self.device)
-        return engines.squared_norm_part(self.engine)[None]
+        Float64 [terms + 1], after the step's last backward pass. The shares begin anew at 0.
+        """
+        shares, self._shares = self._shares, torch.zeros_like(self._shares)
+        squared_norm = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.is_trained:
+            squared_norm = engines.squared_norm_part(self.engine)
+        return torch.cat([shares.double(), squared_norm[None]])
 
     def update(
         self, step: int, loss: float, squared_norm: float, seconds: float, batch: Batch
@@ -233,7 +232,7 @@ class Learner:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
         `loss` is the loss of the global batch, of which `batch` is this rank's part; `squared_norm`
-        is the sum of the ranks' `squared_gradient_norm`. `seconds` is the job's training time so
+        is the ranks' sum, of `take_sums`. `seconds` is the job's training time so
         far; it is equal on all ranks.
         """
         assert self._optimizer is not None
@@ -272,7 +271,8 @@ class Learner:
         terms = {n: t.segments(own_step) for n, t in objective.by_name.items() if weights[n]}
         captures = objective.student_capture(own_step), objective.source_capture(own_step)
         models = config.model.layers, self._teacher_layers, self._peers
-        kind = batch.common_length, PAIRS in batch.targets, *self.step_shape.phase(step)
+        length = 0 if batch.is_trimmed else batch.input_ids.shape[-1]
+        kind = length, PAIRS in batch.targets, *self.step_shape.phase(step)
         conditions = *models, objective.lead is not None, *kind
         shared = config.objective, config.dropout, terms, captures, conditions
         return f"{derive(repr(shared)):x}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from trainer.objectives.term import LossInputs, Term
 from trainer.objectives.whole_batch import WholeBatchTerm
 
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
-_Name = TypeVar("_Name", int, str)  # of a layer, or of a head
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
 
 
@@ -134,21 +134,28 @@ class Objective(nn.Module):
 
         `targets` are those of the batch, about which a term may ask for nothing; None: any batch.
         """
-        return union([term.student_capture(step) for term in self._on(step, targets).values()])
+        on = self._on(step, targets).values()
+        return union([term.student_capture(step) for term in on])
 
     @property
     def denominators(self) -> set[InView]:
         """The denominators that the terms use, each with the view in which it is counted."""
-        return {(self._view(term), term.denominator) for term in self.by_name.values()}
+        return {(term.view, term.denominator) for term in self.by_name.values()}
 
-    def _view(self, term: Term) -> str:
-        """The learner's view or, for a source of another tokenizer, that of their shared spans."""
-        shared = self.shared.get(term.source or "")
-        return self.view if shared is None else shared.view
+    def set_views(self, view: str, shared: Mapping[str, SharedSpans]) -> None:
+        """Count terms in the learner's `view`, or in that of the spans `shared` with their source.
+
+        `shared` has the sources of other tokenizers, by name.
+        """
+        self.view, self.shared = view, shared
+        for term in self.by_name.values():
+            spans = shared.get(term.source or "")
+            term.view = view if spans is None else spans.view
 
     def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
         """The outputs that the forward of `source` returns for the terms; as above."""
-        return union([term.source_capture(step) for term in self.reading(source, step, targets)])
+        reading = self.reading(source, step, targets)
+        return union([term.source_capture(step) for term in reading])
 
     def over_whole_batch(self, step: int, targets: Targets = None) -> list[WholeBatchTerm]:
         """The terms over the whole global batch that are on at the learner's `step`."""
@@ -178,7 +185,7 @@ class Objective(nn.Module):
         losses: list[Tensor] = []
         shares: dict[str, Tensor] = {}
         weights, by_view = self.weights(inputs.step), {self.view: inputs}
-        for (view, denominator, *_), group in self._groups(inputs).items():
+        for (view, denominator, _), group in self._groups(inputs).items():
             if view not in by_view:
                 by_view[view] = self._at_shared_spans(inputs, view)
             terms, scales = [*group.values()], [weights[name] for name in group]
@@ -191,16 +198,15 @@ class Objective(nn.Module):
         of_all = [shares[name] if name in shares else loss.new_zeros(()) for name in self.terms]
         return loss, torch.stack(of_all).detach()
 
-    def _groups(self, inputs: LossInputs) -> dict[tuple[str, ...], dict[str, Term]]:
+    def _groups(self, inputs: LossInputs) -> dict[tuple[str, str, str], dict[str, Term]]:
         """The terms that are on and have their source, by name; those of a group together.
 
         The key of a group begins with its view and its denominator.
         """
-        groups: dict[tuple[str, ...], dict[str, Term]] = {}
+        groups: dict[tuple[str, str, str], dict[str, Term]] = {}
         for name, term in self._on(inputs.step, inputs.batch.targets).items():
             if term.source is None or term.source in inputs.sources:
-                together = (term.group, "") if term.group else ("", name)
-                key = self._view(term), term.denominator, *together
+                key = term.view, term.denominator, term.group or name
                 groups.setdefault(key, {})[name] = term
         return groups
 
@@ -243,22 +249,14 @@ class Objective(nn.Module):
 
 
 def union(captures: Iterable[Capture]) -> Capture:
-    """A capture of everything that any of `captures` asks for."""
-    captures = list(captures)
-    return Capture(
-        hidden_states=_all([capture.hidden_states for capture in captures]),
-        attention=_all([capture.attention for capture in captures]),
-        values=any(capture.values for capture in captures),
-        all_positions=any(capture.all_positions for capture in captures),
-        last_hidden_state=any(capture.last_hidden_state for capture in captures),
-        heads=_all([capture.heads for capture in captures]),
-        exits=_all([capture.exits for capture in captures]),
-        branches=_all([capture.branches for capture in captures]),
-    )
-
-
-def _all(parts: Iterable[tuple[_Name, ...]]) -> tuple[_Name, ...]:
-    return tuple(sorted(set[_Name]().union(*parts)))
+    """A capture of everything that any of `captures` asks for; layers and names ascending."""
+    requests = [vars(capture) for capture in captures]
+    asked: dict[str, Any] = {}
+    for name, default in vars(Capture()).items():
+        values = [request[name] for request in requests]
+        is_flag = isinstance(default, bool)
+        asked[name] = any(values) if is_flag else tuple(sorted({*chain(*values)}))
+    return Capture(**asked)
 
 
 def _build(
@@ -277,12 +275,14 @@ class Demand:
     """The demand of all students' terms on one teacher.
 
     is_read: whether any term reads it, alone or in the mean of several; is_mean_read: whether any
-    reads the mean; capture: what its features must hold; own_logits, mean_logits: how many students
-    compare with its distributions, and with the mean's.
+    reads the mean; reads_logits: whether any needs its vocabulary projection; capture: what its
+    features must hold; own_logits, mean_logits: how many students compare with its distributions,
+    and with the mean's.
     """
 
     is_read: bool
     is_mean_read: bool
+    reads_logits: bool
     capture: Capture
     own_logits: int
     mean_logits: int
@@ -312,16 +312,13 @@ class Demand:
             own_logits += any(term.reads_logits for term in direct)
             mean_logits += any(term.reads_logits for term in of_mean)
         mean = union(mean_captures)
-        mean = dataclasses.replace(mean, heads=tuple(head for head in mean.heads if head in heads))
+        mean = dataclasses.replace(mean, heads=tuple(sorted({*mean.heads} & {*heads})))
+        reads_logits = own_logits + mean_logits > 0
         return cls(
-            is_read=bool(captures or mean.heads) or own_logits + mean_logits > 0,
+            is_read=reads_logits or bool(captures or mean.heads),
             is_mean_read=bool(mean_captures),
+            reads_logits=reads_logits,
             capture=union([*captures, mean]),
             own_logits=own_logits,
             mean_logits=mean_logits,
         )
-
-    @property
-    def reads_logits(self) -> bool:
-        """Whether anyone needs the teacher's vocabulary projection."""
-        return self.own_logits + self.mean_logits > 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from configs.kinds import require_new
 from configs.rules import INDEX, NOT_EMPTY, WEIGHT, Filled
 from configs.section import Refusal, Section
-from data_pipeline import MASKED
+from data_pipeline import DEFAULT_VIEW, MASKED
 from model import Ability, Capture, Features, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
 from trainer.denominators import ATTENDED
@@ -248,10 +248,14 @@ class Term(nn.Module, ABC):
 
     denominator: the name, in `trainer.denominators`, of the count that divides its sum; source: as
     in `TermConfig`; reads_logits: whether it reads its source's logits; min_lead: how much lower
-    the loss of the job's own teacher must be before the term counts. None: it always counts.
+    the loss of the job's own teacher must be before the term counts. None: it always counts. view:
+    that in which its denominator is counted (`Objective.set_views`). group: terms of one group are
+    computed together; empty: it is computed by itself.
     """
 
     denominator: str
+    view = DEFAULT_VIEW
+    group: ClassVar[str] = ""
     reads_logits: ClassVar[bool] = False
 
     def __init__(self, config: TermConfig) -> None:
@@ -265,11 +269,6 @@ class Term(nn.Module, ABC):
     @abstractmethod
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """The loss of this micro-batch as (sum, count in `denominator`), scalars."""
-
-    @property
-    def group(self) -> str:
-        """Terms of one group are computed together; empty: it is computed by itself."""
-        return ""
 
     def compute(
         self, group: Sequence[Term], weights: Sequence[float], inputs: LossInputs

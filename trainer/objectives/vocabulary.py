@@ -20,7 +20,14 @@ from trainer.denominators import ATTENDED
 from trainer.fusion import fusion_options
 from trainer.objectives.row_losses import RowLoss, RowLosses, kl_divergence_rows
 from trainer.objectives.term import LossInputs, Term
-from trainer.vocabulary_projection import Distribution, Projection, blocks, chunks, logits_of
+from trainer.vocabulary_projection import (
+    Distribution,
+    Projection,
+    blocks,
+    chunks,
+    logits_of,
+    room_for,
+)
 
 # The gradient of a logit is the difference of two probabilities. Most of these are so small that
 # float16 rounds them to zero, and the loss scale is applied too late, in the backward pass. They
@@ -84,15 +91,15 @@ class _ProjectAndSum(torch.autograd.Function):
         projection = Projection(x, weight, bias)
         wanted = ctx.needs_input_grad[:3]
         gradients = _Gradients(projection, wanted)
-        sums = torch.zeros(len(losses), dtype=projection.wide, device=x.device)
-        row_losses, buffer = RowLosses(losses, weights), None
-        is_fused = fusion_options() is not None and any(wanted)
+        sums = torch.zeros(len(losses), dtype=projection.dtype, device=x.device)
+        row_losses, room = RowLosses(losses, weights), None
+        is_fused = fusion_options.get() is not None and any(wanted)
         for rows in chunks(len(x), len(weight), x.device):
             if is_fused:
                 sums += gradients.add_fused(row_losses, rows)
                 continue
-            buffer = projection.buffer(rows) if buffer is None else buffer
-            logits = projection.logits(rows, buffer)
+            room = room_for(projection, rows) if room is None else room  # the first is the largest
+            logits = projection.logits(rows, room)
             for block in blocks(rows, logits):
                 some = logits[block.start - rows.start : block.stop - rows.start]
                 sums += row_losses.differentiate(some, block)
@@ -138,7 +145,7 @@ class _Gradients:
         projection = self.projection
         bias = projection.bias
         if bias is None:
-            bias = torch.zeros(projection.shape[1], dtype=projection.wide, device=projection.device)
+            bias = projection.weight.new_zeros(projection.shape[1], dtype=projection.dtype)
         product = projection.product(rows)
         sums, narrow = losses.differentiate_products(product, bias, rows, self.scale)
         summed = None
@@ -194,13 +201,11 @@ class VocabularyTerm(Term):
     Terms at the same positions share one projection.
     """
 
+    group = "over the vocabulary"
+
     @abstractmethod
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         """The loss per position, for `project_and_sum`."""
-
-    @property
-    def group(self) -> str:
-        return self.denominator
 
     def compute(
         self, group: Sequence[Term], weights: Sequence[float], inputs: LossInputs

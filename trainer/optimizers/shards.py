@@ -26,28 +26,25 @@ PIECE = 2**18
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     """The squared L2 norm of each of `tensors`, float32, of which there is one: float64 [n]."""
-    pieces = _pieces(tensors)
-    squares = _squares(pieces)
+    squares, counts = _squares(tensors)
     if len(squares) == len(tensors):
         return squares
-    return torch.stack([of_one.sum() for of_one in squares.split([len(cut) for cut in pieces])])
+    return torch.stack([of_tensor.sum() for of_tensor in squares.split(counts)])
 
 
 def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """The squared L2 norm of all `tensors`, float32, as if one: float64 [] on `device`."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
-    return _squares(_pieces(tensors)).sum()
+    squares, _ = _squares(tensors)
+    return squares.sum()
 
 
-def _pieces(tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """The pieces of each tensor whose norms are taken."""
-    return [[x] if x.is_cuda else x.reshape(-1).split(PIECE) for x in tensors]
-
-
-def _squares(pieces: Sequence[Sequence[Tensor]]) -> Tensor:
+def _squares(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """The squared L2 norms of pieces of the tensors, and how many pieces each tensor has."""
+    pieces = [[x] if x.is_cuda else x.reshape(-1).split(PIECE) for x in tensors]
     norms = torch._foreach_norm([*chain.from_iterable(pieces)])
-    return torch.stack(norms).double().square()
+    return torch.stack(norms).double().square(), [len(of_tensor) for of_tensor in pieces]
 
 
 GATHERED = 50_000_000  # elements of matrices from which on no more are gathered together

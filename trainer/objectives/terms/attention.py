@@ -220,7 +220,7 @@ class _SumOverBlocks(torch.autograd.Function):
         ctx: Any, queries: Tensor, keys: Tensor, loss: Callable[[Tensor, Tensor, Block], Tensor]
     ) -> Tensor:
         wanted = any(ctx.needs_input_grad)
-        ctx.dtype, ctx.options = queries.dtype, fusion_options()
+        ctx.dtype, ctx.options = queries.dtype, fusion_options.get()
         blocks = list(_blocks(queries))
         if len(blocks) == 1:  # a GPU's: its gradients are whole
             total, ctx.gradients = _differentiated(loss, queries, keys, blocks[0], wanted)
