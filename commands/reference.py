@@ -23,6 +23,8 @@ On the command line, `key=value` changes any key: `students.small.model.layers=2
 `data.phases[0].from_step=100`. `students.small=null` removes an entry. `teacher.model=bert_mini`
 replaces a section; `teacher.model.base=bert_mini` keeps what a file sets beside its `base`. Keys in
 braces join those that are set, `'teacher.objective={sop: {}, nsp: null}'`, and null removes one.
+Values by step, and maps of layers, replace those of a `base`: `'teacher.schedule.points={90: 1.0}'`
+sets the only point, and `teacher.schedule.points.90=0.5` changes one of several.
 
 A value may refer to another key, `${data.sequence_length}`, or to a variable of the environment,
 `${oc.env:SCRATCH}`. Files are read with

@@ -123,6 +123,10 @@ class _Place(NamedTuple):
         return self._replace(key=key)
 
 
+class _Dotted(dict[str, Any]):
+    """The section `a` of an override ``a.b=1``, which changes a key in it and replaces nothing."""
+
+
 class _Base(Plain):
     """The name of a file by an override of ``base`` alone, which keeps the keys beside it."""
 
@@ -231,6 +235,12 @@ def _forms(hint: Any) -> tuple[Any, Any, Any]:
     return section, of_map, of_list
 
 
+def _is_by_number(hint: Any) -> bool:
+    """Whether a type allows a map whose keys are steps or layers."""
+    maps = [option for option in options_of(hint) if typing.get_origin(option) is dict]
+    return any(int in options_of(typing.get_args(option)[0]) for option in maps)
+
+
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `changes` over `base`; a section with its own ``base`` replaces the old section."""
     return typing.cast(dict[str, Any], _merged(base, changes, Any, _Place("", "")))
@@ -239,12 +249,14 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 def _merged(below: Any, above: Any, hint: Any, place: _Place) -> Any:
     """Merge a value of this type over another; `above` may have the indices of a list as keys.
 
-    A null takes the place of a section, and removes a map's entry. A section of another kind loses
-    the keys that are not its own. Raises ConfigError for an entry
-    or an index that is not there.
+    A null takes the place of a section, and removes a map's entry. A map by numbers is a value, and
+    is replaced. A section of another kind loses the keys that are not its own. Raises ConfigError
+    for an entry or an index that is not there.
     """
     section, of_map, of_list = _forms(hint)
     if not isinstance(above, dict) or _renews(above):
+        return above
+    if _is_by_number(hint) and not isinstance(above, _Dotted):
         return above
     if above and all(map(str.isdecimal, above)):
         if isinstance(below, list):
@@ -338,7 +350,7 @@ def _parse(override: str) -> dict[str, Any]:
     if keys[-1] == "base" and isinstance(tree, str):
         tree = _Base(tree)
     for name in reversed(keys):
-        tree = {name: tree}
+        tree = _Dotted({name: tree})
     return typing.cast(dict[str, Any], tree)
 
 

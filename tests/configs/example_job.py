@@ -50,6 +50,7 @@ class Learner:
     layers: list[int] | None = None
     swap: Model | None = None
     ensemble: list[Model] = field(default_factory=list)
+    weight: float | dict[int, float] = 1.0
 
 
 @dataclass

@@ -110,6 +110,16 @@ def test_null_removes_an_entry_of_a_map():
     )
 
 
+def test_values_by_step_replace_those_below_and_a_key_changes_one_of_them():
+    stages = write("base: demo\nteacher: {weight: {0: 1.0, 90: 0.5}}\n", "stages.yaml")
+    again = write(f"base: {stages}\nteacher: {{weight: {{40: 0.2}}}}\n")
+    assert load(again).teacher.weight == {40: 0.2}
+    assert load(stages, "teacher.weight={40: 0.2}").teacher.weight == {40: 0.2}
+    assert load(stages, "teacher={weight: {40: 0.2}}").teacher.weight == {40: 0.2}
+    assert load(stages, "teacher.weight.90=0.2").teacher.weight == {0: 1.0, 90: 0.2}
+    assert load("demo", "teacher.weight.90=0.2").teacher.weight == {90: 0.2}
+
+
 def test_a_list_of_sections():
     assert load("demo", "teacher.ensemble=[{layers: 3}, {}]").teacher.ensemble == [
         Model(layers=3),
