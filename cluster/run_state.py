@@ -208,10 +208,11 @@ def _ended_without_reason(known: Evidence) -> tuple[str, str]:
     if failure := failure_of(known.run):
         return "failed", failure
     checkpoint, _ = newest_checkpoint(known.run)
+    may_be_saved = bool(known.rows or known.attempt.get("ended"))  # no fork that died at its start
+    if checkpoint is not None and may_be_saved and checkpoint >= last_step(known.rows):
+        return "stopped", ""
     if not known.rows and known.last_event != "start":
         return "failed", "it ended before it logged a step; see its log"
-    if checkpoint is not None and known.rows and checkpoint >= known.rows[-1]["step"]:
-        return "stopped", ""
     return "failed", "it ended without saving; start it again to resume from its last checkpoint"
 
 
@@ -234,6 +235,11 @@ def _usual_interval(recent: Sequence[Row]) -> float | None:
         return None
     before = recent[0]["seconds"] if len(recent) > 1 else 0.0
     return float(recent[-1]["seconds"] - before) / max(1, len(recent) - 1)
+
+
+def last_step(rows: Sequence[Row]) -> int:
+    """The step of the last of the `rows`; 0 where there are none."""
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def training_rows(rows: Sequence[Row]) -> list[Row]:

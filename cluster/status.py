@@ -22,7 +22,7 @@ import configs
 from cluster import run_files
 from cluster.errors import LaunchError
 from cluster.run_files import Row
-from cluster.run_state import Evidence, state_of, training_rows
+from cluster.run_state import Evidence, last_step, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
 from configs.progress import duration, seconds_left
 from configs.runs import USUAL_ROWS, has_begun, has_ended, remarks_in
@@ -154,7 +154,7 @@ def read_run(
         name=run.resolve().name,
         state=state,
         reason=reason,
-        step=rows[-1]["step"] if rows else 0,
+        step=max(last_step(rows), checkpoint or 0),
         steps=steps,
         losses=_losses(rows, "loss", config.get("students")),
         masked_losses=_losses(rows, "mlm", config.get("students")),

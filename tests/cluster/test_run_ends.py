@@ -52,6 +52,17 @@ def test_what_was_done_elsewhere_since_counts_more_than_the_last_job(run):
     assert (read_run(run.path, []).state, read_run(run.path, []).reason) == ("stopped", "")
 
 
+def test_a_run_that_saved_before_it_logged_a_step_has_stopped_at_its_checkpoint(run):
+    """Stopped on request, with log.every above the steps that it made."""
+    dead = 2**22 + 1
+    run.save(5)
+    run.attempt(dead)
+    assert read_run(run.path, []).state == "failed"  # a fork's first checkpoint is not its own
+    run.attempt(dead, ended=True)
+    status = read_run(run.path, [])
+    assert (status.state, status.reason, status.step) == ("stopped", "", 5)
+
+
 def test_checkpoints_that_a_rollback_has_disowned_are_not_what_a_run_has_saved(run):
     """A run to step 8, rolled back to 4, and killed at step 5; then again, after it had saved."""
     dead = 2**22 + 1
