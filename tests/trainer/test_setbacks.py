@@ -98,6 +98,19 @@ def test_as_slow_as_a_teacher_that_has_not_learnt_anything_yet_is_no_setback():
     assert named(job(), teacher=guessing, alone=guessing, listens=guessing) == {}
 
 
+def test_beside_a_teacher_that_was_not_measured_as_early_nobody_is_worse_than_guessing():
+    """An ELECTRA predicts no masked tokens, so its curve is empty; or the student is younger."""
+    guessing = [7.2] * len(STEPS)
+    assert named(job(), alone=guessing, listens=guessing) == {}
+    late = {"teacher": [[400, 5.0]], "students/alone": [[60, 7.2], [70, 7.2]]}
+    assert setbacks(job(), 400, late, {"students/alone": WARM_UP}, UNIGRAM) == []
+
+
+def test_only_a_student_with_terms_about_its_teacher_is_told_to_weigh_them_less():
+    found = named(job(), teacher=TEACHER, alone=[7.2] * len(STEPS))
+    assert found["alone"][1].endswith("steps; lower its learning rate")
+
+
 def test_a_student_whose_loss_rises_while_its_teacher_s_falls():
     rises = [*ALONE[:5], 6.88, 6.90]  # its lead was 0.259
     found = named(job(), teacher=TEACHER, listens=rises)

@@ -11,8 +11,9 @@ evaluations in a row after its warm-up,
   is at its best (`FALLING_BACK`).
 
 The teacher's curve is the only measure of how fast a model learns on this data. So `WORSE` waits
-until the teacher had a lead of `KNOWN` after that number of steps, and `BEHIND` applies only if the
-teacher began with random weights in this job.
+until the teacher had a lead of `KNOWN` after that number of steps (a teacher that predicts no masked
+tokens, as ELECTRA's, has none), and `BEHIND` applies only if the teacher began with random weights
+in this job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,8 +86,8 @@ def _diagnose(
     steps, lead = newest[-1]
     grew_up_here = not teacher.frozen and teacher.init.weights is None
     expected = [_at_age(taught, age) if grew_up_here else None for age, _ in newest]
-    is_known = all(value is None or value >= KNOWN for value in expected)
-    if is_known and all(value < 0 for _, value in newest):
+    known = all(value is not None and value >= KNOWN for value in expected)
+    if (known or not grew_up_here) and all(value < 0 for _, value in newest):
         return WORSE, f"its loss is {-lead:.3f} above guessing by frequency after {steps:,} steps"
     if student.objective.reads_main_teacher() and all(
         value is not None and value >= KNOWN and lead < EXPECTED * value
@@ -112,8 +113,9 @@ def _at_age(taught: Curve, steps: int) -> float | None:
 
 
 def _advice(config: JobConfig, name: str) -> str:
-    waits = config.students[name].start != StartConfig()
-    if config.teacher.frozen or waits or not config.students[name].objective.reads_main_teacher():
+    if not config.students[name].objective.reads_main_teacher():
+        return "lower its learning rate"
+    if config.teacher.frozen or config.students[name].start != StartConfig():
         return "weigh its terms about the teacher less, or lower its learning rate"
     half = config.steps // 2
     return (
