@@ -16,10 +16,11 @@ from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
 from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.snapshot import AVERAGE
 from trainer.errors import TrainingError
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
-from trainer.optimizers.config import AVERAGE, ExponentialAverage
+from trainer.optimizers.config import ExponentialAverage
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.run_folder.folder import RunFolder
 
@@ -65,10 +66,6 @@ def test_the_moving_average_is_torchs_with_a_decay_that_rises_and_follows_taken_
     optimizer.forget()  # moments, but no weights
     optimizer.step()
     assert all(state[AVERAGE].any() for state in optimizer.state.values())
-    optimizer.mean_kept = None
-    model(torch.randn(4, 3)).sum().backward()
-    optimizer.step()
-    assert not any(AVERAGE in state for state in optimizer.state.values())
 
 
 def averaged_jobs(corpus: Path, runs: Path) -> None:

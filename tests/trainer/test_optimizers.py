@@ -13,6 +13,9 @@ from torch import nn
 
 from configs.kinds import kinds_of
 from trainer.checkpoint.layout import Piece
+from trainer.checkpoint.manifest import TensorRecord
+from trainer.checkpoint.reader import resumed_states
+from trainer.checkpoint.snapshot import AVERAGE, MASTER
 from trainer.learners.engine import fill_gradients
 from trainer.optimizers.config import OptimizerConfig, optimizer_config, parameter_groups
 from trainer.optimizers.gated import GatedOptimizer, build_optimizer, gradient_factor
@@ -250,11 +253,28 @@ def test_another_optimizer_can_go_on_from_ones_state(first, second):
     one = build_optimizer(module, KINDS[first], Uniform())
     step_of(one, module)
     other = build_optimizer(module, KINDS[second], Uniform())
-    other.state.update(one.state)
-    step_of(other, module)
     kept, states = (each.param_groups[0]["states"] for each in (one, other))
+    for parameter, state in one.state.items():
+        scalars, tensors = (
+            {"step": {}},
+            dict.fromkeys([MASTER, *state.keys() - {"step"}], "float32"),
+        )
+        stored = TensorRecord([*parameter.shape], 0, scalars, tensors, [])
+        read = resumed_states(stored, states)
+        names = read.states.keys() - {MASTER} | read.scalars.keys()
+        other.state[parameter] = {name: state[name] for name in names}
+    step_of(other, module)
     assert other.state[module.weight]["step"] == (2 if kept == states else 1)
     assert {"step", *states} == other.state[module.weight].keys()
+
+
+@pytest.mark.parametrize("names", [None, ("exp_avg",), ("momentum",)])
+def test_a_mean_of_the_weights_is_read_by_a_learner_that_has_one(names):
+    stored = TensorRecord([2], 0, {}, dict.fromkeys([MASTER, "exp_avg", AVERAGE], "float32"), [])
+    with_it, without = (resumed_states(stored, names, has_it).states for has_it in (True, False))
+    assert with_it.keys() - without.keys() == {AVERAGE}
+    assert with_it.keys() - {AVERAGE, MASTER} == (set() if names == ("momentum",) else {"exp_avg"})
+    assert MASTER in without
 
 
 def adamax(w, gradients):

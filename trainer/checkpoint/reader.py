@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,7 +34,7 @@ from trainer.checkpoint.manifest import (
     check_file,
     read_manifest,
 )
-from trainer.checkpoint.snapshot import MASTER
+from trainer.checkpoint.snapshot import AVERAGE, MASTER
 from trainer.errors import CheckpointError, UnreadableCheckpoint
 
 if TYPE_CHECKING:
@@ -48,8 +49,12 @@ class Source(Protocol):
 
 
 @torch.no_grad()
-def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> None:
+def restore(
+    engine: DeepSpeedEngine, saved: LearnerRecord, source: Source, has_average: bool = True
+) -> None:
     """Overwrite a freshly initialised engine with a stored learner; collective.
+
+    has_average: whether the learner has averaged weights, and so reads those that are stored.
 
     Raises:
         CheckpointError: the engine's parameters differ; nothing has been overwritten.
@@ -64,7 +69,7 @@ def restore(engine: DeepSpeedEngine, saved: LearnerRecord, source: Source) -> No
         if piece.group == layout.FROZEN:
             fill_piece(piece, MASTER, piece.of(piece.holder), saved.tensors, source)
     for held in holders:
-        _restore_holder(held, optimizer, saved.tensors, source)
+        _restore_holder(held, optimizer, saved.tensors, source, has_average)
     layout.refresh(engine)
     layout.restore_loss_scale(engine, saved.engine["loss_scale"])
     layout.restore_counters(engine, saved.engine)
@@ -112,12 +117,14 @@ def _restore_holder(
     optimizer: torch.optim.Optimizer | None,
     saved: Mapping[str, TensorRecord],
     source: Source,
+    has_average: bool,
 ) -> None:
     assert optimizer is not None
-    holder, first = held[0].holder, saved[held[0].name]
+    holder, settings = held[0].holder, optimizer.param_groups[held[0].group]
+    first = resumed_states(saved[held[0].name], settings.get("states"), has_average)
     # Padding may be uninitialised memory (stage 3), which would corrupt norms.
     holder.data.zero_()
-    device = _scalar_device(optimizer.param_groups[held[0].group], holder)
+    device = _scalar_device(settings, holder)
     # Every holder needs its own scalars: torch increments `step` in place.
     state = {key: layout.decode_scalar(value, device) for key, value in first.scalars.items()}
     for key, dtype in first.states.items():
@@ -128,6 +135,22 @@ def _restore_holder(
             out = piece.of(holder if key == MASTER else state[key])
             fill_piece(piece, key, out, saved, source)
     optimizer.state[holder] = state
+
+
+def resumed_states(
+    saved: TensorRecord, names: Sequence[str] | None, has_average: bool = True
+) -> TensorRecord:
+    """What an optimizer that keeps states of these `names` reads of a tensor; None: any states.
+
+    Where it keeps others, as in a run that resumes with another kind of optimizer, they begin anew.
+    """
+    stored = saved.states.keys() - {MASTER, AVERAGE}
+    is_same = names is None or {*names} in (stored, stored | saved.scalars.keys() - {"step"})
+    left_out = set() if is_same else stored
+    if not has_average:
+        left_out = left_out | {AVERAGE}
+    states = {key: dtype for key, dtype in saved.states.items() if key not in left_out}
+    return replace(saved, states=states, scalars=saved.scalars if is_same else {})
 
 
 def fill_piece(
@@ -214,18 +237,19 @@ class Checkpoint:
         file = self.path / METRICS
         return file.read_bytes() if file.exists() else b""
 
-    def load(self, learner: str, engine: DeepSpeedEngine) -> None:
+    def load(self, learner: str, engine: DeepSpeedEngine, has_average: bool = True) -> None:
         """Load a learner's weights, optimizer state and counters into a fresh engine; collective.
 
         The engine may have any number of ranks, any ZeRO stage and any precision. It keeps its own
         parameter groups and their settings (weight decay, betas), which are configuration. An
-        engine without an optimizer loads only the weights.
+        engine without an optimizer loads only the weights. Averaged weights are loaded if the
+        learner `has_average`.
 
         Raises:
             CheckpointError: the parameters differ; nothing has been overwritten.
         """
         try:
-            restore(engine, self._record(learner), self._fragments())
+            restore(engine, self._record(learner), self._fragments(), has_average)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {learner}: {error}") from None
 

@@ -37,7 +37,8 @@ from trainer.errors import CheckpointError
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-MASTER = "master"  # the name of the weights themselves among a parameter's states
+# Among a parameter's states, those that are not the optimizer's: the weights, and their mean.
+MASTER, AVERAGE = "master", "average"
 LOSS_JUMP = 0.5  # nats
 NORM_JUMP = 2.0  # factor of the norm per weight, since a growing model has more weights
 _CHUNK = 2**18  # values that are squared at a time

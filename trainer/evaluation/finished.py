@@ -13,6 +13,7 @@ from torch import Tensor
 from data_pipeline import Corpus, open_corpora
 from model import Model, build
 from trainer.checkpoint.reader import Checkpoint, best_intact, intact, newest_intact
+from trainer.checkpoint.snapshot import AVERAGE
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import trained_heads
@@ -21,7 +22,6 @@ from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
 from trainer.learners.first_weights import model_state
 from trainer.learners.module import WORD_EMBEDDING
 from trainer.learners.state import JobState
-from trainer.optimizers.config import AVERAGE
 from trainer.run_folder.folder import RunFolder
 
 _log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from configs.progress import work
 from trainer.batch_config import bucket_size
 from trainer.checkpoint.layout import FROZEN, layout, refresh, set_masters, torch_optimizer
 from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.snapshot import AVERAGE
 from trainer.device import allow_open_files, own_device
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -35,7 +36,6 @@ from trainer.learner_names import BACKWARD, FORWARD, STEP
 from trainer.learners.module import LearnerModule
 from trainer.learners.zero import flatten_gradients, forget, gather_flat, replaces, streamline
 from trainer.measure import watch_collectives
-from trainer.optimizers.config import AVERAGE
 from trainer.optimizers.gated import GatedOptimizer, MasterOptimizer
 from trainer.optimizers.shards import Shards, squared_norm
 

@@ -20,6 +20,7 @@ from data_pipeline import PAIRS, Batch
 from model import Capture, Features, Model, ModelConfig
 from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import MicroBatch
+from trainer.checkpoint.reader import Checkpoint
 from trainer.denominators import InView, Totals
 from trainer.device import own_device
 from trainer.learner_config import DISENTANGLED, LearnerConfig
@@ -130,6 +131,10 @@ class Learner:
                 self._optimizer.clipping = self.config.gradient_clipping
         cut = self.step_shape.micro_batch, self.step_shape.accumulation
         return engines.start_engine(module, self._optimizer, self.config, *cut)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Load its weights and optimizer states from a checkpoint."""
+        checkpoint.load(self.name, self.engine, has_average=self.config.average is not None)
 
     @cached_property
     def counted(self) -> set[InView]:

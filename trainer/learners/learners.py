@@ -213,7 +213,7 @@ class Learners:
         for name, learner in self.by_name.items():
             if name in state.learners:  # otherwise a teacher that was added since
                 learner.counters = state.learners[name]
-                checkpoint.load(name, learner.engine)
+                learner.load(checkpoint)
 
     def _is_done(self, name: str, config: LearnerConfig, state: JobState) -> bool:
         """Whether a learner of the checkpoint has used up its budget, which may have been edited.

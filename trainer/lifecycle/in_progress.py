@@ -94,7 +94,7 @@ class Saving:
             if best.step not in on_rank_0(lambda: published(folder)):
                 self._recorder.say(f"{told} its last weights: the checkpoint of its best is gone")
                 continue
-            intact(folder, best.step).load(learner.name, learner.engine)
+            learner.load(intact(folder, best.step))
             self._recorder.say(f"{told} its best weights, of step {best.step:,}")
 
     def _average_checkpoints(self, is_last: bool) -> None:

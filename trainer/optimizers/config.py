@@ -146,7 +146,6 @@ def _part(name: str, parameter: nn.Parameter, is_table: bool) -> str:
     return BIASES if name.rpartition(".")[2].startswith("bias") else NORMS
 
 
-AVERAGE = "average"  # its name among a parameter's states
 AVERAGE_KIND = "Which weights are averaged."
 
 

@@ -13,7 +13,7 @@ while DeepSpeed's own bookkeeping goes on, so that happens inside the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
-from trainer.checkpoint.snapshot import elementwise
+from trainer.checkpoint.snapshot import AVERAGE, elementwise
 from trainer.errors import TrainingError
-from trainer.optimizers.config import AVERAGE, OptimizerConfig, Rates, parameter_groups
+from trainer.optimizers.config import OptimizerConfig, Rates, parameter_groups
 from trainer.optimizers.shards import Shards, Tensorwise, parameter_views, squared_norms
 
 SMALLEST, LARGEST = 1.0, 2.0**24
@@ -122,8 +122,14 @@ class GatedOptimizer(torch.optim.Optimizer):
         # DeepSpeed puts groups in and out of `param_groups` between its steps.
         self.inner.param_groups = [group for group in self.param_groups if group["lr"]]
         parameters = [p for group in self.inner.param_groups for p in group["params"]]
-        means = self._take_means(parameters)
-        begun = self._drop_states_of_another_kind()
+        means = [] if self.mean_kept is None else self._take_means(parameters)
+        begun = [
+            (parameter, group["states"])
+            for group in self.inner.param_groups
+            if "states" in group
+            for parameter in group["params"]
+            if not self.state.get(parameter)
+        ]
         gradients = [p.grad for p in parameters if p.grad is not None]
         if gradients and self.gradient_factor != 1.0:
             torch._foreach_mul_(gradients, self.gradient_factor)
@@ -163,32 +169,15 @@ class GatedOptimizer(torch.optim.Optimizer):
         factors = (self.clipping / (squares.sqrt() + 1e-6)).clamp(max=1.0).float()
         torch._foreach_mul_(gradients, list(factors.unbind()))
 
-    def _drop_states_of_another_kind(self) -> list[tuple[Tensor, set[str]]]:
-        """Begin with fresh states where a run resumes with a kind of optimizer that has others.
-
-        Returns the parameters without states, and the states that they are to have.
-        """
-        begun = []
-        for group in self.inner.param_groups:
-            names = set(group.get("states", ()))
-            for parameter in group["params"] if "states" in group else ():
-                state = self.state.get(parameter, {})
-                as_named = state.keys() - {"step"} == names or _kept(state, parameter) == names
-                if not as_named:
-                    state.clear()
-                if not state:
-                    begun.append((parameter, names))
-        return begun
-
-    def _require_states(self, begun: Sequence[tuple[Tensor, set[str]]]) -> None:
+    def _require_states(self, begun: Sequence[tuple[Tensor, Sequence[str]]]) -> None:
         """Raise TrainingError where states are not those that the config names.
 
-        The next step would take them for those of another kind.
+        A run that resumes would take them for those of another kind (`resumed_states`).
         """
         for parameter, names in begun:
             state = self.state.get(parameter, {})
-            kept = _kept(state, parameter)
-            if state and kept != names:
+            kept = {name for name in state if elementwise(name, state[name], parameter)}
+            if state and kept != {*names}:
                 raise TrainingError(
                     f"{type(self.inner).__name__}: keeps {_listed(kept)} for each parameter, and "
                     f"`states` of its config names {_listed(names)}; correct `states`"
@@ -200,11 +189,6 @@ class GatedOptimizer(torch.optim.Optimizer):
             for name, tensor in state.items():
                 if name != AVERAGE:
                     tensor.zero_()
-
-
-def _kept(state: Mapping[str, Any], parameter: Tensor) -> set[str]:
-    """The names of the states that have the parameter's shape."""
-    return {name for name in state if elementwise(name, state[name], parameter)}
 
 
 def _listed(names: Iterable[str]) -> str:
