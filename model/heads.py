@@ -133,12 +133,6 @@ class ProjectionParts(NamedTuple):
     bias: Tensor | None
     extra: Tensor | None = None
 
-    def joined(self) -> tuple[Tensor | None, Tensor | None]:
-        """The projection's weight [V, E] and bias [V]."""
-        if self.word is None or self.extra is None:
-            return self.word, self.bias
-        return torch.cat([self.word, self.extra.t()], dim=1), self.bias
-
 
 def vocabulary_logits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Logits [..., V] of a vocabulary projection's input [..., E], by its weight and bias."""

@@ -124,12 +124,18 @@ class Model(nn.Module, ABC):
         """States of an earlier layer, [..., H], as they would leave the encoder had it no more."""
         return states
 
-    def output_projection(self) -> tuple[Tensor | None, Tensor | None]:
+    def output_projection(
+        self, parts: ProjectionParts | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Weight [V, E] and bias [V] of the vocabulary projection of a masked-LM head.
 
-        The weight is None where the projection's input is the logits themselves.
+        The weight is None where the projection's input is the logits themselves. `parts` may be
+        copies of its parts, where ZeRO 3 has the parameters.
         """
-        return self.projection_parts().joined()
+        word, bias, extra = parts or self.projection_parts()
+        if word is None or extra is None:
+            return word, bias
+        return torch.cat([word, extra.t()], dim=1), bias
 
     @abstractmethod
     def projection_parts(self) -> ProjectionParts:

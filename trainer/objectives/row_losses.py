@@ -105,12 +105,20 @@ _Scaled = tuple[RowLoss, float]
 
 
 class RowLosses:
-    """Several losses of the same logits, each multiplied by its scale."""
+    """Several losses of the same logits, each multiplied by its scale.
+
+    Those that have targets are differentiated by hand. If they have the same temperature they share
+    the softmax, which is most of their cost, and no target is copied. Memory is reused between
+    calls: on a CPU, allocating it costs more than the work itself.
+    """
 
     def __init__(self, losses: Sequence[RowLoss], scales: Sequence[float]) -> None:
         self._losses = [*zip(losses, scales, strict=True)]
         self._by_autograd = [scaled for scaled in self._losses if scaled[0].target is None]
-        self._by_hand = _ByHand([scaled for scaled in self._losses if scaled[0].target is not None])
+        self._by_hand = [scaled for scaled in self._losses if scaled[0].target is not None]
+        # The last temperature overwrites the logits.
+        self._temperatures = sorted({loss.temperature for loss, _ in self._by_hand}, reverse=True)
+        self._rooms: dict[str, Tensor] = {}
 
     def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
         """The sum of each loss over some rows, [losses].
@@ -118,7 +126,7 @@ class RowLosses:
         Overwrites the rows' logits [C, V] with the gradient of the scaled sum of all losses.
         """
         if not self._by_autograd:
-            return self._by_hand.differentiate(logits, rows)
+            return self._differentiate_by_hand(logits, rows)
         inputs = _inputs(self._by_autograd, logits, rows)
         with torch.enable_grad(), torch.autocast(logits.device.type, enabled=False):
             x = logits.detach().requires_grad_()
@@ -127,7 +135,7 @@ class RowLosses:
         if len(self._by_autograd) == len(self._losses):
             logits.copy_(gradient)
             return more
-        by_hand, by_autograd = iter(self._by_hand.differentiate(logits, rows)), iter(more)
+        by_hand, by_autograd = iter(self._differentiate_by_hand(logits, rows)), iter(more)
         logits.add_(gradient)
         sums = [next(by_autograd if loss.target is None else by_hand) for loss, _ in self._losses]
         return torch.stack(sums)
@@ -146,6 +154,62 @@ class RowLosses:
             total, sums = weighted_sum_of_products(product, bias.detach(), *inputs)
             (gradient,) = torch.autograd.grad(total * factor, product)
         return sums, gradient
+
+    def _differentiate_by_hand(self, logits: Tensor, rows: slice) -> Tensor:
+        """`differentiate` of the losses that have targets, alone."""
+        subtract_largest(logits)
+        scaled = self._divided(logits)
+        room = partial(self._room, "product", logits)
+        dots = [
+            cast(Target, loss.target).dot(scaled[loss.temperature], rows, room)
+            for loss, _ in self._by_hand
+        ]
+        totals = {}
+        for temperature, values in scaled.items():  # from here on, their exponentials
+            of_twice = scaled.get(2 * temperature)
+            if of_twice is None:
+                values.exp_()
+            else:  # their squares, which cost a tenth as much
+                torch.mul(of_twice, of_twice, out=values)
+            totals[temperature] = values.sum(dim=-1)
+        self._to_gradient(scaled, totals, rows)
+        sums = [
+            ((totals[loss.temperature].log() - dot) * loss.weights[rows]).sum()
+            for (loss, _), dot in zip(self._by_hand, dots, strict=True)
+        ]
+        return torch.stack(sums)
+
+    def _divided(self, logits: Tensor) -> dict[float, Tensor]:
+        """The logits by temperature, the highest first; the last one's overwrite `logits`."""
+        *higher, last = self._temperatures
+        scaled = {
+            value: torch.div(logits, value, out=self._room(f"temperature {value}", logits))
+            for value in higher
+        }
+        return {**scaled, last: logits if last == 1.0 else logits.div_(last)}
+
+    def _to_gradient(
+        self, exponentials: Mapping[float, Tensor], totals: Mapping[float, Tensor], rows: slice
+    ) -> None:
+        """Overwrite the last exponentials with the gradient of all losses that have targets."""
+        for temperature, values in exponentials.items():
+            factors = [
+                (cast(Target, loss.target), loss.weights[rows] * (scale / temperature))
+                for loss, scale in self._by_hand
+                if loss.temperature == temperature
+            ]
+            share = torch.stack([factor for _, factor in factors]).sum(0) / totals[temperature]
+            values.mul_(share[:, None])
+            for target, factor in factors:
+                target.subtract(values, rows, factor)
+        *others, gradient = exponentials.values()
+        for other in others:
+            gradient.add_(other)
+
+    def _room(self, name: str, like: Tensor) -> Tensor:
+        if name not in self._rooms or len(self._rooms[name]) < len(like):
+            self._rooms[name] = torch.empty_like(like)
+        return self._rooms[name][: len(like)]
 
 
 _Inputs = tuple[
@@ -209,79 +273,6 @@ def weighted_sum_of_products(product: Tensor, bias: Tensor, *inputs: Any) -> tup
     excess = product.shape[1] - len(bias)
     logits = product.to(bias.dtype) + F.pad(bias, (0, excess), value=ABSENT)
     return weighted_sum(logits, len(bias), *inputs)
-
-
-class _ByHand:
-    """Losses of the same logits that have targets, each multiplied by its scale.
-
-    Losses of one temperature share the softmax, which is most of their cost, and no target is
-    copied. Memory is reused between calls: on a CPU, allocating it costs more than the work itself.
-    """
-
-    def __init__(self, losses: Sequence[_Scaled]) -> None:
-        self._losses = losses
-        # The last temperature overwrites the logits.
-        self._temperatures = sorted({loss.temperature for loss, _ in losses}, reverse=True)
-        self._rooms: dict[str, Tensor] = {}
-
-    def differentiate(self, logits: Tensor, rows: slice) -> Tensor:
-        """The sum of each loss over some rows, [losses].
-
-        Overwrites the rows' logits [C, V] with the gradient of the scaled sum of all losses.
-        """
-        subtract_largest(logits)
-        scaled = self._divided(logits)
-        room = partial(self._room, "product", logits)
-        dots = [
-            cast(Target, loss.target).dot(scaled[loss.temperature], rows, room)
-            for loss, _ in self._losses
-        ]
-        totals = {}
-        for temperature, values in scaled.items():  # from here on, their exponentials
-            of_twice = scaled.get(2 * temperature)
-            if of_twice is None:
-                values.exp_()
-            else:  # their squares, which cost a tenth as much
-                torch.mul(of_twice, of_twice, out=values)
-            totals[temperature] = values.sum(dim=-1)
-        self._to_gradient(scaled, totals, rows)
-        sums = [
-            ((totals[loss.temperature].log() - dot) * loss.weights[rows]).sum()
-            for (loss, _), dot in zip(self._losses, dots, strict=True)
-        ]
-        return torch.stack(sums)
-
-    def _divided(self, logits: Tensor) -> dict[float, Tensor]:
-        """The logits by temperature, the highest first; the last one's overwrite `logits`."""
-        *higher, last = self._temperatures
-        scaled = {
-            value: torch.div(logits, value, out=self._room(f"temperature {value}", logits))
-            for value in higher
-        }
-        return {**scaled, last: logits if last == 1.0 else logits.div_(last)}
-
-    def _to_gradient(
-        self, exponentials: Mapping[float, Tensor], totals: Mapping[float, Tensor], rows: slice
-    ) -> None:
-        """Overwrite the last exponentials with the gradient of all losses."""
-        for temperature, values in exponentials.items():
-            factors = [
-                (cast(Target, loss.target), loss.weights[rows] * (scale / temperature))
-                for loss, scale in self._losses
-                if loss.temperature == temperature
-            ]
-            share = torch.stack([factor for _, factor in factors]).sum(0) / totals[temperature]
-            values.mul_(share[:, None])
-            for target, factor in factors:
-                target.subtract(values, rows, factor)
-        *others, gradient = exponentials.values()
-        for other in others:
-            gradient.add_(other)
-
-    def _room(self, name: str, like: Tensor) -> Tensor:
-        if name not in self._rooms or len(self._rooms[name]) < len(like):
-            self._rooms[name] = torch.empty_like(like)
-        return self._rooms[name][: len(like)]
 
 
 @dataclass(frozen=True)
