@@ -89,7 +89,7 @@ ROOMS = {
         sorted(path.stem for path in (ROOT / "trainer/optimizers/kinds").glob("[!_]*.py"))
     ),
     "trainer/watch": "guard ranks",
-    "trainer/tracking": "trackers wandb_tracker kinds log_config",
+    "trainer/tracking": "trackers wandb_tracker kinds",
     "trainer/tracking/kinds": " ".join(
         sorted(path.stem for path in (ROOT / "trainer/tracking/kinds").glob("[!_]*.py"))
     ),

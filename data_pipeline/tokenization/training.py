@@ -50,7 +50,6 @@ UNIGRAM_COVERAGE = 0.9995
 TURKISH = "\u0130\u0131"  # dotted capital and dotless small i
 
 Read = Callable[[], Iterable[str]]  # all documents, from the first
-Listener = Callable[[Problem], None]
 
 
 class Sample(NamedTuple):

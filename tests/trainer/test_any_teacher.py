@@ -19,7 +19,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import LABELS, lines, write
 from trainer.config import JobConfig
-from trainer.footprint.footprint import footprints
+from trainer.footprint.footprint import footprints_and_passes
 from trainer.job_data.examples import with_examples
 from trainer.learners.first_weights import from_folder
 from trainer.run_folder.folder import RunFolder
@@ -96,7 +96,7 @@ def test_it_teaches_on_text_and_resumes_exactly(corpus, tmp_path, roformer) -> N
 
 @pytest.mark.slow
 def test_a_plan_counts_its_pass(corpus, tmp_path, roformer) -> None:
-    found = footprints(job(corpus, tmp_path, roformer), "gpu", 32)["teacher"]
+    found = footprints_and_passes(job(corpus, tmp_path, roformer), "gpu", 32)[0]["teacher"]
     assert found.parameters == 17236
     assert found.forward_flops > 0
 

@@ -19,7 +19,7 @@ from trainer.config import JobConfig
 from trainer.footprint import fake_tensors, footprint
 from trainer.footprint.demands import demands, demands_apart
 from trainer.footprint.fake_tensors import FakeMode, FakeTensor, rule_of
-from trainer.footprint.footprint import footprints
+from trainer.footprint.footprint import footprints_and_passes
 from trainer.footprint.work import Work
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "layers": 4, "heads": 2, "ffn_size": 64}
@@ -136,9 +136,9 @@ def of_depth(layers: int, precision: str) -> JobConfig:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_that_do_not_run_count_as_if_they_did(precision) -> None:
     config = of_depth(7, precision)
-    repeated = footprints(config, "gpu", 64)
+    repeated = footprints_and_passes(config, "gpu", 64)[0]
     with mock.patch.object(Encoder, "run_layers_by"):
-        run = footprints(config, "gpu", 64)
+        run = footprints_and_passes(config, "gpu", 64)[0]
     for name, expected in run.items():
         for key, value in dataclasses.asdict(expected).items():
             close = 0.01 if key == "activations" else 1e-12

@@ -19,7 +19,7 @@ from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer import measure
-from trainer.config import JobConfig
+from trainer.config import JobConfig, LogConfig
 from trainer.control import Requests
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
@@ -33,7 +33,6 @@ from trainer.record.gauges import Gauges, SlowRanks, known_device, seconds_at_pe
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult, train_step
-from trainer.tracking.log_config import LogConfig
 
 A_MINUTE = 60.0  # slow even on a machine whose other rank waits for a core
 

@@ -17,7 +17,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
-from trainer.footprint.footprint import footprints
+from trainer.footprint.footprint import footprints_and_passes
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 
@@ -78,7 +78,7 @@ def test_a_plan_counts_its_products(corpus, tmp_path) -> None:
     student = config.students["lstm"]
     masked = config.data.masking.slots(length) / length
     told = model.describe(student.architecture, length, masked)
-    found = footprints(config, "gpu", length)["students/lstm"]
+    found = footprints_and_passes(config, "gpu", length)[0]["students/lstm"]
     flops = found.forward_flops + found.backward_flops
     assert flops / length == pytest.approx(told.flops_per_token, rel=0.01)
 

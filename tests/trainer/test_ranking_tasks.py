@@ -19,7 +19,7 @@ from data_pipeline import Corpus, DataError, ExampleSplit
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
-from trainer.footprint.footprint import footprints
+from trainer.footprint.footprint import footprints_and_passes
 from trainer.job_data.examples import with_examples
 from trainer.learner_names import TEACHER
 from trainer.objectives.task import Part
@@ -284,7 +284,7 @@ def test_candidates_that_were_not_read_stay_below() -> None:
 
 def test_a_plan_knows_a_loss_over_the_whole_batch(folder, corpus) -> None:
     job = load(folder, corpus, "retrieval", 1, "{}")
-    assert footprints(job, "cpu", 32)[TEACHER].forward_flops > 0
+    assert footprints_and_passes(job, "cpu", 32)[0][TEACHER].forward_flops > 0
 
 
 TOGETHER = """

@@ -15,9 +15,9 @@ from tests.waiting import until
 from tests.wandb_files import history, offline_folder, records
 from tests.wandb_server import WandbServer
 from trainer.checkpoint.attempts import Attempt
+from trainer.config import LogConfig
 from trainer.run_folder.metrics import MetricsLog, resume
 from trainer.tracking import trackers
-from trainer.tracking.log_config import LogConfig
 from trainer.tracking.trackers import Tail, current_id, first_id
 
 KEY = "0123456789abcdef0123456789abcdef01234567"

@@ -27,7 +27,7 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.batches import to_device
 from trainer.config import JobConfig
-from trainer.footprint.footprint import footprints
+from trainer.footprint.footprint import footprints_and_passes
 from trainer.job_data.examples import with_examples
 from trainer.objectives.row_losses import cross_entropy_rows
 from trainer.objectives.task import Part
@@ -223,7 +223,7 @@ def test_predictions_are_those_that_were_scored(run, folder, tmp_path) -> None:
 @pytest.mark.slow
 def test_a_plan_runs_the_job_on_fake_tensors(folder, corpus) -> None:
     job = with_examples(load(folder, corpus))
-    found = footprints(job, "gpu", 20)
+    found = footprints_and_passes(job, "gpu", 20)[0]
     assert found["teacher"].forward_flops > found["students/small"].forward_flops > 0
 
 

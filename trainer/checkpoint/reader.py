@@ -140,9 +140,9 @@ def _restore_holder(
 def resumed_states(
     saved: TensorRecord, names: Sequence[str] | None, has_average: bool = True
 ) -> TensorRecord:
-    """What an optimizer that keeps states of these `names` reads of a tensor; None: any states.
+    """The stored states with which an optimizer of states with these `names` resumes; None: all.
 
-    Where it keeps others, as in a run that resumes with another kind of optimizer, they begin anew.
+    If it keeps others, as in a run that resumes with another kind of optimizer, they begin anew.
     """
     stored = saved.states.keys() - {MASTER, AVERAGE}
     is_same = names is None or {*names} in (stored, stored | saved.scalars.keys() - {"step"})

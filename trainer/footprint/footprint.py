@@ -65,21 +65,14 @@ class Footprint(Passes):
     captured: tuple[float, float]
 
 
-def footprints(job: JobConfig, device: str, length: int) -> dict[str, Footprint]:
-    """The footprint of every learner of `job` on sequences of `length`.
-
-    Counts the kernels that `device` would run. Bytes are exact at the job's micro-batch and at
-    twice that, and linear in the rows elsewhere.
-    """
-    return footprints_and_passes(job, device, length)[0]
-
-
 def footprints_and_passes(
     job: JobConfig, device: str, length: int, shorter: Collection[int] = ()
 ) -> tuple[dict[str, Footprint], dict[int, dict[str, Passes]]]:
-    """The `footprints`, and every learner's work on one sequence of each `shorter` length.
+    """The footprint of every learner of `job` on sequences of `length`, and shorter passes.
 
-    Of shorter sequences only FLOPs count, which are as many in each row.
+    Counts the kernels that `device` would run. Bytes are exact at the job's micro-batch and at
+    twice that, and linear in the rows elsewhere. The passes are every learner's work on one
+    sequence of each `shorter` length; of these only FLOPs count, which are as many in each row.
     """
     rows = job.batch.micro_rows(length)
     more = max(2 * rows, -(-LEAST_TOKENS // length))
