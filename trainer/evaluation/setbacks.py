@@ -11,9 +11,9 @@ evaluations in a row after its warm-up,
   is at its best (`FALLING_BACK`).
 
 The teacher's curve is the only measure of how fast a model learns on this data. So `WORSE` waits
-until the teacher had a lead of `KNOWN` after that number of steps (a teacher that predicts no masked
-tokens, as ELECTRA's, has none), and `BEHIND` applies only if the teacher began with random weights
-in this job.
+until the teacher had a lead of `KNOWN` after that number of steps (a teacher that predicts no
+masked tokens, as ELECTRA's, has none), and `BEHIND` applies only if the teacher began with random
+weights in this job.
 """
 
 from collections.abc import Mapping, Sequence
