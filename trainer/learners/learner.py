@@ -226,9 +226,10 @@ class Learner:
         Float64 [terms + 1], after the step's last backward pass. The shares begin anew at 0.
         """
         shares, self._shares = self._shares, torch.zeros_like(self._shares)
-        squared_norm = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.is_trained:
             squared_norm = engines.squared_norm_part(self.engine)
+        else:
+            squared_norm = torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.cat([shares.double(), squared_norm[None]])
 
     def update(
