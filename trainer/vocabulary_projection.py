@@ -190,9 +190,9 @@ class Distribution:
         `vocabulary` is that of the readers, by which they cut chunks of rows; None: V.
         """
         self.teachers = teachers
-        first = teachers[0]
-        self._device, (rows, self._vocabulary) = first.device, first.shape
-        self._chunks = list(chunks(rows, vocabulary or self._vocabulary, self._device))
+        self.shape, self._device = teachers[0].shape, teachers[0].device
+        rows, tokens = self.shape
+        self._chunks = list(chunks(rows, vocabulary or tokens, self._device))
         room = KEPT_ELEMENTS if kernel_device(self._device) == "cpu" else KEPT_ELEMENTS_ON_GPU
         self._keeps, self._room = keep, room if keep else 0
         self._fusion = fusion_options.get()  # not those of whichever reader comes first
@@ -201,11 +201,6 @@ class Distribution:
         self._passing: dict[float, tuple[int, Tensor]] = {}
         self._scratch: Tensor | None = None
         self._largest: dict[int, Distribution] = {}
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """P and V."""
-        return self.teachers[0].shape
 
     def take(self, rows: Tensor) -> Distribution:
         """The distribution at these rows, int64 [P']."""
@@ -290,7 +285,7 @@ class Distribution:
             negative_entropy[block] = products.sum(dim=-1)
 
     def _memory_for(self, chunk: slice, temperature: float) -> Tensor:
-        size = (chunk.stop - chunk.start) * self._vocabulary
+        size = (chunk.stop - chunk.start) * self.shape[1]
         if size <= self._room:
             self._room -= size
             return room_for(self.teachers[0], chunk)
