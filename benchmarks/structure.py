@@ -6,8 +6,8 @@
 
 Lines of code are lines without blanks, comments and docstrings. Tests and benchmarks are left out.
 The traced step is an optimizer step of a masked language model of two layers, alone and with two
-students, after two steps that are not counted: the files, functions and calls of this project that
-`sys.setprofile` sees in it.
+students that learn from it, after two steps that are not counted: the files, functions and calls of
+this project that `sys.setprofile` sees in it.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def a_step(students: int) -> Callable[[int], object]:
 
     teacher = learner(TEACHER, ObjectiveConfig(mlm=mlm))
     names = [f"students/{number}" for number in range(students)]
-    taught = [learner(name, ObjectiveConfig(mlm=mlm, soft_kl=SoftKL())) for name in names]
+    objective = ObjectiveConfig(mlm=mlm, soft_kl=SoftKL(min_lead=None))  # heard in every step
+    taught = [learner(name, objective) for name in names]
     batch = masked_batch(8, length=32, vocabulary=600)
     return partial(train_step, teacher, taught, batch)
 

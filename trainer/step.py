@@ -109,8 +109,6 @@ def _accumulate(
     main = teachers[0]
     size = main.step_shape.micro_rows(rows.input_ids.shape[1])
     count = -(-len(rows.input_ids) // size)
-    for student in students:
-        student.compare_with(main)
     if count > 1:
         cut = partial(to_micro_batches, rows, size, main.device, masker)
         look_ahead(teachers, students, cut, step, rows.targets)

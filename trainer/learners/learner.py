@@ -77,13 +77,15 @@ class Learner:
         metrics: Metrics | None = None,
         others: Mapping[str, ModelConfig] | None = None,
         shared: Mapping[str, SharedSpans] | None = None,
+        is_compared: bool = False,
     ) -> None:
         """Build the model (from `weights` where given, else at random) and start its engine.
 
         `started_at` is the job's step at which this learner began. `metrics` score it; None means
         the metrics of its own objective and heads. Its terms may read its `teacher`, or further
         teachers: `others`, by name. `shared` says how it compares with the sources that have other
-        tokenizers. Raises TrainingError when the `weights` do not fit.
+        tokenizers. If it `is_compared`, its terms with a `min_lead` are weighed by how far the
+        teacher is ahead. Raises TrainingError when the `weights` do not fit.
         """
         config = config.in_steps(step_shape.steps)
         self.name, self.config, self.step_shape, self.view = name, config, step_shape, config.form
@@ -115,6 +117,7 @@ class Learner:
             for name, spans in (shared or {}).items()
         }
         self.objective.set_views(self.view, on_device)
+        self.objective.lead = self.counters.lead if is_compared else None
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
@@ -135,6 +138,13 @@ class Learner:
     def load(self, checkpoint: Checkpoint) -> None:
         """Load its weights and optimizer states from a checkpoint."""
         checkpoint.load(self.name, self.engine, has_average=self.config.average is not None)
+
+    def resume(self, checkpoint: Checkpoint, counters: LearnerState) -> None:
+        """Continue from a checkpoint, with the counters that are stored there."""
+        self.load(checkpoint)
+        self.counters = counters
+        if self.objective.lead is not None:
+            self.objective.lead = counters.lead
 
     @cached_property
     def counted(self) -> set[InView]:
@@ -288,15 +298,6 @@ class Learner:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate * self.objective.factor(group["name"], own_step, targets)
 
-    def compare_with(self, teacher: Learner) -> None:
-        """Before a step: weigh the terms with a `min_lead` by how far the teacher is ahead.
-
-        A teacher that was never trained in this job is not compared.
-        """
-        is_compared = self.objective.waits_for(teacher.objective)
-        is_compared &= self.config.predicts_tokens_of(teacher.config)
-        self.objective.lead = self.counters.lead if is_compared else None
-
     def record_lead(self, ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
         """After a step: update the running mean of how much lower the teacher's loss is.
 
@@ -306,6 +307,7 @@ class Learner:
         lead = sum(ours[name] - theirs[name] for name in shared)
         if math.isfinite(lead):
             self.counters.lead += (lead - self.counters.lead) / LEAD_STEPS
+            self.objective.lead = self.counters.lead
 
     def set_teacher_layers(self, teacher_layers: int) -> None:
         """Learn from a teacher that now has this many layers."""

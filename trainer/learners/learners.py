@@ -16,7 +16,7 @@ from trainer.errors import TrainingError
 from trainer.job_data.other_tokenizers import shared_ids, shared_spans
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import layers_of_the_moment
-from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
+from trainer.learner_names import TEACHER, is_student, is_teacher, section_of, student_key
 from trainer.learners import first_weights
 from trainer.learners.engine import DeepSpeedEngine, free_engine
 from trainer.learners.learner import Learner
@@ -212,8 +212,7 @@ class Learners:
                 self._students[name] = self._build(student_key(name), config, counters.started_at)
         for name, learner in self.by_name.items():
             if name in state.learners:  # otherwise a teacher that was added since
-                learner.counters = state.learners[name]
-                learner.load(checkpoint)
+                learner.resume(checkpoint, state.learners[name])
 
     def _is_done(self, name: str, config: LearnerConfig, state: JobState) -> bool:
         """Whether a learner of the checkpoint has used up its budget, which may have been edited.
@@ -290,6 +289,7 @@ class Learners:
         started_at: int,
         weights: Mapping[str, Tensor] | None = None,
     ) -> Learner:
+        is_compared = is_student(key) and config.waits_for(self.config.teacher)
         learner = Learner(
             key,
             config,
@@ -300,6 +300,7 @@ class Learners:
             metrics=self.config.metrics_of(config),
             others=self.config.other_models,
             shared=shared_spans(self.config, config, partial(shared_ids, self._tokenizer_dir)),
+            is_compared=is_compared,
         )
         if weights is not None and not config.init.embeddings_only:
             given = first_weights.heads_in(weights, learner.model.state_dict())

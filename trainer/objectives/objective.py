@@ -101,12 +101,6 @@ class Objective(nn.Module):
                 weights[name] *= min(max(self.lead / term.min_lead - 1.0, 0.0), 1.0)
         return weights
 
-    def waits_for(self, teacher: Objective) -> bool:
-        """Whether a term counts only once the `teacher` is ahead, which can be measured."""
-        is_gated = any(term.min_lead is not None for term in self.by_name.values())
-        shares_labels = not set(self.label_terms).isdisjoint(teacher.label_terms)
-        return is_gated and shares_labels and len(self.stages) == 1
-
     def group(self, parameter: str) -> str:
         for part in self.read_by:
             if parameter.startswith(part):
