@@ -18,6 +18,7 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, Batch, Runs, Target, shared_view
 from data_pipeline.shards.blocks import Block
 from data_pipeline.tokenization.tokenizer import Vocabulary
+from data_pipeline.tokenization.word_encoding import offsets
 
 KEPT, MASK, RANDOM = range(3)  # what becomes of a chosen token
 _ONE = np.ones((2, 1), np.int64)  # the sizes of the span of a special token
@@ -54,17 +55,17 @@ class OtherStream:
         other = block.others[number]
         ends = np.cumsum(other.spans, dtype=np.int64)
         ours, theirs = (
-            _offsets(np.insert(sizes.astype(np.int64), ends, 1))
+            offsets(np.insert(sizes.astype(np.int64), ends, 1))
             for sizes in (other.ours, other.theirs)
         )
-        behind = _offsets(other.theirs)[ends]
+        behind = offsets(other.theirs)[ends]
         return cls(np.insert(other.tokens, behind, separator), ours, theirs)
 
     @classmethod
     def joined(cls, streams: Sequence[OtherStream]) -> OtherStream:
         """One behind the other."""
         sizes = [[np.diff(part) for part in (it.ours, it.theirs)] for it in streams]
-        ours, theirs = (_offsets(np.concatenate(parts)) for parts in zip(*sizes, strict=True))
+        ours, theirs = (offsets(np.concatenate(parts)) for parts in zip(*sizes, strict=True))
         return cls(np.concatenate([it.text for it in streams]), ours, theirs)
 
     @classmethod
@@ -249,8 +250,3 @@ def _padded(rows: Sequence[NDArray[np.int64]], fill: int = 0, least: int = 1) ->
     for values, row in zip(rows, padded, strict=True):
         row[: len(values)] = values
     return padded
-
-
-def _offsets(sizes: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where concatenated parts of these sizes begin, and the last one ends."""
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
