@@ -20,7 +20,7 @@ from benchmarks.revisions.names import Names
 # Costs, times and places: no results.
 PASSING = re.compile(
     r"time|second|wait|stall|slowest|speed|mfu|memory|bytes_|machine|tokens_per|sequences?_per"
-    r"|^corpus/path$|^learners/.*/export$"
+    r"|^corpus/path$|^learners/.*/export$|task\.json settings/examples$"
 )
 UNCOMPARED = {"README.md", "origin.json", "corpus.json"}  # they say where, when and how fast
 DTYPES = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}

@@ -60,10 +60,12 @@ def overrides(task: Section) -> Section:
     """The keys by which a job reads the files of `places`."""
     if "train" not in task["data"]:
         return {"tasks": parts(task)}
-    return {
+    keys = {
         f"data.{key}" if key in ("train", "validation", "test") else f"data.files.{key}": place
         for key, place in places(task).items()
     }
+    fraction = {"data.validation_fraction": 0.25} if "validation_fraction" in task["data"] else {}
+    return keys | fraction  # that of the task holds out none of so few examples
 
 
 def _terms(task: Section) -> Section:
