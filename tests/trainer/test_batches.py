@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import torch
 
 from data_pipeline import MASKED, NO_LABEL, PAIRS
 from tests.trainer import tiny
 from trainer import denominators
+from trainer.batch_config import BatchConfig, StepShape
 from trainer.batches import to_device, to_micro_batches
 from trainer.evaluation.held_out import _share
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("length", "rows"), [(4, 8), (16, 4), (24, 2), (100, 1)])
+def test_a_micro_batch_has_at_most_so_many_tokens_and_a_row(length, rows):
+    """Of at most 8 rows and 64 tokens."""
+    for limits in (BatchConfig(micro_batch=8, micro_tokens=64), StepShape(1, 0, 8, 1, 64)):
+        assert limits.micro_rows(length) == rows
 
 
 def pairs_batch():
