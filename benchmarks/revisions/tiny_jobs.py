@@ -167,6 +167,8 @@ def as_override(key: str, value: Any) -> str:
 def _tiny(section: Section, steps: int) -> Iterator[tuple[str, Any]]:
     if "model" in section:
         yield from _narrow(section["model"])
+    if section.get("init", {}).get("tile"):  # there is no smaller model of its shape
+        yield "init.tile", None
     for key in section.get("start", {}):
         yield f"start.{key}", 0 if key == "step" else None
     if section.get("schedule", {}).get("warmup_steps"):
