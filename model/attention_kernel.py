@@ -365,15 +365,15 @@ def visible_keys(
         per_token = attention_mask.ndim == 2
         real = attention_mask != 0 if per_token else position < attention_mask[:, None]
         visible = real[:, None, None, :]
-    if window and (torch.compiler.is_exporting() or hides(window, length)):
+    if hides(window, length):
         near = (position[:, None] - position[None, :]).abs() <= window // 2
         visible = near[None, None] if visible is None else visible & near
     return visible
 
 
 def hides(window: int, length: int) -> bool:
-    """Whether a window hides any key of a sequence of this length."""
-    return window > 0 and length - 1 > window // 2
+    """Whether a window hides any key of a sequence of this length; in an exported graph, of any."""
+    return window > 0 and (torch.compiler.is_exporting() or length - 1 > window // 2)
 
 
 def with_positions(

@@ -22,9 +22,37 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_file_gives_the_models_logits_at_other_shapes(family: str, tmp_path: Path) -> None:
-    differ_by_rounding_only(built(family).eval(), tmp_path / "model.onnx")
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in FAMILIES), ("modernbert", {"local_window": 64})],
+)
+def test_the_file_gives_the_models_logits_at_other_shapes(
+    family: str, changes: dict, tmp_path: Path
+) -> None:
+    differ_by_rounding_only(built(family, **changes).eval(), tmp_path / "model.onnx")
+
+
+class Logits(torch.nn.Module):
+    """A model whose output `torch.export` knows."""
+
+    def __init__(self, given: Model) -> None:
+        super().__init__()
+        self.given = given
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.given(tokens).logits
+
+
+def test_an_exported_graph_has_a_window_that_hides_nothing_of_the_example() -> None:
+    """ModernBERT's is of 128 tokens, and the example from which the graph is made is short."""
+    given = Logits(built("modernbert", local_window=16).eval())
+    shapes = ({1: torch.export.Dim("length", min=2, max=64)},)
+    graph = torch.export.export(
+        given, (torch.ones(2, 7, dtype=torch.int64),), dynamic_shapes=shapes
+    )
+    tokens = torch.randint(1, 50, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(graph.module()(tokens), given(tokens))
 
 
 @pytest.mark.slow
