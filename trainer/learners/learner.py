@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -103,7 +102,6 @@ class Learner:
             # Terms are computed where it is trained, or its losses are compared (min_lead).
             self.has_terms = bool(self.objective.terms)
             self.engine = self._start_engine(module)
-        self.engine.train(self.config.in_training_mode)
         self.model: Model = module.model
         heads = self.model.config.task_heads.values()
         self._has_dropout = bool(config.dropout or any(head.dropout for head in heads))
@@ -112,10 +110,7 @@ class Learner:
         if self.is_compiled:
             module.compile_parts(dynamic=step_shape.is_ragged)
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
-        on_device = {
-            name: replace(spans, tokens=spans.tokens.to(self.device))
-            for name, spans in (shared or {}).items()
-        }
+        on_device = {name: spans.to(self.device) for name, spans in (shared or {}).items()}
         self.objective.set_views(self.view, on_device)
         self.objective.lead = self.counters.lead if is_compared else None
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
@@ -133,7 +128,9 @@ class Learner:
             if self.config.clip_each_parameter:
                 self._optimizer.clipping = self.config.gradient_clipping
         cut = self.step_shape.micro_batch, self.step_shape.accumulation
-        return engines.start_engine(module, self._optimizer, self.config, *cut)
+        engine = engines.start_engine(module, self._optimizer, self.config, *cut)
+        engine.train(self.config.in_training_mode)
+        return engine
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load its weights and optimizer states from a checkpoint."""

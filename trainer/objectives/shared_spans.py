@@ -6,6 +6,8 @@ have this token, they are compared over the tokens that both have, as if neither
 may also need none in common.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -33,6 +35,10 @@ class SharedSpans:
     ours: str
     theirs: str
     tokens: Tensor
+
+    def to(self, device: torch.device) -> SharedSpans:
+        """These spans, with the ids on a device."""
+        return replace(self, tokens=self.tokens.to(device))
 
 
 def coverage(
