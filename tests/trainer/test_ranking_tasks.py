@@ -15,7 +15,8 @@ from transformers import AutoModel, AutoTokenizer
 
 import configs
 import tandem
-from data_pipeline import Corpus, DataError, ExampleSplit
+from data_pipeline import Corpus, DataError, ExampleSplit, TextEncoder
+from data_pipeline.task_files.retrieval import RetrievalText
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
@@ -30,7 +31,7 @@ from trainer.scoring.ranking_metric import (
     nearest_documents,
     with_others,
 )
-from trainer.tasks.retrieval import documents_of, relevant_of
+from trainer.tasks.retrieval import Retrieval, documents_of, relevant_of
 
 JOB = """
 name: {name}
@@ -193,6 +194,15 @@ def test_negatives_and_held_out_queries(folder, corpus) -> None:
     assert queries[queries >= 0].tolist() == [
         number for number in range(50) if Part(True, 0.2).has(number)
     ]
+
+
+def test_queries_are_cut_and_documents_have_their_prefix(corpus) -> None:
+    task = Retrieval(query_length=2, query_prefix="the ", document_prefix="of the ")
+    text, encoder = RetrievalText("", "1", "is was his"), TextEncoder(corpus / "tokenizer", 32)
+    (query,) = task.query_sequence(text, encoder)
+    (document,) = task.document_sequence(text, encoder)
+    assert query.tolist() == encoder.encode("the is", "").ids
+    assert document.tolist() == encoder.encode("of the is was his", "").ids
 
 
 @pytest.mark.parametrize(

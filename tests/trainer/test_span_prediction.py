@@ -174,6 +174,20 @@ def test_an_answer_begins_where_its_token_has_the_most_context(
                 assert begins[token - first] == (token if first == best else -1)
 
 
+def test_a_long_question_is_cut_so_that_its_passage_has_more_room(folder) -> None:
+    encoder, file = TextEncoder(folder / "tokenizer", LENGTH), TaskFile(folder / "span_dev", {})
+
+    def asked_and_read(task: Span) -> set[tuple[int, int]]:
+        """The tokens of the question and of the passage, in the fullest window of each example."""
+        examples = task.encode_part(file, encoder, Part(is_held_out=True))
+        return {tuple(map(len, example.sequences[0])) for example in examples}  # type: ignore[misc]
+
+    assert max(asked for asked, _ in asked_and_read(Span(unanswerable=True))) > 2
+    cut = asked_and_read(Span(unanswerable=True, longest_question=2))
+    assert {asked for asked, _ in cut} == {2}
+    assert max(read for _, read in cut) == LENGTH - 2 - 3  # [CLS] and two [SEP]
+
+
 def test_a_misplaced_answer_is_scored_and_not_trained_on(folder, tmp_path, caplog) -> None:
     document = json.loads(token_tasks.squad(8, 0))
     asked = document["data"][0]["paragraphs"][0]["qas"][0]

@@ -33,7 +33,7 @@ from trainer.objectives.row_losses import cross_entropy_rows
 from trainer.objectives.task import Part
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
-from trainer.tasks.translation import References, bleu_counts, bleu_of
+from trainer.tasks.translation import BleuMetric, References, Translation, bleu_counts, bleu_of
 
 WORDS = ["the", "of", "and", "to", "in", "was", "his"]
 OTHERS = ["is", "that", "with", "he", "as", "had", "it"]  # each word's translation
@@ -340,6 +340,13 @@ def test_a_folder_whose_model_cannot_do_a_task_is_named(tmp_path, overrides, sai
     words = ["data.train=x.tsv", f"teacher.init.pretrained={tmp_path}", *overrides]
     with pytest.raises(ConfigError, match=rf"teacher\.{said}.*; init.pretrained is {tmp_path}$"):
         configs.load("single_sentence", JobConfig, "task", words)
+
+
+def test_bleu_finds_words_as_the_job_says(corpus) -> None:
+    task = Translation(bleu_words="char").scored_on(corpus)
+    metric = task.own_metrics()[0]
+    assert isinstance(metric, BleuMetric)
+    assert metric.splitting == "char"
 
 
 @pytest.mark.parametrize(

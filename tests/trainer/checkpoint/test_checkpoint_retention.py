@@ -142,12 +142,23 @@ def test_the_checkpoint_that_a_run_resumed_from_is_never_deleted(tmp_path: Path)
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("metric", "best"), [("loss", 2), ("accuracy", 3)])
 def test_a_job_keeps_the_best_by_its_primary_metric(tmp_path: Path, metric: str, best: int) -> None:
-    config = jobs.tiny_job(tmp_path, tmp_path, f"evaluation.metric={metric}", "checkpoint.keep=1")
-    folder = tmp_path / config.name
-    folder.mkdir()
-    around = SimpleNamespace(attempt=Attempt.begin(folder))
-    resumption = SimpleNamespace(checkpoint=None)
-    made = job._checkpoint_writer(config, around, resumption)  # type: ignore[arg-type]
+    made = writer_of_job(tmp_path, f"evaluation.metric={metric}")
     save_all(made, {1: 0.4, 2: 0.2, 3: 0.8, 4: 0.5})
-    assert published(folder / "checkpoints") == [best, 4]
-    assert scores_of(folder / "checkpoints", best)["teacher"]["metric"] == metric
+    assert published(tmp_path / "tiny/checkpoints") == [best, 4]
+    assert scores_of(tmp_path / "tiny/checkpoints", best)["teacher"]["metric"] == metric
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_job_keeps_every_nth(tmp_path: Path) -> None:
+    made = writer_of_job(tmp_path, "checkpoint.keep_every=2", "checkpoint.keep_best=0")
+    save_all(made, dict.fromkeys(range(1, 6), 1.0))
+    assert published(tmp_path / "tiny/checkpoints") == [2, 4, 5]
+
+
+def writer_of_job(folder: Path, *words: str) -> CheckpointWriter:
+    """The writer of a tiny job that keeps one checkpoint, in ``folder/tiny``."""
+    config = jobs.tiny_job(folder, folder, "checkpoint.keep=1", "name=tiny", *words)
+    run = folder / "tiny"
+    run.mkdir()
+    around = SimpleNamespace(attempt=Attempt.begin(run))
+    return job._checkpoint_writer(config, around, SimpleNamespace(checkpoint=None))  # type: ignore[arg-type]
