@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 
+from configs.errors import OptionError
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
@@ -290,6 +291,9 @@ def test_a_fork_that_cannot_be_made_says_why(runs):
     step = published(folder.checkpoints)[-1]
     with pytest.raises(TrainingError, match=r"^name: set it with --name only"):
         fork(folder, step, "third", ["name=fourth"])
+    for name in ("a/b", "../third", ""):
+        with pytest.raises(OptionError, match=r"^--name: must be a plain folder name, not"):
+            fork(folder, step, name)
     with pytest.raises(FileNotFoundError, match="/proc/none"):  # its own words, not of a checkpoint
         fork(folder, step, "third", ["output_dir=/proc/none"])
     assert not (runs / "third").exists()

@@ -16,6 +16,8 @@ from typing import Any
 
 import configs
 from configs.durable import atomic_write, fsync
+from configs.errors import OptionError
+from configs.rules import FolderName
 from configs.runs import REVISION
 from data_pipeline import contents
 from data_pipeline.shards.locking import unfinished
@@ -49,10 +51,14 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     Weights & Biases. ``origin.json`` names the source.
 
     Raises:
+        OptionError: `name` cannot be a folder's.
         TrainingError: the checkpoint does not exist, the new run already exists, `overrides` name
             it otherwise, or the teacher would change its shape.
         DataError: a corpus is missing, or examples are bad.
     """
+    rule = FolderName()
+    if not rule.allows(name):
+        raise OptionError(f"--name: {rule.refusal(name)}")
     if any(word.partition("=")[0] == "name" for word in overrides):
         raise TrainingError("name: set it with --name only")
     steps = published(run.checkpoints)
