@@ -105,12 +105,20 @@ def prepare_suite(
     ]
     _require_own_names(runs)
     known = _known_digests(out)  # before examples are encoded, below `out`
-    jobs = {run: prepare(load_job(run.config, run.words)) for run in runs}  # all, to show errors
+    jobs = {run: prepare(_loaded(name, run)) for run in runs}  # all, to show errors
     for job in jobs.values():
         _require_same(job)
     _require_unchanged(models, known, out)
     _require_pairs(suite, models, (*shared, *overrides))
     return Comparison(suite, models, jobs, (*shared, *overrides))
+
+
+def _loaded(suite: str, run: SuiteRun) -> JobConfig:
+    """The job of a run. Raises ConfigError, which names the suite and the task in it."""
+    try:
+        return load_job(run.config, run.words)
+    except configs.ConfigError as error:
+        raise configs.ConfigError(f"{suite}: tasks.{run.task}: {error}") from error
 
 
 def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
@@ -163,9 +171,9 @@ def _require_own_names(runs: Sequence[SuiteRun]) -> None:
 
 
 def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The values of nested sections as ``key=value``."""
+    """The values of nested sections as ``key=value``; those by step or layer stay together."""
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and not all(map(str.isdecimal, value)):
             yield from _assignments(value, f"{above}{key}.")
         else:
             yield configs.assignment(f"{above}{key}", value)

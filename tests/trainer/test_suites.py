@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import tandem
+from commands.suite_runs import prepare_suite
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
 from model import build, from_pretrained, save_pretrained
@@ -271,6 +272,28 @@ def test_a_suite_file_sets_no_key_that_is_each_runs_own(folder: Path, tmp_path: 
     (tmp_path / "own.yaml").write_text(own)
     message = refusal(tmp_path / "own.yaml", str(folder / "big"))
     assert message.startswith("tandem: tasks.moods.job.output_dir: a suite sets this")
+
+
+def test_a_wrong_key_is_of_a_task_of_the_suite(folder: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(SUITE.replace("job: {epochs: 1,", "job: {epoch: 1,"))
+    message = refusal(suite, str(folder / "big"))
+    assert message.startswith(f"tandem: {suite}: tasks.moods: ")
+    assert message.endswith("epoch: unknown key; did you mean epochs?\n")
+
+
+def test_values_by_step_in_a_suite_replace_those_of_its_task(folder: Path, tmp_path: Path) -> None:
+    task, suite = tmp_path / "task.yaml", tmp_path / "suite.yaml"
+    task.write_text(
+        "base: single_sentence\nname: moods\n"
+        "teacher: {schedule: {kind: points, points: {1: 1.0, 5: 0.5}}}\n"
+    )
+    data = "{train: moods.tsv, validation: moods.tsv}"
+    own = f"{{epochs: 1, data: {data}, teacher: {{schedule: {{points: {{2: 0.0}}}}}}}}"
+    suite.write_text(f"about: x\ntasks: {{moods: {{task: {task}, job: {own}}}}}\n")
+    words = (tmp_path / "out", [f"data.root={folder}"], [1], False)
+    (job,) = prepare_suite(str(suite), [str(folder / "small")], *words).jobs.values()
+    assert job.teacher.schedule.points == {2: 0.0}
 
 
 def test_no_two_runs_of_a_suite_have_one_name(folder: Path, tmp_path: Path) -> None:
