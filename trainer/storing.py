@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from rich.filesize import decimal
 from torch import Tensor
 
 import configs
@@ -237,7 +238,7 @@ class _ShardWriter:
         )
         self.manifest = self.manifest.with_shard(record)
         self.manifest.save(self.folder)
-        self.say(f"batches {record.first:,} to {record.end:,}: {record.bytes / 1e6:,.1f} MB")
+        self.say(f"batches {record.first:,} to {record.end:,}: {decimal(record.bytes)}")
         self._steps, self._size = [], 0
 
 
@@ -336,5 +337,5 @@ def _summary(manifest: Manifest, kept: str, folder: Path) -> str:
     once = ", of each example once," if manifest.by_example else ""
     return (
         f"{kept} of {counted(manifest.steps, 'batch', 'batches')}{once} are in "
-        f"{folder}: {counted(len(manifest.shards), 'shard')}, {size / 1e9:,.3g} GB"
+        f"{folder}: {counted(len(manifest.shards), 'shard')}, {decimal(size)}"
     )

@@ -90,6 +90,16 @@ def test_a_run_that_was_killed_before_its_report_gets_it(ended, corpus):
     assert "students" in ended.report.read_text()
 
 
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_another_learner_is_refused_by_its_option(finished, tmp_path, command):
+    words = [str(finished[0]), "--learner", "small"]
+    words += ["--out", str(tmp_path / "small")] if command == "export" else []
+    refused = CliRunner().invoke(tandem.main, [command, *words])
+    choices = "choose among: teacher, distilbert, tinybert"
+    assert f"--learner: {finished[0]} has no small; {choices}" in refused.output
+    assert refused.exit_code == 2
+
+
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_an_export_has_the_final_figures_and_the_ids_of_its_tokenizer(finished, learner):
     from transformers import AutoConfig, AutoTokenizer

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from configs.errors import OptionError
 from data_pipeline import Corpus, open_corpora
 from model import Model, build
 from trainer.checkpoint.reader import Checkpoint, best_intact, intact, newest_intact
@@ -79,12 +80,17 @@ class SavedLearners:
         return sorted(learners, key=lambda name: (not is_teacher(name), name))
 
     def resolve(self, learner: str) -> str:
-        """The full name of a learner given as such, or of a student given as `NAME`."""
+        """The full name of a learner given as such, or of a student given as `NAME`.
+
+        Raises OptionError for another name.
+        """
         for name in (learner, student_key(learner)):
             if name in self.names:
                 return name
         choices = ", ".join(name.removeprefix("students/") for name in self.names)
-        raise TrainingError(f"{self.checkpoint.path}: no learner {learner}; there are: {choices}")
+        raise OptionError(
+            f"--learner: {self.folder.path} has no {learner}; choose among: {choices}"
+        )
 
     def checkpoint_of(self, name: str) -> Checkpoint:
         """The checkpoint that holds the learner with this full name as it is wanted.
