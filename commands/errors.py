@@ -47,9 +47,9 @@ class OneLineErrors(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
-        from configs.progress import shown
-
         try:
+            from configs.progress import shown
+
             with shown(), pipes_refused():
                 return super().invoke(context)
         except KeyboardInterrupt:

@@ -130,7 +130,9 @@ tandem.main(["data", "check", "x"])
 """
 
 
-@pytest.mark.parametrize("when", ["click", "commands.data", "data_pipeline", "parsing"])
+@pytest.mark.parametrize(
+    "when", ["click", "commands.data", "configs.progress", "data_pipeline", "parsing"]
+)
 def test_ctrl_c_is_one_line_whenever_it_comes(when: str) -> None:
     """As a module is imported, by `tandem` or by a command, and as words are parsed."""
     words = [sys.executable, "-c", STOP, when]
