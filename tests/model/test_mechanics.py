@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import model
-from model import attention_kernel
+from model import attention_kernel, precision
 from model.attention_kernel import (
     BANDS,
     FUSED,
@@ -344,6 +345,34 @@ def test_the_kernel_is_chosen_by_device_operands_and_what_it_may_skip(
         ("cuda", torch.bfloat16, 128, 64, True, 0.1),
     ):
         assert choose_kernel(*other) == FUSED
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_instructions", "is_supported", "native"),
+    [
+        ("AVX512", True, True, True),
+        ("AVX512", False, True, False),  # supported, but slower than float32
+        ("AVX2", False, False, False),
+        ("SVE256", False, True, True),
+    ],
+)
+def test_bfloat16_is_native_where_its_products_have_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    has_instructions: bool,
+    is_supported: bool,
+    native: bool,
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_instructions)
+    supported = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: is_supported)
+    monkeypatch.setattr(torch.ops, "mkldnn", supported)
+    precision._cpu_has.cache_clear()
+    try:
+        assert precision.is_native(torch.device("cpu"), torch.bfloat16) == native
+    finally:
+        precision._cpu_has.cache_clear()
+    assert precision.is_native(torch.device("cuda"), torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
