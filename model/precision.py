@@ -60,7 +60,8 @@ def _cpu_has(dtype: torch.dtype) -> bool:
     mkldnn = torch.ops.mkldnn
     if dtype == torch.float16:
         return bool(mkldnn._is_mkldnn_fp16_supported())
-    # oneDNN supports bfloat16 on any AVX-512, where it takes five times as long as float32.
+    # oneDNN claims bfloat16 for any AVX-512. Without its instructions, that takes five times as
+    # long as float32.
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         return bool(torch.cpu._is_avx512_bf16_supported())
     return bool(mkldnn._is_mkldnn_bf16_supported())
