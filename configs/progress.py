@@ -116,7 +116,9 @@ class Work:
             left = elapsed * (self._total - self._done) / self._done
             facts.append(f"{duration(left)} left")
         of_all = f" of {_number(self._total)}" if self._total else ""
-        amount = f": {_number(self._done)}{of_all} {self._unit}" if self._done else ""
+        is_alone = self._done == 1 and not self._total
+        unit = self._unit.removesuffix("s") if is_alone else self._unit
+        amount = f": {_number(self._done)}{of_all} {unit}" if self._done else ""
         return " · ".join([f"{self._what}{amount}", *filter(None, facts)])
 
 

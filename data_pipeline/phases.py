@@ -32,6 +32,8 @@ class PhaseMaskingConfig(Section):
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:
+        if not any(self.changed(*vars(self))):
+            yield "rate", "nothing changes; set this or another key, or remove masking"
         if self.unit == NEXT_TOKEN:
             for key in self.changed("rate", "mask_fraction", "random_fraction"):
                 yield key, "is for masks; set it in a phase that has them"
@@ -68,6 +70,10 @@ class PhaseConfig(Section):
         "The base of the rotary positions of the global layers of all learners that are "
         "trained; null: as before, at first each model's `global_rope_theta`.",
     ] = None
+
+    def conflicts(self) -> Iterator[Refusal]:
+        if not any(self.changed(*vars(self).keys() - {"from_step"})):
+            yield "from_step", "nothing changes here; set another key, or remove the phase"
 
     @property
     def begins_pass(self) -> bool:

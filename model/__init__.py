@@ -6,6 +6,10 @@ shares, or another kind (`model.kinds`). `build` makes a `Model` with initial we
 `output_projection`; other callers call the model itself.
 """
 
+import os
+
+import torch
+
 import model.head_modules
 import model.kinds  # noqa: F401 - registers them
 from model.accounting import ModelSize, describe
@@ -51,6 +55,9 @@ from model.task_head_config import (
     HeadModuleConfig,
     TaskHeadConfig,
 )
+
+# Before anybody imports DeepSpeed, as `transformers` does: it would print that it had to guess.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 __all__ = [
     "CHOICE",

@@ -57,4 +57,4 @@ def test_embedding_a_file(told, finished, tmp_path, form):
     texts.write_text("a fine film\na waste of time\n")
     folder = finished[0] / "exports" / "teacher"
     errors = told("embed", folder, texts, "--out", tmp_path / f"vectors.{form}")
-    assert re.search(r"embedding: \d rows · \d+s", errors)
+    assert re.search(r"embedding: (1 row|[2-9] rows) · \d+s", errors)

@@ -262,4 +262,4 @@ def test_phases_change_length_and_packing(corpus: Corpus) -> None:
     ).batch(1)
     np.testing.assert_array_equal(stream.batch(6).sample_ids, later.sample_ids)
     with pytest.raises(ValueError, match=r"^phases: "):
-        DataConfig(phases=[PhaseConfig(5), PhaseConfig(5)])
+        DataConfig(phases=[PhaseConfig(5, 64), PhaseConfig(5, 128)])

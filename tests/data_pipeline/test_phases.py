@@ -41,12 +41,19 @@ def test_masks_and_batches_change_within_a_pass(corpus: Corpus) -> None:
 
 def test_a_rate_of_a_phase_takes_the_place_of_a_changing_one() -> None:
     rates = MaskingConfig(rate=0.1, final_rate=0.3, final_rate_step=10)
-    phases = [PhaseConfig(4), PhaseConfig(5, masking=PhaseMaskingConfig(rate=0.05))]
+    phases = [PhaseConfig(4, batch=8), PhaseConfig(5, masking=PhaseMaskingConfig(rate=0.05))]
     config = DataConfig(path="x", masking=rates, phases=phases)
     found = [config.masking_at(step).rate_at(step) for step in (0, 4, 5, 20)]
     assert found == pytest.approx([0.1, 0.18, 0.05, 0.05])
     assert config.highest_masking_rate == 0.3
     assert config.slots(102) == 30
+
+
+def test_a_phase_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^from_step: nothing changes here; set another key"):
+        PhaseConfig(4)
+    with pytest.raises(ValueError, match=r"^rate: nothing changes; set this or another key"):
+        PhaseConfig(4, masking=PhaseMaskingConfig())
 
 
 def test_a_mixture_changes_and_a_corpus_may_come_later(

@@ -294,6 +294,8 @@ def test_a_fork_that_cannot_be_made_says_why(runs):
     for name in ("a/b", "../third", ""):
         with pytest.raises(OptionError, match=r"^--name: must be a plain folder name, not"):
             fork(folder, step, name)
+    with pytest.raises(TrainingError, match=rf"^steps: must be at least {step}, the step of the f"):
+        fork(folder, step, "third", [f"steps={step - 1}"])
     with pytest.raises(FileNotFoundError, match="/proc/none"):  # its own words, not of a checkpoint
         fork(folder, step, "third", ["output_dir=/proc/none"])
     assert not (runs / "third").exists()

@@ -12,13 +12,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
-
-# Before the import: DeepSpeed would print that it had to guess. So nobody imports it before this.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-
-import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine as DeepSpeedEngine  # others read it here
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger

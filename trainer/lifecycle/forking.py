@@ -71,6 +71,10 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     now = configs.load_text(
         text, JobConfig, "job", [configs.assignment("name", name), *overrides], source
     )
+    if 0 < now.steps < step:
+        raise TrainingError(
+            f"steps: must be at least {step}, the step of the fork, not {now.steps}"
+        )
     new = RunFolder.of(now)
     if new.path.exists():
         raise TrainingError(f"{new.path}: exists; give the fork another name")
