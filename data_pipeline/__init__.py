@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.config import TASK_NAME, DataConfig, SourceConfig, TaskDataConfig
+from data_pipeline.config import TASK_NAME, DataConfig, PhaseConfig, SourceConfig, TaskDataConfig
 from data_pipeline.errors import BadShard, DataError, EmptyText
 from data_pipeline.examples.example import (
     EncodedExample,
@@ -29,7 +29,6 @@ from data_pipeline.examples.stream import (
 from data_pipeline.masking.config import MaskingConfig
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes
-from data_pipeline.phases import PhaseConfig
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, PAIRS, Batch, StoredLogits, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit, padding_fraction, rows_for_tokens
 from data_pipeline.reading.stream import BatchStream, contents, open_corpora, open_splits

@@ -40,8 +40,17 @@ from model.layer_selection import cannot_tile, double_layers, select_layers, sel
 from model.masked_language_model import MaskedLanguageModel
 from model.model_card import Training, model_card
 from model.model_config import HEAD_NAMES, Ability, ModelConfig, ModelShape, may_name_a_head
-from model.outputs import QKV, Capture, Features, ModelOutput
-from model.protocol import HEADS, READ_OUT, Model, default_model, module_of
+from model.protocol import (
+    HEADS,
+    QKV,
+    READ_OUT,
+    Capture,
+    Features,
+    Model,
+    ModelOutput,
+    default_model,
+    module_of,
+)
 from model.task_head_config import (
     CHOICE,
     CLASSIFICATION,

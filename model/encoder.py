@@ -17,9 +17,9 @@ from model.attention_kernel import (
 )
 from model.config import EncoderConfig
 from model.documents import AttentionMask, Documents, Padded, RealTokens, without_count
-from model.outputs import QKV, Capture, Encoded
 from model.parts import DenseNorm, FeedForwardStack, RelativePositions, RMSNorm, make_norm
 from model.precision import Dense, product_dtype
+from model.protocol import QKV, Capture, Encoded
 
 
 def rotary_angles(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:

@@ -15,10 +15,9 @@ from model.documents import AttentionMask, Padded
 from model.encoder import Encoder
 from model.heads import BranchedHead, MaskedLanguageModelHead, ProjectionParts, uncertainty
 from model.initialisation import fill
-from model.outputs import NOTHING, Capture, EarlyOutputs, Encoded
 from model.parts import Embeddings
 from model.precision import Dense, use_float8
-from model.protocol import Model, register
+from model.protocol import NOTHING, Capture, EarlyOutputs, Encoded, Model, register
 
 
 class Pooler(nn.Module):

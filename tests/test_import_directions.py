@@ -22,7 +22,7 @@ ROOMS = {
         "progress"
     ),
     "data_pipeline": (
-        "errors hashing remote text task_files shards tokenization packing masking phases config "
+        "errors hashing remote text task_files shards tokenization packing masking config "
         "order reading building examples augmentation"
     ),
     "data_pipeline/text": ("text_files formats records documents sentences system_prose"),
@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "model": (
         "errors precision documents attention_kernel task_head_config head_modules "
-        "model_config config parts heads outputs generation protocol "
+        "model_config config parts heads generation protocol "
         "initialisation accounting encoder "
         "masked_language_model attention_heads layer_selection "
         "model_card hugging_face kinds onnx_export"
@@ -61,7 +61,7 @@ ROOMS = {
         "checkpoint optimizers watch batches denominators fusion vocabulary_projection "
         "teacher_outputs replaced_tokens "
         "scoring stored_logits objectives tasks schedules learner_life "
-        "learner_config batch_config task_facts job_tree tokenizer_rules "
+        "learner_config batch_config task_facts job_tree "
         "roles config "
         "run_folder control job_data report learners step "
         "footprint evaluation record lifecycle job run rehearsal storing prediction "
@@ -71,7 +71,7 @@ ROOMS = {
         "folder layout attempts snapshot manifest reader carried publication writer"
     ),
     "trainer/objectives": (
-        "stages term layers row_losses vocabulary task labels whole_batch terms "
+        "stages term layers row_losses vocabulary task labels terms "
         "objective_config shared_spans objective"
     ),
     "trainer/objectives/terms": "states attention predictions divergences own_predictions",

@@ -8,14 +8,15 @@ from configs.section import Refusal, within
 from data_pipeline import DEFAULT_VIEW, MASKED, DataConfig
 from data_pipeline.packing.kinds import PACKINGS
 from model import Ability, ModelConfig
+from trainer.denominators import ATTENDED
 from trainer.learner_config import SEPARATE, LearnerConfig
 from trainer.learner_life import BudgetConfig, StartConfig, layers_of_the_moment
 from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
+from trainer.objectives.term import TermConfig
 from trainer.objectives.terms.attention import MatrixTermConfig
-from trainer.objectives.terms.predictions import unshared_vocabulary
+from trainer.objectives.terms.predictions import DivergenceConfig, unshared_vocabulary
 from trainer.scoring.scores import OVER_UNIGRAM, UNIGRAM
-from trainer.tokenizer_rules import conflicts_of_tokenizers, sources_of
 
 Named = Mapping[str, LearnerConfig]
 _FOR_TEACHERS = ("frozen", "masked_only", "stacking")
@@ -51,7 +52,7 @@ def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     teachers = {name: config for name, config in everyone.items() if is_teacher(name)}
     models = {name: config.model for name, config in teachers.items()}
     yield from _conflicts_with_examples(everyone, data)
-    yield from conflicts_of_tokenizers(everyone, data)
+    yield from _conflicts_of_tokenizers(everyone, data)
     yield from _conflicts_of_views(everyone)
     yield from _conflicts_of_generators(everyone, data)
     yield from _conflicts_of_single_texts(everyone)
@@ -172,7 +173,7 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             if reason := task.unreadable(config.view, config.model):
                 yield f"{section_of(learner)}.view", reason
         for name, term in config.objective.terms().items():
-            read = sources_of(term, learners).values()
+            read = _sources_of(term, learners).values()
             views = {other.view for other in read}
             generators = {other.generator_name for other in read}
             key = f"{section_of(learner)}.objective.{name}"
@@ -363,3 +364,79 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
         yield "student", f"no student {term.student!r}; there are: {names}"
     elif not students[term.student].model.mlm_head:
         yield "student", f"students.{term.student}.model.mlm_head must be true, since it is read"
+
+
+def _sources_of(term: TermConfig, learners: Named) -> dict[str, LearnerConfig]:
+    """The learners whose outputs a term reads, by name."""
+    return {
+        name: learner
+        for name, learner in learners.items()
+        if term.source == name or (term.source == MEAN and is_teacher(name))
+    }
+
+
+def _conflicts_of_tokenizers(learners: Named, data: DataConfig) -> Iterator[Refusal]:
+    """Tokenizers of learners that cannot have their own, or compare or copy what is of others."""
+    terms = (config.objective.task_terms().values() for config in learners.values())
+    unfit = [task.name for tasks in terms for task in tasks if not task.any_tokenizer]
+    what = ["several tasks"] if data.tasks else unfit
+    if not data.has_examples:
+        yield from _conflicts_of_text(learners, data)
+    for name, config in learners.items():
+        key, init = section_of(name), config.init
+        if config.tokenizer is not None and what:
+            why = f"is for text and tasks with labels of whole examples, not for {what[0]}"
+            yield f"{key}.tokenizer", f"{why}; remove it, and train with one tokenizer"
+        for term_name, term in config.objective.terms().items():
+            if reason := _incomparable(term, config, _sources_of(term, learners), data):
+                yield f"{key}.objective.{term_name}", reason
+        if config.tokenizer == learners[TEACHER].tokenizer:
+            continue
+        for copied in ("teacher_layers", "teacher_embeddings"):
+            if getattr(init, copied):
+                why = "copies the teacher's embeddings, which are of another tokenizer's tokens"
+                yield f"{key}.init.{copied}", f"{why}; remove it, or {key}.tokenizer"
+
+
+def _incomparable(
+    term: TermConfig, config: LearnerConfig, read: Named, data: DataConfig
+) -> str | None:
+    """Why a term cannot compare a learner with its sources, by their tokenizers or vocabularies."""
+    tokenizers = {other.tokenizer for other in read.values()}
+    if not tokenizers - {config.tokenizer}:
+        if not isinstance(term, DivergenceConfig) or term.any_vocabulary:
+            return None
+        for name, other in read.items():
+            if other.model.vocab_size != config.model.vocab_size:
+                reason = unshared_vocabulary(config.model.vocab_size, other.model.vocab_size)
+                return reason if name == TEACHER else f"{reason} ({section_of(name)})"
+        return None
+    if data.has_examples:
+        why = "compares states, so that its teacher must have the same tokenizer"
+        return why if term.reads_states else None
+    if not term.compares_spans:
+        return "compares token with token, so that its teacher must have the same tokenizer"
+    if getattr(term, "positions", None) == ATTENDED and isinstance(term, DivergenceConfig):
+        return "compares predictions across tokenizers at masked positions only; set positions"
+    if len(tokenizers) > 1:
+        return "the mean is of teachers with one tokenizer; name one teacher"
+    if None not in {config.tokenizer, *tokenizers}:
+        return "one of the two must read by the corpus' first tokenizer; remove a tokenizer"
+    return None
+
+
+def _conflicts_of_text(learners: Named, data: DataConfig) -> Iterator[Refusal]:
+    """Learners of text that have another tokenizer than the corpus' first one."""
+    for name, config in learners.items():
+        key = section_of(name)
+        if config.tokenizer is None:
+            continue
+        if name == TEACHER:
+            why = "masks are drawn on the teacher's tokens; build the corpus with its tokenizer"
+            yield f"{key}.tokenizer", f"{why}, and --also the students'"
+        if data.masking.on_device:
+            yield "data.masking.on_device", f"{key}.tokenizer needs its masks; set it to false"
+        if data.has_next_tokens:
+            yield f"{key}.tokenizer", "has spans to mask, and next_token masks none; remove it"
+        if config.compile:
+            yield f"{key}.compile", "is for rows of few lengths; remove it, or tokenizer"

@@ -118,10 +118,10 @@ class StepTime:
     flops: float  # matrix products of a step, on all ranks
 
 
-def step_time(job: JobFacts, machine: Machine, micro_batch: int | None = None) -> StepTime:
+def step_time(job: JobFacts, machine: Machine) -> StepTime:
     """The time of one step of `job`, with each learner at its own stage."""
     rows = job.rows / machine.ranks
-    passes = math.ceil(rows / min(micro_batch or job.micro_batch, rows))
+    passes = math.ceil(rows / min(job.micro_batch, rows))
     times = {
         learner.name: _learner_time(learner, machine, rows, passes) for learner in job.learners
     }

@@ -31,8 +31,7 @@ from model.hugging_face.library import (
     task_heads_in,
 )
 from model.model_config import WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
-from model.outputs import NOTHING, Capture, Encoded, Features
-from model.protocol import Model, register
+from model.protocol import NOTHING, Capture, Encoded, Features, Model, register
 from model.task_head_config import VECTOR, WIDEST, TaskHeadConfig
 
 if TYPE_CHECKING:

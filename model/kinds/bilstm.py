@@ -17,10 +17,9 @@ from model.accounting import head_flops
 from model.errors import ModelError
 from model.heads import ConditionalRandomField, MaskedLanguageModelHead, ProjectionParts
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
-from model.outputs import NOTHING, Capture, Encoded
 from model.parts import Table
 from model.precision import Dense
-from model.protocol import Model, register
+from model.protocol import NOTHING, Capture, Encoded, Model, register
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on

@@ -17,9 +17,8 @@ from model.heads import OutputBias, ProjectionParts, vocabulary_logits
 from model.kinds import bilstm
 from model.kinds.bilstm import BothDirections, WordVectors
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
-from model.outputs import NOTHING, Capture, Encoded
 from model.precision import Dense
-from model.protocol import Model, register
+from model.protocol import NOTHING, Capture, Encoded, Model, register
 
 if TYPE_CHECKING:
     pass  # of Python 3.11 on

@@ -19,10 +19,9 @@ from model.encoder import Attention, Encoder
 from model.heads import OutputBias, ProjectionParts, vocabulary_logits
 from model.initialisation import fill
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
-from model.outputs import NOTHING, Capture, Encoded
 from model.parts import ACTIVATIONS, Embeddings, FeedForwardStack, Table, make_norm
 from model.precision import is_native, kernel_device, product_dtype
-from model.protocol import Model, register
+from model.protocol import NOTHING, Capture, Encoded, Model, register
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data_pipeline import NO_LABEL, BatchStream, DataConfig
+from data_pipeline.config import PhaseConfig, PhaseMaskingConfig
 from data_pipeline.masking.config import MaskingConfig
-from data_pipeline.phases import PhaseConfig, PhaseMaskingConfig
 
 CAUSAL = MaskingConfig(unit="next_token")
 NEXT = PhaseMaskingConfig(unit="next_token")

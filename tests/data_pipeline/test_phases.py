@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from data_pipeline import MASKED, Batch, BatchSizes, BatchStream, Corpus, DataConfig, MaskingConfig
-from data_pipeline.config import SourceConfig
-from data_pipeline.phases import PhaseConfig, PhaseMaskingConfig
+from data_pipeline.config import PhaseConfig, PhaseMaskingConfig, SourceConfig
 from data_pipeline.reading.lanes import SOURCE_SHIFT
 from tests.data_pipeline.conftest import make_documents
 

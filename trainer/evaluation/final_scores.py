@@ -16,6 +16,7 @@ from torch import Tensor
 from configs.progress import Work, work
 from data_pipeline import DEFAULT_VIEW, MASKED, Corpus
 from model import Model, describe
+from model.protocol import NOTHING
 from trainer.batches import MicroBatch, to_device, to_micro_batches
 from trainer.config import JobConfig
 from trainer.device import own_device
@@ -24,7 +25,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import SEED, Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
 from trainer.learner_names import TEACHER
-from trainer.learners.module import NOTHING, features_of, own_projection
+from trainer.learners.module import features_of, own_projection
 from trainer.measure import describe_machine
 from trainer.objectives.vocabulary import chunked_kl_divergence
 from trainer.replaced_tokens import replaced

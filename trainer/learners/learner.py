@@ -17,6 +17,7 @@ from torch import Tensor
 
 from data_pipeline import PAIRS, Batch
 from model import Capture, Features, Model, ModelConfig
+from model.protocol import NOTHING
 from trainer.batch_config import MicroStep, StepShape
 from trainer.batches import MicroBatch
 from trainer.checkpoint.reader import Checkpoint
@@ -26,7 +27,6 @@ from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import BACKWARD, FORWARD, STEP, derive, is_student, section_of
 from trainer.learners import engine as engines
 from trainer.learners.module import (
-    NOTHING,
     WORD_EMBEDDING,
     LearnerModule,
     Predict,
@@ -112,7 +112,7 @@ class Learner:
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
         on_device = {name: spans.to(self.device) for name, spans in (shared or {}).items()}
         self.objective.set_views(self.view, on_device)
-        self.objective.lead = self.counters.lead if is_compared else None
+        self.objective.lead = (lambda: self.counters.lead) if is_compared else None
         self._shares = torch.zeros(len(self.objective.terms), device=self.device)
         self._teacher_layers = teacher.layers
         self._peers: tuple[str, ...] = ()  # the students whose outputs it read in the last step
@@ -140,8 +140,6 @@ class Learner:
         """Continue from a checkpoint, with the counters that are stored there."""
         self.load(checkpoint)
         self.counters = counters
-        if self.objective.lead is not None:
-            self.objective.lead = counters.lead
 
     @cached_property
     def counted(self) -> set[InView]:
@@ -304,7 +302,6 @@ class Learner:
         lead = sum(ours[name] - theirs[name] for name in shared)
         if math.isfinite(lead):
             self.counters.lead += (lead - self.counters.lead) / LEAD_STEPS
-            self.objective.lead = self.counters.lead
 
     def set_teacher_layers(self, teacher_layers: int) -> None:
         """Learn from a teacher that now has this many layers."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from model import READ_OUT, Ability, Capture, Features, Model, ModelConfig, ModelShape, build
 from model.precision import try_float8
+from model.protocol import NOTHING
 from trainer.batches import MicroBatch
 from trainer.denominators import Totals
 from trainer.errors import TrainingError
@@ -34,7 +35,6 @@ from trainer.teacher_outputs import OutputProjection, TeacherOutputs, detach
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11 on
 
-NOTHING = Capture()
 Result = TypeVar("Result", covariant=True)
 
 

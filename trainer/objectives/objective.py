@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,9 +18,8 @@ from trainer.learner_names import MEAN, TEACHER
 from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
 from trainer.objectives.shared_spans import SharedSpans, at_shared_spans
 from trainer.objectives.stages import Stages
-from trainer.objectives.task import TaskTerm
+from trainer.objectives.task import TaskTerm, WholeBatchTerm
 from trainer.objectives.term import LossInputs, Term
-from trainer.objectives.whole_batch import WholeBatchTerm
 
 Targets = Collection[str] | None  # of a batch, by name; None: whatever they are
 TERMS = "objective.terms."  # prefix of the terms' parameters in a learner's module
@@ -59,7 +58,8 @@ class Objective(nn.Module):
         self.stages = stages or Stages()
         for key, why in config.misfits(learner, teachers, self.stages.follows_each_layer()):
             raise ValueError(f"{key}: {why}")
-        self.lead: float | None = None  # of the job's own teacher; None: not compared with it
+        # Returns the lead of the job's own teacher; None: not compared with it.
+        self.lead: Callable[[], float] | None = None
         self.view = DEFAULT_VIEW  # in which its learner's terms are counted
         self.shared: Mapping[str, SharedSpans] = {}  # by the sources that have other tokenizers
         self.read_by = read_by or {}
@@ -98,7 +98,7 @@ class Objective(nn.Module):
         for name, term in self.by_name.items():
             weights[name] = term.weight.at(step)
             if self.lead is not None and term.min_lead is not None:
-                weights[name] *= min(max(self.lead / term.min_lead - 1.0, 0.0), 1.0)
+                weights[name] *= min(max(self.lead() / term.min_lead - 1.0, 0.0), 1.0)
         return weights
 
     def group(self, parameter: str) -> str:
@@ -269,17 +269,20 @@ class Demand:
     """The demand of all students' terms on one teacher.
 
     is_read: whether any term reads it, alone or in the mean of several; is_mean_read: whether any
-    reads the mean; reads_logits: whether any needs its vocabulary projection; capture: what its
-    features must hold; own_logits, mean_logits: how many students compare with its distributions,
-    and with the mean's.
+    reads the mean; capture: what its features must hold; own_logits, mean_logits: how many students
+    compare with its distributions, and with the mean's.
     """
 
     is_read: bool
     is_mean_read: bool
-    reads_logits: bool
     capture: Capture
     own_logits: int
     mean_logits: int
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether any term needs its vocabulary projection."""
+        return self.own_logits + self.mean_logits > 0
 
     @classmethod
     def of(
@@ -307,11 +310,9 @@ class Demand:
             mean_logits += any(term.reads_logits for term in of_mean)
         mean = union(mean_captures)
         mean = dataclasses.replace(mean, heads=tuple(sorted({*mean.heads} & {*heads})))
-        reads_logits = own_logits + mean_logits > 0
         return cls(
-            is_read=reads_logits or bool(captures or mean.heads),
+            is_read=bool(captures or mean.heads or own_logits or mean_logits),
             is_mean_read=bool(mean_captures),
-            reads_logits=reads_logits,
             capture=union([*captures, mean]),
             own_logits=own_logits,
             mean_logits=mean_logits,

@@ -19,9 +19,8 @@ from data_pipeline.task_files.retrieval import RetrievalText
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.objectives.labels import label_cross_entropy
-from trainer.objectives.task import TaskTerm
+from trainer.objectives.task import TaskTerm, WholeBatchTerm, against_all, over_ranks
 from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
-from trainer.objectives.whole_batch import WholeBatchTerm, against_all, over_ranks
 from trainer.scoring.metric import Metric
 from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
 from trainer.tasks.bi_encoder import POOLINGS

@@ -21,7 +21,16 @@ from model import VECTOR, Capture, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.learner_names import TEACHER
 from trainer.objectives.stages import STATES
-from trainer.objectives.task import HeadTermConfig, Part, TaskConfig, TaskFile, TaskTerm
+from trainer.objectives.task import (
+    HeadTermConfig,
+    Part,
+    TaskConfig,
+    TaskFile,
+    TaskTerm,
+    WholeBatchTerm,
+    against_all,
+    over_ranks,
+)
 from trainer.objectives.term import (
     ExampleLosses,
     LossInputs,
@@ -30,7 +39,6 @@ from trainer.objectives.term import (
     TermConfig,
     register,
 )
-from trainer.objectives.whole_batch import WholeBatchTerm, against_all, over_ranks
 from trainer.scoring.columns import NUMBER, Column
 from trainer.scoring.metric import GatheredMetric, Metric
 from trainer.scoring.scores import ScoreInputs
