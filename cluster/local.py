@@ -236,7 +236,7 @@ class _Launcher:
                 print("stopping where it can resume; Ctrl-C again ends it at once", file=sys.stderr)
             self.forwarded.add(number)
             for child in self.running:
-                _signal(child, number)
+                os.kill(child.pid, number)
 
     def _reap(self) -> None:
         for child in list(self.running):
@@ -253,7 +253,7 @@ class _Launcher:
             self.running.remove(child)
             if child in self.failed:
                 for other in self.running:  # a stopped one could not say where it is
-                    _signal(other, signal.SIGCONT)
+                    os.kill(other.pid, signal.SIGCONT)
 
     def _enforce_deadline(self) -> None:
         if self.interrupted or time.monotonic() >= self.deadline:
@@ -334,10 +334,6 @@ def _may_be_an_echo(child: _Child) -> bool:
     One that a signal ends loses its connections first, so that others may be gone before it is.
     """
     return child.code >= 0 or child.code == -signal.SIGABRT
-
-
-def _signal(child: _Child, number: int) -> None:
-    os.kill(child.pid, number)
 
 
 def _collect(child: _Child) -> None:

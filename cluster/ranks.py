@@ -50,16 +50,12 @@ class StopRequest:
         """Whether a stop has been requested."""
         return self.signal is not None
 
-    def restore(self) -> None:
-        """Restore the previous handlers."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
     def __enter__(self) -> StopRequest:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT

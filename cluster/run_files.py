@@ -31,7 +31,7 @@ def trains(run: Path) -> bool:
 
 def newest_rows(file: Path) -> list[Row]:
     """The last rows of a ``metrics.jsonl``, oldest first; each has a step."""
-    return [row for row in map(_numbers, _newest_lines(file)) if row]
+    return [row for row in map(_numbers, _newest_content(file)[:-1]) if row]
 
 
 def damaged_files(run: Path) -> list[str]:
@@ -134,13 +134,11 @@ def newest_log(run: Path) -> str | None:
     return str(max(logs, key=lambda path: path.stat().st_mtime))
 
 
-def _newest_lines(file: Path) -> list[bytes]:
-    """The whole lines among the last `TAIL_BYTES` of a file."""
-    return _newest_content(file)[:-1]
-
-
 def _newest_content(file: Path) -> list[bytes]:
-    """The newest lines, and the rest behind them: empty, or a line that is being written."""
+    """The whole lines among the last `TAIL_BYTES`, and the rest behind them.
+
+    The rest is empty, or a line that is being written.
+    """
     if not file.is_file():
         return [b""]
     with file.open("rb") as stream:

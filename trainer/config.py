@@ -35,7 +35,7 @@ from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
 from trainer.measure import ProfileConfig
 from trainer.roles import conflicts_about_metrics, conflicts_of_roles, conflicts_with_data
 from trainer.scoring.columns import TASK_MEAN, Column
-from trainer.scoring.scores import Metrics, columns_of, mean_column
+from trainer.scoring.scores import Metrics, columns_of
 from trainer.tasks import load_plugins
 from trainer.tracking import kinds as _kinds  # noqa: F401 - registers those shipped
 from trainer.tracking import trackers
@@ -323,8 +323,7 @@ class JobConfig(Section):
     @property
     def columns(self) -> dict[str, Column]:
         """The held-out scores of the teacher, by name; of several tasks, their mean first."""
-        metrics = self.metrics_of(self.teacher)
-        return {**mean_column(metrics, self.data.tasks), **columns_of(metrics)}
+        return columns_of(self.metrics_of(self.teacher), self.data.tasks)
 
     @property
     def primary_column(self) -> Column:
@@ -337,7 +336,7 @@ class JobConfig(Section):
     def primary_of(self, learner: LearnerConfig) -> Column | None:
         """The primary metric of a learner of this job; None if it has no head to be scored."""
         metrics = self.metrics_of(learner)
-        columns = {**mean_column(metrics, self.data.tasks), **columns_of(metrics)}
+        columns = columns_of(metrics, self.data.tasks)
         primary = self.primary_column
         return columns.get(primary.name) or (metrics[0].primary if metrics else None)
 

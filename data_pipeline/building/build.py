@@ -41,7 +41,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.remote import is_remote
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB, Block
+from data_pipeline.shards.blocks import BLOCK_BYTES, SHARD_MB, Block, offsets
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter
 from data_pipeline.text.documents import (
@@ -298,8 +298,8 @@ class _Build:
     def _take(self, chunk: EncodedChunk) -> None:
         """Hand each new document of a chunk to the writer of its split."""
         tally = self.tally
-        sentence = np.concatenate([[0], np.cumsum(chunk.documents, dtype=np.int64)])
-        token = np.concatenate([[0], np.cumsum(chunk.sentences, dtype=np.int64)])[sentence]
+        sentence = offsets(chunk.documents)
+        token = offsets(chunk.sentences)[sentence]
         for number, name in enumerate(chunk.digests):
             if self.options.drop_duplicates:
                 if name in self.seen:

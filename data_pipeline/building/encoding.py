@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from data_pipeline.building.near_duplicates import Signer
 from data_pipeline.errors import DataError, as_data_errors
-from data_pipeline.shards.blocks import OtherTokens, token_dtype
+from data_pipeline.shards.blocks import OtherTokens, offsets, token_dtype
 from data_pipeline.text.documents import Problem, RawChunk, parse
 from data_pipeline.text.formats import ReadOptions
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.tokenization.alignment import Aligner
 from data_pipeline.tokenization.comparison import LossCounter, NormalizationLoss
 from data_pipeline.tokenization.tokenizer import Vocabulary
-from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder, offsets
+from data_pipeline.tokenization.word_encoding import DocumentIds, WordEncoder
 
 DIGEST_BYTES = 16
 LOOKUP_TOKENS = 4096

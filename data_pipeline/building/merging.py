@@ -26,7 +26,7 @@ from data_pipeline.building.near_duplicates import LIST, SIGNATURES, NearDuplica
 from data_pipeline.errors import DataError
 from data_pipeline.reading.corpus import SPLITS, Corpus, CorpusSplit, other_tokenizer
 from data_pipeline.shards import manifest
-from data_pipeline.shards.blocks import Block, OtherTokens, joined
+from data_pipeline.shards.blocks import Block, OtherTokens, joined, offsets
 from data_pipeline.shards.index import (
     DOCUMENTS,
     INDEX_FILES,
@@ -274,7 +274,7 @@ def _documents_in(block: Block) -> Iterator[Block]:
 def _split_others(other: OtherTokens) -> list[OtherTokens]:
     """The documents of a block by another tokenizer."""
     ends = np.cumsum(other.spans, dtype=np.int64)
-    tokens = np.concatenate([[0], np.cumsum(other.theirs, dtype=np.int64)])[ends]
+    tokens = offsets(other.theirs)[ends]
     sizes = (np.split(part, ends[:-1]) for part in (other.ours, other.theirs))
     parts = zip(np.split(other.tokens, tokens[:-1]), *sizes, strict=True)
     return [OtherTokens.of(*part) for part in parts]

@@ -27,6 +27,7 @@ from data_pipeline.order import BatchSizes
 from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.shards import manifest
+from data_pipeline.shards.blocks import offsets
 from data_pipeline.shards.index import Index, map_array
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
@@ -43,8 +44,8 @@ class ExampleTable:
     def __init__(self, index: Index, segments_per_example: int, measured: int) -> None:
         """The first `measured` segments of an example say how long it is."""
         blocks = index.blocks
-        self.first_example = _starts(blocks["documents"])  # [blocks + 1]
-        self.first_token = _starts(blocks["tokens"])  # [blocks + 1]
+        self.first_example = offsets(blocks["documents"])  # [blocks + 1]
+        self.first_token = offsets(blocks["tokens"])  # [blocks + 1]
         self._segments, self._measured = segments_per_example, measured
         self._sizes = index.sentence_sizes
 
@@ -120,11 +121,6 @@ def _by_length(
         by_length = window[np.argsort(lengths[window], kind="stable")].reshape(-1, size)
         windows.append(by_length[permutation(scalar_key(key, at), len(by_length))].ravel())
     return np.concatenate([shuffled[:0], *windows])
-
-
-def _starts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[n + 1] where each of n runs of these sizes begins, and the end of the last."""
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 _log = logging.getLogger(__name__)

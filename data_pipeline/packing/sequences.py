@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from configs.kinds import require_new
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import PackingDraw, array_keys, scalar_key
-from data_pipeline.shards.blocks import Block
+from data_pipeline.shards.blocks import Block, offsets
 
 SPECIAL = 2  # tokens around a span
 # The tokens of the last row of the blocks that are packed together are padding, half of it on
@@ -288,7 +288,7 @@ def _rebalance_ends(
     The piece comes from the end of the unit before it, and only if a sentence still begins inside
     that unit afterwards. Any two pieces fit into a sequence.
     """
-    before = np.concatenate([[0], np.cumsum(begins)])  # sentences that begin before each piece
+    before = offsets(begins)  # sentences that begin before each piece
     alone = (np.diff(np.append(first, len(begins))) == 1) & begins[first]
     same_document = document_end[first[1:]] == document_end[first[:-1]]
     keeps = before[first[1:] - 1] > before[first[:-1] + 1]

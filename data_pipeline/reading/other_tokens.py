@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from data_pipeline.hashing import MaskDraw, array_keys, random_uint32
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, Batch, Runs, Target, shared_view
-from data_pipeline.shards.blocks import Block
+from data_pipeline.shards.blocks import Block, offsets
 from data_pipeline.tokenization.tokenizer import Vocabulary
-from data_pipeline.tokenization.word_encoding import offsets
 
 KEPT, MASK, RANDOM = range(3)  # what becomes of a chosen token
 _ONE = np.ones((2, 1), np.int64)  # the sizes of the span of a special token

@@ -51,10 +51,7 @@ class OtherTokens:
 
         A span across the cut keeps its own tokens, in two parts, and loses the other's.
         """
-        ends, theirs = (
-            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-            for sizes in (self.ours, self.theirs)
-        )
+        ends, theirs = (offsets(sizes) for sizes in (self.ours, self.theirs))
         first = int(np.searchsorted(ends, tokens, side="right")) - 1  # spans before the cut
         torn = [0] if ends[first] < tokens else []  # the other's tokens in a part of a span
         last = first + len(torn)
@@ -143,6 +140,11 @@ class Block:
         held = [int(part.sum(dtype=np.int64)) for part in sizes]
         parts = len(self.tokens), len(other.tokens), len(other.ours), len(self.documents)
         return (*held, len(other.spans)) == parts and len(other.ours) == len(other.theirs)
+
+
+def offsets(sizes: ArrayLike) -> NDArray[np.int64]:
+    """The offsets of concatenated parts of these sizes, the end included: [parts + 1]."""
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def joined(blocks: Sequence[Block]) -> Block:

@@ -22,8 +22,6 @@ from data_pipeline.task_files.contents import (
 from data_pipeline.text.formats import separator_advice
 from data_pipeline.text.text_files import decompressing, is_plain, open_text, suffix_of
 
-csv.field_size_limit(2**31 - 1)  # the library's own limit is 131,072 characters
-
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
 OnMalformed: TypeAlias = Callable[[DataError], None]  # told of a row that is left out
 Record: TypeAlias = Mapping[str, Any]

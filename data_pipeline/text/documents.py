@@ -75,13 +75,6 @@ class Parsed:
     problems: list[Problem] = field(default_factory=list)
 
 
-def input_slice(
-    inputs: Sequence[str], reading: ReadOptions, task: int, tasks: int
-) -> list[FileSpan]:
-    """`slice_of` the files that `inputs` name."""
-    return slice_of(formats.find_inputs(inputs, reading).spans, reading, task, tasks)
-
-
 def slice_of(
     spans: Sequence[FileSpan], reading: ReadOptions, task: int, tasks: int
 ) -> list[FileSpan]:
@@ -170,7 +163,7 @@ def read_documents(
 ) -> Iterator[str]:
     """All documents of the given inputs, in order; problems are skipped and passed on."""
     how = reading or ReadOptions()
-    for chunk in raw_chunks(input_slice(inputs, how, 0, 1), how):
+    for chunk in raw_chunks(formats.find_inputs(inputs, how).spans, how):
         parsed = parse(chunk, how)
         for problem in parsed.problems:
             on_problem(problem)

@@ -21,7 +21,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models
 
-from data_pipeline.shards.blocks import OtherTokens, token_dtype
+from data_pipeline.shards.blocks import OtherTokens, offsets, token_dtype
 from data_pipeline.tokenization.tokenizer import WORD_MARKS, load, word_starts
 
 SAMPLE = 4096  # tokens of the vocabulary that are read as text
@@ -110,7 +110,7 @@ def aligned_spans(
     ours, theirs: [tokens, 2] the first character of each token, and the one behind its last.
     """
     counts = _covered(ours, characters) & _covered(theirs, characters)
-    before = np.concatenate([[0], np.cumsum(counts)])  # counting characters before each
+    before = offsets(counts)  # counting characters before each
     both = [_Tokens.of(before[places]) for places in (ours, theirs)]
     first, second = (tokens.cuts(int(before[-1])) for tokens in both)
     cuts = np.intersect1d(first, second)

@@ -16,9 +16,10 @@ from itertools import islice
 
 import numpy as np
 import tokenizers
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
+from data_pipeline.shards.blocks import offsets
 from data_pipeline.tokenization.sentencepiece_models import MARK
 from data_pipeline.tokenization.vocabularies import byte_level_words
 
@@ -255,8 +256,3 @@ def _documents(
         else:
             yield None
         first = last
-
-
-def offsets(sizes: ArrayLike) -> NDArray[np.int64]:
-    """The offsets of concatenated parts of these sizes, the end included: [parts + 1]."""
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

@@ -26,10 +26,10 @@ from data_pipeline.building.reporting import summary
 from data_pipeline.text.documents import (
     Problem,
     RawChunk,
-    input_slice,
     parse,
     raw_chunks,
     read_documents,
+    slice_of,
 )
 from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.tokenization.training import train
@@ -90,7 +90,9 @@ def test_a_format_is_told_from_the_content(
         assert list(read_documents([str(tmp_path)])) == expected, "in a folder"
         chunks: list[RawChunk] = []
         for task in range(3):
-            chunks += raw_chunks(input_slice([str(path)], READING, task, 3), READING)
+            chunks += raw_chunks(
+                slice_of(find_inputs([str(path)], READING).spans, READING, task, 3), READING
+            )
         assert [text for chunk in chunks for text in parse(chunk, READING).documents] == expected
     assert not problems
 

@@ -24,11 +24,11 @@ from configs.errors import OptionError
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.text.documents import (
     Problem,
-    input_slice,
     location_of,
     parse,
     raw_chunks,
     read_documents,
+    slice_of,
 )
 from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.tokenization.training import train
@@ -142,7 +142,9 @@ def test_separator_line_endings_and_byte_order_mark(tmp_path: Path) -> None:
     path.write_text("one\n\nstill one\n###\ntwo\n###\n###\nthree ### no\n###")
     reading = ReadOptions(separator="###")
     assert list(read_documents([str(path)], reading)) == ["one\n\nstill one", "two", "three ### no"]
-    chunk = next(raw_chunks(input_slice([str(path)], reading, 0, 1), reading))
+    chunk = next(
+        raw_chunks(slice_of(find_inputs([str(path)], reading).spans, reading, 0, 1), reading)
+    )
     assert [location_of(one) for one in parse(chunk, reading).problems] == [f"{path}:7"]
 
 
@@ -256,7 +258,9 @@ def test_any_slicing_gives_the_same_documents(tmp_path_factory, texts, gaps, tas
             parts = [
                 document
                 for task in range(tasks)
-                for chunk in raw_chunks(input_slice(inputs, reading, task, tasks), reading)
+                for chunk in raw_chunks(
+                    slice_of(find_inputs(inputs, reading).spans, reading, task, tasks), reading
+                )
                 for document in parse(chunk, reading).documents
             ]
             assert parts == whole
@@ -273,7 +277,9 @@ def test_long_documents_and_lines_take_no_longer(tmp_path: Path) -> None:
         parts = [
             len(document)
             for task in range(3)
-            for chunk in raw_chunks(input_slice([str(tmp_path)], READING, task, 3), READING)
+            for chunk in raw_chunks(
+                slice_of(find_inputs([str(tmp_path)], READING).spans, READING, task, 3), READING
+            )
             for document in parse(chunk, READING).documents
         ]
     assert parts == [*(len(text.strip()) for text in texts), 3]
@@ -294,7 +300,7 @@ class CountedSize(int):
 def test_the_slices_of_many_files_cost_an_addition_each(tmp_path: Path, monkeypatch) -> None:
     (path := tmp_path / "a.txt").write_text("one\n\ntwo\n")
     monkeypatch.setattr("os.path.getsize", lambda path: CountedSize(9))
-    spans = input_slice([str(path)] * 200, READING, 1, 4)
+    spans = slice_of(find_inputs([str(path)] * 200, READING).spans, READING, 1, 4)
     assert (len(spans), CountedSize.additions < 400) == (50, True)
 
 
@@ -302,4 +308,8 @@ def test_slices_of_nothing_are_empty(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).touch()
     for task in range(3):
-        assert not list(raw_chunks(input_slice([str(tmp_path)], READING, task, 3), READING))
+        assert not list(
+            raw_chunks(
+                slice_of(find_inputs([str(tmp_path)], READING).spans, READING, task, 3), READING
+            )
+        )

@@ -24,7 +24,7 @@ from configs.errors import OptionError
 from data_pipeline import BuildOptions, DataError, build
 from data_pipeline.building.build import _Build
 from data_pipeline.building.merging import merge
-from data_pipeline.text.documents import Problem, input_slice, parse, raw_chunks, read_documents
+from data_pipeline.text.documents import Problem, parse, raw_chunks, read_documents, slice_of
 from data_pipeline.text.formats import ReadOptions, find_inputs
 from data_pipeline.tokenization.training import train
 from tests.data_pipeline.test_inputs import DOCUMENTS, READING
@@ -67,7 +67,9 @@ def test_tars_of_webdataset_are_read(
         parts = [
             text
             for task in range(2)
-            for chunk in raw_chunks(input_slice(inputs, reading, task, 2), reading)
+            for chunk in raw_chunks(
+                slice_of(find_inputs(inputs, reading).spans, reading, task, 2), reading
+            )
             for text in parse(chunk, reading).documents
         ]
         assert parts == DOCUMENTS

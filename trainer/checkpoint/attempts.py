@@ -208,9 +208,7 @@ class Attempt:
 
 def live_owner(run_folder: Path) -> Owner | None:
     """The live owner of a run; None if there is none. May take 30 s to find out."""
-    newest = max(_numbers(run_folder / _FOLDER), default=0)
-    record = Attempt(run_folder, newest).record
-    owner = Owner.of(record) if newest else None
+    _, record, owner = _newest(run_folder)
     return owner if owner and owner.is_alive(record) else None
 
 
@@ -222,8 +220,7 @@ def require_no_owner(run_folder: Path) -> None:
 
 def owner_has_ended(run_folder: Path) -> bool:
     """Whether the newest attempt's owner has ended normally, by its own record; answers at once."""
-    newest = max(_numbers(run_folder / _FOLDER), default=0)
-    owner = Owner.of(Attempt(run_folder, newest).record) if newest else None
+    _, _, owner = _newest(run_folder)
     return bool(owner and owner.ended)
 
 
@@ -261,9 +258,7 @@ def _claim(run_folder: Path, owner: Owner) -> int:
     folder = run_folder / _FOLDER
     folder.mkdir(exist_ok=True)
     while True:
-        newest = max(_numbers(folder), default=0)
-        before = Attempt(run_folder, newest).record
-        holder = Owner.of(before) if newest else None
+        newest, before, holder = _newest(run_folder)
         if holder and not owner.succeeds(holder) and holder.is_alive(before):
             raise _already_running(run_folder, holder)
         try:
@@ -272,6 +267,13 @@ def _claim(run_folder: Path, owner: Owner) -> int:
         except FileExistsError:
             continue
         return newest + 1
+
+
+def _newest(run_folder: Path) -> tuple[int, Path, Owner | None]:
+    """The newest attempt's number, its record and its owner; 0 and None before the first one."""
+    number = max(_numbers(run_folder / _FOLDER), default=0)
+    record = Attempt(run_folder, number).record
+    return number, record, Owner.of(record) if number else None
 
 
 def _record(attempt: Attempt, owner: Owner, checkpoints: list[int]) -> None:

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from configs.durable import fsync
 from configs.errors import ConfigError
 from configs.rules import COUNT, INDEX
 from configs.section import Section
@@ -180,8 +181,7 @@ def _write_all(file: FileIO, data: memoryview) -> int:
 def copy_durably(source: Path, target: Path) -> None:
     """Copy a file, and fsync the copy."""
     shutil.copyfile(source, target)
-    with open(target, "rb") as file:
-        os.fsync(file.fileno())
+    fsync(target)
 
 
 def write_json(folder: Path, path: str, content: Any) -> StoredFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ class CheckpointWriter:
         self._in_a_row = 0
         self._error: CheckpointError | None = None
         self._thread: threading.Thread | None = None
-        self._buffers: dict[str, HostBuffer] = {}
+        self._buffers: defaultdict[str, HostBuffer] = defaultdict(HostBuffer)
         self._gate = Gate()
         self._ranks = Ranks()
         pinned = frozenset(() if resumed_from is None else (resumed_from,))
@@ -168,9 +169,6 @@ class CheckpointWriter:
         assert self.last_published is not None, "a finished learner is in a checkpoint"
         return Carried.of(Checkpoint(self._store.folder, self.last_published), learners)
 
-    def _buffer(self, learner: str) -> HostBuffer:
-        return self._buffers.setdefault(learner, HostBuffer())
-
     def _write(self, save: Save, pending: dict[str, PendingSnapshot], then: Then) -> None:
         try:
             snapshots = self._ranks.agree(lambda: self._copy(pending))
@@ -188,7 +186,7 @@ class CheckpointWriter:
     def _copy(self, pending: dict[str, PendingSnapshot]) -> dict[str, Snapshot]:
         """Take each learner's tensors off the device, and let go of them there."""
         try:
-            return {name: pending.pop(name).copy(self._buffer(name)) for name in [*pending]}
+            return {name: pending.pop(name).copy(self._buffers[name]) for name in [*pending]}
         finally:
             self._gate.open()
 

@@ -31,7 +31,7 @@ from trainer.objectives.vocabulary import chunked_kl_divergence
 from trainer.replaced_tokens import replaced
 from trainer.scoring.columns import OF_AVERAGE, ON_TEST, Column
 from trainer.scoring.metric import Metric
-from trainer.scoring.scores import Metrics, columns_of, mean_column, predictions
+from trainer.scoring.scores import Metrics, columns_of, predictions
 from trainer.scoring.task_metrics import BranchMetric
 from trainer.teacher_outputs import OutputProjection, detach
 from trainer.watch.ranks import SendHeartbeat
@@ -239,7 +239,7 @@ class _Measurement:
 
     def _columns(self, metrics: Sequence[Metric[Any]]) -> dict[str, Column]:
         """The columns of these metrics, by name; of several tasks, their mean first."""
-        return {**mean_column(metrics, self.saved.job.data.tasks), **columns_of(metrics)}
+        return columns_of(metrics, self.saved.job.data.tasks)
 
     def _metrics(self, name: str) -> Metrics:
         return self.saved.job.metrics_of(self.saved.config(name))

@@ -167,7 +167,7 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
     ticks = elements.nice_ticks(y.end, y.start)
     curves = [
         f'<path style="--c:var(--c{line.colour})" '
-        f'd="{curve(x.many(axis.of_steps(line.steps)), y.many(line.values))}"/>'
+        f'd="{curve(x(axis.of_steps(line.steps)), y(line.values))}"/>'
         for line in series
     ]
     rules = [_rule(y(tick), "grid") for tick in ticks]

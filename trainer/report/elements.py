@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,7 @@ def document(title: str, body: str, *, head: str = "", style: str = "", script: 
 
 
 Floats = NDArray[np.float64]
+Numbers = TypeVar("Numbers", float, Floats)
 
 MOST_POINTS = 400  # a curve on a wide screen cannot show more
 
@@ -136,13 +137,9 @@ class Scale:
     start: float
     end: float
 
-    def __call__(self, value: float) -> float:
-        """The place of one number."""
+    def __call__(self, value: Numbers) -> Numbers:
+        """The place of a number, or those of an array's."""
         return (value - self.start) / (self.end - self.start)
-
-    def many(self, values: Floats) -> Floats:
-        """The places of an array's numbers."""
-        return (values - self.start) / (self.end - self.start)
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:

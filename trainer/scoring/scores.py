@@ -173,14 +173,15 @@ def metrics_of(
     return tuple(metric for head in [*heads, *model.task_heads] for metric in known.get(head, ()))
 
 
-def columns_of(metrics: Iterable[Metric[Any]]) -> dict[str, Column]:
-    """The scores that these metrics report, by name.
+def columns_of(metrics: Collection[Metric[Any]], tasks: Collection[str] = ()) -> dict[str, Column]:
+    """The scores that these metrics report, by name; the mean of `tasks` first, if they have one.
 
     Of several tasks, a heading begins with the head's name, as in "sst2 accuracy".
     """
+    mean = {TASK_MEAN.name: TASK_MEAN} if _primary_columns(metrics, tasks) else {}
     listed = [(metric.head, column) for metric in metrics for column in metric.columns]
     of_tasks = {head for head, column in listed if column.name.startswith(f"{head}_")}
-    return {
+    return mean | {
         column.name: dataclasses.replace(column, heading=f"{head} {column.heading}")
         if len(of_tasks) > 1 and head in of_tasks and column.heading != head
         else column
@@ -231,11 +232,6 @@ def _logits(vocabulary_input: Tensor, projection: OutputProjection) -> Iterator[
     """Float32 logits [chunk, V] of successive positions."""
     for inputs in vocabulary_input.split(CHUNK):
         yield vocabulary_logits(inputs, projection.weight, projection.bias).float()
-
-
-def mean_column(metrics: Iterable[Metric[Any]], tasks: Collection[str]) -> dict[str, Column]:
-    """`TASK_MEAN` by its name, if these heads have one."""
-    return {TASK_MEAN.name: TASK_MEAN} if _primary_columns(metrics, tasks) else {}
 
 
 def task_mean(
