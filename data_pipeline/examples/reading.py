@@ -24,7 +24,7 @@ from data_pipeline.examples.storing import columns_file, ends_file, target_file
 from data_pipeline.hashing import ExampleDraw, permutation, scalar_key
 from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes
-from data_pipeline.reading.batches import MASKED, Batch, Target
+from data_pipeline.reading.batches import MASKED, Batch, Target, filled
 from data_pipeline.reading.corpus import Corpus, CorpusSplit
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import offsets
@@ -272,7 +272,7 @@ class ExampleSplit:
             target = Target(values[[row.number for row in rows]].astype(dtype))
             return target.without(np.array([not row.readable for row in rows]))
         if self.layout.targets[name] == SEVERAL:
-            return Target(_filled([self._several(name, row) for row in rows]))
+            return Target(filled([self._several(name, row) for row in rows], NO_LABEL))
         assert self.layout.targets[name] == TOKENS
         return sheet.token_target(rows, values)
 
@@ -378,11 +378,3 @@ def layout_of(corpus: Corpus, split: str) -> Layout:
     if split not in layouts:
         raise DataError(f"{corpus.name}: has no examples in {split}")
     return Layout.from_json(layouts[split])
-
-
-def _filled(values: list[NDArray[Any]]) -> NDArray[np.int64]:
-    """Rows of different lengths as [R, M], with -100 behind the shorter ones."""
-    filled = np.full((len(values), max([1, *map(len, values)])), NO_LABEL, np.int64)
-    for row, numbers in zip(filled, values, strict=True):
-        row[: len(numbers)] = numbers
-    return filled

@@ -22,6 +22,16 @@ def shared_view(first: str, second: str) -> str:
     return " and ".join(sorted((first, second)))
 
 
+def filled(
+    rows: Sequence[NDArray[Any] | Sequence[int]], fill: int = 0, least: int = 1
+) -> NDArray[np.int64]:
+    """Rows of several lengths as one array, of at least this width."""
+    array = np.full((len(rows), max([least, *map(len, rows)])), fill, np.int64)
+    for values, row in zip(rows, array, strict=True):
+        row[: len(values)] = values
+    return array
+
+
 @dataclass(frozen=True)
 class Target:
     """The labels of R examples; -100 where there is none, or NaN where labels are real numbers.
@@ -36,13 +46,8 @@ class Target:
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[NDArray[np.integer], NDArray[np.int64]]]) -> Target:
         """The target made of each row's token labels and their columns."""
-        slots = max([1, *(len(labels) for labels, _ in rows)])
-        labels = np.full((len(rows), slots), NO_LABEL, np.int64)
-        positions = np.zeros_like(labels)
-        for number, (row_labels, columns) in enumerate(rows):
-            labels[number, : len(row_labels)] = row_labels
-            positions[number, : len(row_labels)] = columns
-        return cls(labels, positions)
+        labels = filled([row_labels for row_labels, _ in rows], NO_LABEL)
+        return cls(labels, filled([columns for _, columns in rows]))
 
     def take(self, rows: slice | NDArray[np.int64]) -> Target:
         """The labels of the given rows."""

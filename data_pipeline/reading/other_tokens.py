@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from data_pipeline.hashing import MaskDraw, array_keys, random_uint32
 from data_pipeline.masking.masker import NO_LABEL
-from data_pipeline.reading.batches import DEFAULT_VIEW, MASKED, Batch, Runs, Target, shared_view
+from data_pipeline.reading.batches import (
+    DEFAULT_VIEW,
+    MASKED,
+    Batch,
+    Runs,
+    Target,
+    filled,
+    shared_view,
+)
 from data_pipeline.shards.blocks import Block, offsets
 from data_pipeline.tokenization.tokenizer import Vocabulary
 
@@ -169,14 +177,14 @@ def with_view(
     ]
     pad, packed = view.vocabulary.pad, batch.document_ids is not None
     target = Target(
-        _padded([row.labels for row in read], NO_LABEL), _padded([row.positions for row in read])
+        filled([row.labels for row in read], NO_LABEL), filled([row.positions for row in read])
     )
     theirs = replace(
         batch,
-        input_ids=_padded([row.ids for row in read], pad),
-        segment_ids=_padded([row.segments for row in rows]),
-        attention_mask=_padded([np.ones_like(row.ids) for row in rows]),
-        document_ids=_padded([row.documents for row in rows]) if packed else None,
+        input_ids=filled([row.ids for row in read], pad),
+        segment_ids=filled([row.segments for row in rows]),
+        attention_mask=filled([np.ones_like(row.ids) for row in rows]),
+        document_ids=filled([row.documents for row in rows]) if packed else None,
         targets={**batch.targets, MASKED: target},
         readable=None,
         is_trimmed=True,
@@ -191,12 +199,12 @@ def _shared(
     theirs: Batch, rows: Sequence[OtherRow], read: Sequence[_Corrupted], name: str
 ) -> Batch:
     """The aligned spans of a batch as its positions."""
-    spans, *slots = (_padded([row.compared[part] for row in read]) for part in range(3))
-    labels = _padded([row.labels[row.compared[2]] for row in read], NO_LABEL, least=spans.shape[1])
-    zeros = _padded([0 * row.ours[0] for row in rows])
+    spans, *slots = (filled([row.compared[part] for row in read]) for part in range(3))
+    labels = filled([row.labels[row.compared[2]] for row in read], NO_LABEL, least=spans.shape[1])
+    zeros = filled([0 * row.ours[0] for row in rows])
     documents = [row.documents[row.theirs[0]] for row in rows]
     runs = {
-        view: Runs(_padded([side[0] for side in sides]), _padded([side[1] for side in sides]), slot)
+        view: Runs(filled([side[0] for side in sides]), filled([side[1] for side in sides]), slot)
         for view, sides, slot in (
             (DEFAULT_VIEW, [row.ours for row in rows], slots[0]),
             (name, [row.theirs for row in rows], slots[1]),
@@ -206,8 +214,8 @@ def _shared(
         theirs,
         input_ids=zeros,
         segment_ids=zeros,
-        attention_mask=_padded([np.ones_like(row.ours[0]) for row in rows]),
-        document_ids=None if theirs.document_ids is None else _padded(documents),
+        attention_mask=filled([np.ones_like(row.ours[0]) for row in rows]),
+        document_ids=None if theirs.document_ids is None else filled(documents),
         targets={**theirs.targets, MASKED: Target(labels, spans)},
         runs=runs,
     )
@@ -240,12 +248,3 @@ def _corrupted(
     ids[places] = np.choose(kind, [labels, vocabulary.mask, random_ids])
     alone = (counts == 1) & (row.ours[1][chosen] == 1)
     return _Corrupted(ids, places, labels, np.stack([chosen, slots, before])[:, alone])
-
-
-def _padded(rows: Sequence[NDArray[np.int64]], fill: int = 0, least: int = 1) -> NDArray[np.int64]:
-    """Rows of several lengths as one array, of at least this width."""
-    width = max([least, *map(len, rows)])
-    padded = np.full((len(rows), width), fill, np.int64)
-    for values, row in zip(rows, padded, strict=True):
-        row[: len(values)] = values
-    return padded

@@ -23,6 +23,7 @@ from data_pipeline.augmentation.replacement import (
     replaceable,
 )
 from data_pipeline.augmentation.word_vectors import WordVectors
+from data_pipeline.reading.batches import filled
 from data_pipeline.task_files.contents import read_lines
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from model import Model, ModelError, encoder_from_pretrained
@@ -98,10 +99,9 @@ class MaskedWords:
     def _most_probable(self, queries: Sequence[_Query]) -> list[list[int]]:
         device = next(self.model.parameters()).device
         lengths = torch.tensor([len(query.ids) for query in queries])
-        ids = torch.full((len(queries), int(lengths.max())), self.vocabulary.pad)
+        ids = torch.from_numpy(filled([query.ids for query in queries], self.vocabulary.pad))
         segments = torch.zeros_like(ids)
         for row, query in enumerate(queries):
-            ids[row, : len(query.ids)] = torch.tensor(query.ids)
             segments[row, query.first : len(query.ids)] = 1
         rows = torch.arange(len(queries)) * ids.shape[1]
         positions = rows + torch.tensor([query.position for query in queries])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from data_pipeline.errors import DataError
+from data_pipeline.reading.batches import filled
 from data_pipeline.task_files.contents import Dropped
 from data_pipeline.task_files.tables import read_table
 from data_pipeline.text.text_files import files_in, suffix_of
@@ -252,8 +253,5 @@ def _padded(
     vocabulary: Vocabulary, sentences: Sequence[Sequence[int]]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The sentences between special tokens, int64 [rows, L], and the length of each."""
-    lengths = np.array([len(sentence) + 2 for sentence in sentences])
-    ids = np.full((len(sentences), lengths.max()), vocabulary.pad, np.int64)
-    for row, sentence in enumerate(sentences):
-        ids[row, : lengths[row]] = [vocabulary.cls, *sentence, vocabulary.sep]
-    return ids, lengths
+    rows = [[vocabulary.cls, *sentence, vocabulary.sep] for sentence in sentences]
+    return filled(rows, vocabulary.pad), np.array([len(row) for row in rows])

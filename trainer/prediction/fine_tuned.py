@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_pipeline import TextEncoder, Vocabulary
+from data_pipeline.reading.batches import filled
 from data_pipeline.task_files.contents import source_name
 from data_pipeline.text.text_files import awaits_writer
 from model import Capture, Model, ModelError, Padded, TaskHeadConfig, Transitions, from_pretrained
@@ -147,10 +148,9 @@ def _inputs(
 ) -> tuple[Tensor, Tensor, Padded | None]:
     """Token ids [B, L], segment ids [B, L], and the padding where lengths differ."""
     lengths = np.array([len(sequence) for sequence, _ in sequences])
-    ids = np.full((len(sequences), lengths.max()), vocabulary.pad, np.int64)
+    ids = filled([sequence for sequence, _ in sequences], vocabulary.pad)
     second = np.zeros_like(ids)  # 1 in the second segment
-    for row, (sequence, columns) in enumerate(sequences):
-        ids[row, : lengths[row]] = sequence
+    for row, (_, columns) in enumerate(sequences):
         for column in columns[1:]:
             second[row, column : lengths[row]] = 1
     device = next(model.parameters()).device

@@ -15,6 +15,7 @@ from torch import Tensor
 from configs.errors import OptionError
 from data_pipeline import MASKED, EmptyText, TextEncoder
 from data_pipeline.examples.example import Windows
+from data_pipeline.reading.batches import filled
 from data_pipeline.task_files.conll import TaggedSentence, read_tagged_records, read_untagged
 from data_pipeline.task_files.parallel import SOURCE, read_sources
 from data_pipeline.task_files.questions import SpanQuestion, read_squad
@@ -206,10 +207,8 @@ def _searched(
     translations: list[list[int]] = [[]] * len(sources)
     lengths = [len(source) + 2 for source in sources]
     for rows in rows_by_length(lengths, max(1, fine_tuned.tokens_per_pass(device) // task.beams)):
-        ids = torch.full((len(rows), lengths[rows[0]]), vocabulary.pad)
-        for place, row in enumerate(rows):
-            source = [vocabulary.cls, *sources[row], vocabulary.sep]
-            ids[place, : len(source)] = torch.tensor(source)
+        read = [[vocabulary.cls, *sources[row], vocabulary.sep] for row in rows]
+        ids = torch.from_numpy(filled(read, vocabulary.pad))
         sizes = torch.tensor([lengths[row] for row in rows], device=device)
         texts = task.search.run(model, vocabulary, ids.to(device), sizes)
         for row, translation in zip(rows, texts, strict=True):
