@@ -30,9 +30,7 @@ from data_pipeline.errors import DataError, as_data_errors
 from data_pipeline.tokenization import vocabularies
 from data_pipeline.tokenization.vocabularies import (
     CONFIG_FILE,
-    ROLES,
     Roles,
-    Settings,
     read_settings,
     with_settings,
 )
@@ -212,7 +210,7 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
     if (path / "tokenizer.json").is_file():
         tokenizer = _read_json(path / "tokenizer.json")
         tokenizer = with_settings(tokenizer, settings, path / "tokenizer.json")
-        roles = _roles(settings, tokenizer)
+        roles = vocabularies.roles_in(tokenizer, settings)
         if {"cls", "sep"} <= roles.keys() and not tokenizer.num_special_tokens_to_add(False):
             tokenizer = vocabularies.framed(tokenizer, roles, settings)  # as it is read here
         return tokenizer, roles
@@ -287,14 +285,3 @@ def _require_distinct(roles: Roles, tokenizer: tokenizers.Tokenizer, path: Path)
             raise DataError(f"{path}: {token} is both the {seen[number]} and the {role} token")
         if number is not None:
             seen[number] = role
-
-
-def _roles(settings: Settings, tokenizer: tokenizers.Tokenizer) -> Roles:
-    """The token of each role that the vocabulary has: the one named, or one with a usual name."""
-    roles = {}
-    for role in ROLES:
-        names = vocabularies.names_of(role, settings)
-        known = [name for name in names if tokenizer.token_to_id(name) is not None]
-        if known:
-            roles[role] = known[0]
-    return roles

@@ -348,18 +348,27 @@ def complete(
     tokenizer: tokenizers.Tokenizer, settings: Settings
 ) -> tuple[tokenizers.Tokenizer, Roles]:
     """Find or add the special tokens, and set the post-processor that inserts [CLS] and [SEP]."""
-    roles: Roles = {}
-    for role in ROLES:
-        names = names_of(role, settings)
-        present = [name for name in names if tokenizer.token_to_id(name) is not None]
-        if present:
-            roles[role] = present[0]
-        elif role != "unk":  # a byte-level vocabulary needs no unknown token
-            roles[role] = names[0]
+    present = roles_in(tokenizer, settings)
+    roles = {
+        role: present.get(role, names_of(role, settings)[0])
+        for role in ROLES
+        if role in present or role != "unk"  # a byte-level vocabulary needs no unknown token
+    }
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     missing = [token for token in roles.values() if token not in known]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in missing])
     return framed(tokenizer, roles, settings), roles
+
+
+def roles_in(tokenizer: tokenizers.Tokenizer, settings: Settings) -> Roles:
+    """The token of each role that the vocabulary has: the one named, or one with a usual name."""
+    roles = {}
+    for role in ROLES:
+        names = names_of(role, settings)
+        known = [name for name in names if tokenizer.token_to_id(name) is not None]
+        if known:
+            roles[role] = known[0]
+    return roles
 
 
 def framed(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from configs.errors import OptionError
 from data_pipeline import MASKED, Batch, DataError, ExampleSplit, MaskingConfig, Target, Vocabulary
 from data_pipeline.masking.masker import Masker
+from data_pipeline.reading.batches import filled
 from data_pipeline.task_files.contents import source_name
 from data_pipeline.text.documents import Problem, location_of, read_documents
 from data_pipeline.tokenization.tokenizer import load
@@ -186,11 +187,9 @@ def _text_batch(
     pieces = list(islice(_pieces(tokenizer, path, length - 2), limit))
     if not pieces:
         raise DataError(f"{source_name(path)}: holds no text")
-    ids = np.full((len(pieces), length), vocabulary.pad, np.int64)
-    mask = np.zeros_like(ids)
-    for row, piece in enumerate(pieces):
-        ids[row, : len(piece) + 2] = [vocabulary.cls, *piece, vocabulary.sep]
-        mask[row, : len(piece) + 2] = 1
+    rows = [[vocabulary.cls, *piece, vocabulary.sep] for piece in pieces]
+    ids = filled(rows, vocabulary.pad, length)
+    mask = filled([[1] * len(row) for row in rows], least=length)
     numbers = np.arange(len(pieces))
     return Batch(ids, np.zeros_like(ids), mask, {}, numbers, np.zeros_like(numbers))
 
