@@ -191,7 +191,8 @@ class TeacherPass:
         heads = teacher.model.config.task_heads
         demand = Demand.of(teacher.name, heads, consumers, targets, discriminators)
         runs = teacher.config.stored is None
-        projection = teacher.output_projection() if runs and demand.reads_logits else None
+        is_projected = runs and (demand.own_logits or demand.mean_logits)
+        projection = teacher.output_projection() if is_projected else None
         return cls(teacher, demand, projection, peers)
 
     def teach(

@@ -158,7 +158,7 @@ def _teach(
 ) -> tuple[TeacherOutputs, int]:
     """Run a teacher; returns its outputs, and the elements of a projection that students read."""
     module, config = modules[name], learners[name]
-    projection = _projection(module) if demand.reads_logits else None
+    projection = _projection(module) if demand.own_logits or demand.mean_logits else None
     with run.mode:  # what the teacher reads of students is for its own sake
         peers = _peers(module, modules, learners, batch)
     captures = [demand.capture, always_captured(name, config)]

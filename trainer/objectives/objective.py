@@ -279,11 +279,6 @@ class Demand:
     own_logits: int
     mean_logits: int
 
-    @property
-    def reads_logits(self) -> bool:
-        """Whether any term needs its vocabulary projection."""
-        return self.own_logits + self.mean_logits > 0
-
     @classmethod
     def of(
         cls,
