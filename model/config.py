@@ -319,8 +319,8 @@ class EncoderConfig(ModelConfig):
         """A reason, unless every layer gets a place in which it has the same weights."""
         if self.groups > 1:
             return "is for models without groups of shared layers"
-        is_unlike = self.lacks_first_norm and self.layers > 1
-        if is_unlike and [place for place, layer in enumerate(layers) if layer == 0] != [0]:
+        firsts = [place for place, layer in enumerate(layers) if layer == 0]
+        if self.lacks_first_norm and firsts != [0]:
             return (
                 f"must begin with layer 0 and have it once, not {[*layers]}: it alone has no norm "
                 "before its attention"

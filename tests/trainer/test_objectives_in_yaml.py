@@ -113,6 +113,15 @@ def test_a_copy_of_a_growing_teacher_is_judged_by_its_layers_when_it_starts(star
         configs.load("demo", JobConfig, "job", growing)
 
 
+def test_a_teacher_that_has_one_layer_when_a_student_starts_gives_it_once():
+    growing = [
+        "teacher.stacking.steps=[3, 10]",
+        "students.distilbert.start={step: 2, teacher: null}",
+    ]
+    with pytest.raises(configs.ConfigError, match=r"have it once, not \[0, 0\]"):
+        configs.load("demo", JobConfig, "job", growing)
+
+
 def test_layers_that_share_weights_in_groups_are_not_copied():
     grouped = "{base: demo_teacher, layers: %d, sharing: all, groups: 2, norm_placement: post}"
     refused = [
