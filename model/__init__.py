@@ -65,7 +65,7 @@ from model.task_head_config import (
     TaskHeadConfig,
 )
 
-# Before anybody imports DeepSpeed, as `transformers` does: it would print that it had to guess.
+# DeepSpeed, which `transformers` imports too, would print that it had to guess.
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 __all__ = [

@@ -12,9 +12,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
+
+import model  # noqa: F401 - before DeepSpeed, which would print that it had to guess the device
+
+# isort: split
+import deepspeed
 from deepspeed.runtime.engine import DeepSpeedEngine as DeepSpeedEngine  # others read it here
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from deepspeed.utils import logger as deepspeed_logger
