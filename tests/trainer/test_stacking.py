@@ -148,7 +148,7 @@ def reads(layer):
     ("overrides", "depth", "refusal"),
     [
         ([EXITS % 3], 2, r"early_exits\.layers: must be below 2, .*"),
-        ([EXITS % 1], 1, r"early_exits\.layers: must be below 1, .*"),
+        ([EXITS % 1, "students=null"], 1, r"early_exits\.layers: must be below 1, .*"),
         (BRANCHES, 1, "branches: needs a model of two layers or more"),
         (reads(3), 2, "single_sentence: layers: there is no hidden state 3 of 2 layers"),
         (reads(-3), 1, "single_sentence: layers: there is no hidden state -3 of 1 layers"),
