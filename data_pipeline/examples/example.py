@@ -137,12 +137,11 @@ class TextEncoder:
 def _cut(sizes: Sequence[int], room: int) -> list[int]:
     """Sizes with a sum of at most `room`: the longest are cut to one length, or nearly.
 
-    What cannot be shared evenly goes to the first of two texts (BERT's run_classifier.py and
-    `transformers`), and to the last of three (the baseline of DREAM's authors).
+    What cannot be shared evenly goes to the longest, and among equal texts to the last of them
+    (the library `tokenizers`, and the baseline of DREAM's authors).
     """
     left, fitting = room, [*sizes]
-    ties = -1 if len(sizes) == 2 else 1
-    order = sorted(range(len(sizes)), key=lambda number: (sizes[number], ties * number))
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
     for rank, number in enumerate(order):
         fitting[number] = min(sizes[number], left // (len(sizes) - rank))
         left -= fitting[number]
