@@ -142,10 +142,13 @@ def install(path: Path, out: Path) -> list[str]:
     """Write the tokenizer at `path` to the folder `out`, in Hugging Face format.
 
     A folder in that format is copied, unless its config overrides its ``tokenizer.json``: some
-    readers ignore such an override. Returns the names of the files written.
+    readers ignore such an override. Also where its config names no class: `transformers` would read
+    it as the tokenizer of the model that is exported beside it. Returns the names of the files
+    written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    if (path / CONFIG_FILE).is_file() and _config_changes_nothing(path / "tokenizer.json"):
+    names_class = path.is_dir() and "tokenizer_class" in read_settings(path)
+    if names_class and _config_changes_nothing(path / "tokenizer.json"):
         names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
         for name in names:
             shutil.copyfile(path / name, out / name)

@@ -326,6 +326,23 @@ def test_a_tokenizer_that_adds_no_special_tokens_adds_those_that_training_reads(
         assert read == vocabulary.with_special(ids)[0].tolist()
 
 
+@pytest.mark.parametrize("student", ["roberta", "albert", "bert", "modernbert"])
+@pytest.mark.parametrize("config", [{}, {"model_max_length": 512}, {"do_lower_case": False}])
+def test_a_tokenizer_that_names_no_class_is_not_read_as_that_of_the_exported_model(
+    tmp_path: Path, text_file: Path, student: str, config: dict
+) -> None:
+    train([str(text_file)], "wordpiece", 300, str(source := tmp_path / "source"), cased=True)
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    (source / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    install(source, out := tmp_path / "out")
+    (out / "config.json").write_text(json.dumps({"model_type": student}))
+    ours = load(source)[0]
+    theirs = AutoTokenizer.from_pretrained(out)
+    right = [ours.encode(text).ids for text in TEXTS]
+    assert [theirs(text).input_ids for text in TEXTS] == right
+    assert theirs.pad_token == "[PAD]"
+
+
 def test_an_added_word_begins_a_word(tmp_path, vocabularies) -> None:
     FOLDERS["roberta, special_tokens_map and added tokens"](vocabularies, tmp_path / "folder")
     tokenizer, vocabulary = load(tmp_path / "folder")
