@@ -214,7 +214,7 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
         tokenizer = _read_json(path / "tokenizer.json")
         tokenizer = with_settings(tokenizer, settings, path / "tokenizer.json")
         roles = vocabularies.roles_in(tokenizer, settings)
-        if {"cls", "sep"} <= roles.keys() and not tokenizer.num_special_tokens_to_add(False):
+        if {"cls", "sep"} <= roles.keys() and not _is_framed(tokenizer, roles):
             tokenizer = vocabularies.framed(tokenizer, roles, settings)  # as it is read here
         return tokenizer, roles
     if (path / "vocab.txt").is_file():
@@ -226,6 +226,15 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
     if model:
         return vocabularies.from_sentencepiece(model, settings)
     raise DataError(f"{path}: holds no tokenizer; train one with `tandem tokenizer train`")
+
+
+def _is_framed(tokenizer: tokenizers.Tokenizer, roles: Roles) -> bool:
+    """Whether the tokenizer puts [CLS] before a text, and [SEP] behind it."""
+    cls, sep = (tokenizer.token_to_id(roles[role]) for role in ("cls", "sep"))
+    framed, bare = (tokenizer.encode("a", add_special_tokens=given) for given in (True, False))
+    padded = zip(framed.ids, framed.attention_mask, strict=True)  # some pad every text
+    text = [number for number, real in zip(bare.ids, bare.attention_mask, strict=True) if real]
+    return [number for number, real in padded if real] == [cls, *text, sep]
 
 
 def _read_json(path: Path) -> tokenizers.Tokenizer:
