@@ -6,6 +6,8 @@ from typing import Any
 from model.config import EncoderConfig
 from model.hugging_face import family
 from model.hugging_face.family import ATTENTION, BOTH_GATES, STACK, Family, Rules, refuse, require
+from model.hugging_face.task_heads import linear
+from model.task_head_config import TAGGING
 
 _KEYS: family.Keys = {
     "vocab_size": ("vocab_size", 128256),
@@ -82,4 +84,5 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-EUROBERT = Family("eurobert", _read, _write, _rules, {}, family.join_gates, family.split_gates)
+_HEADS = {TAGGING: linear("classifier")}
+EUROBERT = Family("eurobert", _read, _write, _rules, _HEADS, family.join_gates, family.split_gates)

@@ -1,6 +1,7 @@
 """Task heads in the form of `transformers`: its classes, their tensors, and their labels."""
 
 import dataclasses
+import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ ENDINGS = {
     DETECTION: "ForPreTraining",
 }
 _POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
-_DEFAULT_LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # of which config.json says nothing
+_log = logging.getLogger(__name__)
 VECTOR_KEY = (
     "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
 )
@@ -84,7 +85,8 @@ def read_task_heads(
     """The head of a fine-tuned model: of the kind that `architectures` says, if it has weights.
 
     `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``. A vector
-    head has no weights, and is written under a key of its own.
+    head has no weights, and is written under a key of its own. A head without a form is left out,
+    and named in a warning.
     """
     if VECTOR_KEY in theirs:
         name = _head_name(theirs, VECTOR)
@@ -92,9 +94,11 @@ def read_task_heads(
     kind = DETECTION if DETECTOR.weight in names else _kind(theirs)
     form = forms.get(kind)
     if form is None or form.weight not in names:
+        if kind not in ("", DETECTION):
+            what = theirs["architectures"][0]
+            _log.warning("%s: its head has no counterpart here; the encoder alone is read", what)
         return {}
-    by_number = theirs.get("id2label", _DEFAULT_LABELS)
-    labels = {int(number): str(label) for number, label in by_number.items()}
+    labels = _labels(theirs)
     ordered = [labels[number] for number in sorted(labels)] if kind in LABELLED else []
     pooling = form.pooling
     if form.chooses_pooling:
@@ -112,13 +116,23 @@ def _head_name(theirs: Mapping[str, Any], kind: str) -> str:
     return next((name for name in names if may_name_a_head(name)), kind)
 
 
+def _labels(theirs: Mapping[str, Any]) -> dict[int, str]:
+    """The labels by number. Of those without names a config.json may tell how many there are."""
+    by_number = theirs.get("id2label") or _unnamed(theirs.get("num_labels", 2))
+    return {int(number): str(label) for number, label in by_number.items()}
+
+
+def _unnamed(count: int) -> dict[int, str]:
+    return {number: f"LABEL_{number}" for number in range(count)}
+
+
 def _kind(theirs: Mapping[str, Any]) -> str:
     classes = theirs.get("architectures") or [""]
     kinds = [kind for kind, ending in ENDINGS.items() if str(classes[0]).endswith(ending)]
     if REGRESSION in kinds:
         if theirs.get("problem_type") == PROBLEMS[MULTI_LABEL]:
             return MULTI_LABEL
-        is_single = len(theirs.get("id2label", _DEFAULT_LABELS)) == 1
+        is_single = len(_labels(theirs)) == 1
         is_number = is_single or theirs.get("problem_type") == PROBLEMS[REGRESSION]
         return REGRESSION if is_number else CLASSIFICATION
     return kinds[0] if kinds else ""
@@ -135,7 +149,7 @@ def write_vector_head(name: str, head: TaskHeadConfig) -> dict[str, Any] | None:
 def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str, Any]:
     """The reverse of `read_task_heads`: keys of config.json."""
     count = 1 if head.kind in (REGRESSION, CHOICE) else 2
-    labels = head.labels or list(_DEFAULT_LABELS.values())[:count]
+    labels = head.labels or list(_unnamed(count).values())
     theirs = {ours: name for name, ours in _POOLINGS.items()}
     return {
         "finetuning_task": name,

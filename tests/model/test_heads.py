@@ -45,6 +45,9 @@ FAMILIES = {
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
         "sep_token_id": 2, "local_attention": 4,
     },
+    "EuroBert": SIZES | {
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 4,
+    },
 }  # fmt: skip
 OURS = EncoderConfig(
     vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24, max_positions=16, mlm_head=False
@@ -94,6 +97,7 @@ def compare(got: Tensor, expected: Tensor) -> None:
         for family in FAMILIES
         for kind in FINE_TUNED
         if hasattr(transformers, family + ENDINGS[kind])
+        and (family != "EuroBert" or kind == "tagging")
     ],
 )
 def test_a_head_goes_to_transformers_and_back(tmp_path: Path, family: str, kind: str) -> None:
@@ -324,6 +328,28 @@ def test_a_head_that_cannot_be_is_refused(head: dict[str, Any], message: str) ->
 def test_a_head_needs_a_name_of_its_own(name: str) -> None:
     with pytest.raises(ValueError, match="that name is taken, or not of letters"):
         with_task_head(OURS, name, TaskHeadConfig("span"))
+
+
+def test_a_head_that_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path, caplog) -> None:
+    theirs = transformers.EuroBertForSequenceClassification(their_config("EuroBert", "regression"))
+    theirs.save_pretrained(tmp_path)
+    assert model.from_pretrained(tmp_path).config.task_heads == {}
+    assert caplog.messages == [
+        "EuroBertForSequenceClassification: its head has no counterpart here; "
+        "the encoder alone is read"
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_labels_that_are_only_counted_are_read(tmp_path: Path, count: int) -> None:
+    config = BertConfig(**FAMILIES["Bert"], num_labels=count)
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text()) | {"num_labels": count}
+    kept = {key: value for key, value in written.items() if key not in ("id2label", "label2id")}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    (output,) = model.from_pretrained(tmp_path)(IDS, None, MASK).heads.values()
+    compare(output, theirs(IDS, attention_mask=MASK).logits)
 
 
 def test_labels_that_transformers_leaves_to_its_default_are_read(tmp_path: Path) -> None:
