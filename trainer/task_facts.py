@@ -16,16 +16,18 @@ from configs.strict_json import from_json, read_json
 from configs.typed import nearest_of_all
 from data_pipeline import DataError, TextEncoder
 from data_pipeline.tokenization.tokenizer import Vocabulary
-from model import ModelConfig, ModelError
+from model import ModelConfig, ModelError, longest_text
 from trainer.objectives.task import TaskConfig
 
 
 def open_encoder(folder: Path, config: ModelConfig, sequence_length: int) -> TextEncoder:
     """The encoder of texts for the model in `folder`, into at most `sequence_length` tokens.
 
-    Fewer where the model cannot read as many. Raises DataError without its tokenizer.
+    Fewer where the model does not read as many (`longest_text`). Raises DataError without its
+    tokenizer.
     """
-    encoder = TextEncoder(folder, min(sequence_length, config.longest_sequence or sequence_length))
+    longest = longest_text(folder, config) or sequence_length
+    encoder = TextEncoder(folder, min(sequence_length, longest))
     require_own_tokenizer(folder, encoder.vocabulary, config)
     return encoder
 

@@ -35,6 +35,7 @@ from model.protocol import Model
 
 MODULES = "modules.json"
 POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
+_VECTOR_LENGTH = "sentence_bert_config.json"
 _POOLING, _NORMALIZE = "Pooling", "Normalize"
 _KNOWN = ("Transformer", _POOLING, _NORMALIZE)
 _OLDER = {"cls_token": "cls", "mean_tokens": "mean"}  # keys of `pooling_mode_...`, true or false
@@ -63,6 +64,17 @@ def read_vector(folder: Path) -> dict[str, Any] | None:
     if mode not in POOLINGS:
         raise ModelError(f"{file.relative_to(folder)}: pools by {mode}; cls and mean are read here")
     return {"pooling": POOLINGS[mode], "normalise": _NORMALIZE in modules}
+
+
+def longest_text(folder: Path, config: ModelConfig) -> int | None:
+    """The tokens of a text that the model in `folder` reads; None: any number.
+
+    At most those that `sentence-transformers` reads, where the folder names a number.
+    """
+    path = folder / _VECTOR_LENGTH
+    named = files.read_json(path).get("max_seq_length") if path.is_file() else None
+    limits = (named, config.longest_sequence)
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
 def _mode(pooling: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -236,6 +237,20 @@ def test_a_folder_without_tokenizer_or_model_is_named(bert, tmp_path) -> None:
     tree["model"]["vocab"]["zebra"] = len(PIECES) + 5
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
     assert "its tokenizer has more tokens than its model" in embed(tmp_path, "zebra").stderr
+
+
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(bert, tmp_path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    shutil.copytree(bert, folder := tmp_path / "cut")
+    SentenceTransformer(str(folder), device="cpu").save(str(folder))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    (texts := tmp_path / "a.txt").write_text(f"{LOAN}\nno\n")
+    done = embed(folder, texts, "--pooling", "mean")
+    ours = [json.loads(line)["vector"] for line in done.stdout.splitlines()]
+    theirs = SentenceTransformer(str(folder), device="cpu").encode([LOAN, "no"])
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert "and the model reads 9; shorten it" in embed(folder, LOAN).stderr
 
 
 def vectors_alone(folder: Path, texts: list[str], pooling: str) -> list[np.ndarray]:

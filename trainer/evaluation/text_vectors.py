@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline import DataError
 from data_pipeline.augmentation.word_vectors import read_entries
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
-from model import Model, ModelConfig, encoder_from_pretrained
+from model import Model, ModelConfig, encoder_from_pretrained, longest_text
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class TextEncoder:
         return TextVectors(text, ids.shape[1], vectors, words)
 
     def _require_readable(self, ids: torch.Tensor, number: int) -> None:
-        length, longest = ids.shape[1], self.model.config.longest_sequence
+        length, longest = ids.shape[1], longest_text(self.folder, self.model.config)
         if length == 2:
             raise DataError(f"text {number + 1}: is empty")
         if longest is not None and length > longest:
