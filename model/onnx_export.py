@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model.config import EncoderConfig
 from model.errors import ModelError
-from model.model_config import Ability, ModelConfig
+from model.model_config import ModelConfig
 from model.protocol import Model
 
 RUNS = 20  # of a file whose latency is measured
@@ -44,7 +45,7 @@ def require_onnx(config: ModelConfig, path: str | Path, *, int8: bool = False) -
     """Raise ModelError where `path` cannot be written, or its copy in 8 bits (`int8`).
 
     The packages ``onnx`` and ``onnxscript`` may be missing, or ``onnxruntime``, which quantizes; or
-    the model has nothing to predict, or predicts a text.
+    the model has nothing to predict, or is no encoder.
     """
     try:
         import onnx  # noqa: F401
@@ -53,8 +54,8 @@ def require_onnx(config: ModelConfig, path: str | Path, *, int8: bool = False) -
         raise ModelError(f"{path}: ONNX export needs `pip install onnx onnxscript`") from error
     if int8 and find_spec("onnxruntime") is None:
         raise ModelError(f"{path}: weights of 8 bits need `pip install onnxruntime`")
-    if Ability.GENERATE in config.abilities:
-        raise ModelError(f"{path}: ONNX export is for encoders; this model generates text")
+    if not isinstance(config, EncoderConfig):  # the graph of an LSTM is of the example's length
+        raise ModelError(f"{path}: ONNX export is for encoders, and not for kind: {config.kind}")
     if not _output_names(config):
         raise ModelError(f"{path}: ONNX is for predictions; this model has no head for them")
 

@@ -15,6 +15,7 @@ import model
 from data_pipeline.tokenization.training import train
 from model import Model, TaskHeadConfig, with_task_head
 from model.onnx_export import export_onnx, quantize_onnx, require_onnx, seconds_per_text
+from tests.model.test_bilstm import with_mood
 from tests.model.test_mechanics import FAMILIES, built
 from tests.model.test_seq2seq import seq2seq
 
@@ -128,10 +129,12 @@ def test_without_the_packages_it_says_what_to_install(
         export_onnx(built("bert"), tmp_path / "model.onnx")
 
 
-def test_a_model_that_generates_text_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [seq2seq, with_mood], ids=["seq2seq", "bilstm"])
+def test_a_model_of_another_kind_is_refused_in_one_line(make, tmp_path: Path) -> None:
+    """One generates text; the graph of the other would be of two texts of 7 tokens."""
     pytest.importorskip("onnxscript")
     with pytest.raises(model.ModelError, match=r"^\S+model\.onnx: ONNX export is for encoders"):
-        export_onnx(seq2seq(), tmp_path / "model.onnx")
+        export_onnx(make(), tmp_path / "model.onnx")
 
 
 def test_8_bits_keep_a_matrix_that_an_embedding_and_a_projection_share(tmp_path: Path) -> None:
