@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from model.kinds.bilstm import BothDirections, WordVectors
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.precision import Dense
 from model.protocol import NOTHING, Capture, Encoded, Model, register
-
-if TYPE_CHECKING:
-    pass  # of Python 3.11 on
 
 
 @dataclass
