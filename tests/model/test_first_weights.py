@@ -19,7 +19,7 @@ from model.hugging_face.conversion import to_transformers
 from model.hugging_face.family import split_gates
 from model.hugging_face.nomic_bert import NOMIC_BERT
 from model.hugging_face.task_heads import ENDINGS
-from tests.model.test_heads import FAMILIES, FINE_TUNED, LABELS, their_config
+from tests.model.test_heads import FAMILIES, FINE_TUNED, LABELS, is_exchanged, their_config
 
 WIDE = {"hidden_size": 128}  # enough values to tell deviations apart
 # The code of these models truncates at two deviations; `transformers` does so for ModernBERT only.
@@ -84,7 +84,7 @@ def test_every_head_begins_as_in_transformers(tmp_path: Path, family: str, sourc
     given = source_of(family, source, tmp_path)
     for kind in FINE_TUNED:
         ending = ENDINGS[kind]
-        if not hasattr(transformers, family + ending):
+        if not is_exchanged(family, kind):
             continue
         config = their_config(family, kind, **sizes_of(family), initializer_range=0.05)
         theirs, told = getattr(transformers, f"{family}{ending}").from_pretrained(
