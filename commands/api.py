@@ -223,22 +223,28 @@ def _examples_file(
     if isinstance(examples, str | Path):
         yield str(examples), {}
         return
+    examples = [*examples]  # an iterator is read once
+    named = all(isinstance(row, Mapping) for row in examples)
     fields: Sequence[str] = ["text"]
-    if folder is not None and not all(isinstance(row, Mapping) for row in examples):
+    if folder is not None and not named:
         from trainer.prediction.fine_tuned import FineTuned
 
         tuned = FineTuned.of(folder, from_pretrained(folder), head)
         fields = [*tuned.facts.fields, *tuned.head.numbers]
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "examples.jsonl"
-        rows = (json.dumps(_row(example, fields)) for example in examples)
+        rows = (json.dumps(_row(place, row, fields)) for place, row in enumerate(examples))
         path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-        named = all(isinstance(row, Mapping) for row in examples)
         yield str(path), {} if named else {field: field for field in fields}
 
 
-def _row(example: Example, fields: Sequence[str]) -> dict[str, Any]:
+def _row(place: int, example: Example, fields: Sequence[str]) -> dict[str, Any]:
+    from configs.typed import shown
+    from data_pipeline import DataError
+
     if isinstance(example, Mapping):
         return dict(example)
-    texts = [example] if isinstance(example, str) else example
-    return dict(zip(fields, texts, strict=True))
+    values = [example] if isinstance(example, str) else example
+    if not isinstance(values, Sequence) or len(values) != len(fields):
+        raise DataError(f"item {place}: must be {' and '.join(fields)}, not {shown(example)}")
+    return dict(zip(fields, values, strict=True))

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from commands.ending import unwound
-from commands.options import PATH, PLUGINS, TEXT, numbers
+from commands.options import MAX_DIGITS, PATH, PLUGINS, TEXT, numbers
 from commands.suites import compare, default_folder, models_and_overrides
 from configs.runs import STOPPED
 
@@ -104,12 +104,8 @@ def _evaluate_run(run: str, learner: str | None, as_json: bool) -> None:
 def which_step(
     _context: click.Context, _option: click.Parameter, value: str | None
 ) -> str | int | None:
-    """The chosen checkpoint: best, last, or a step."""
-    if value is None or value in ("best", "last"):
-        return value
-    if not value.isdecimal():
-        raise click.BadParameter(f"{value!r} is neither best, last nor a step")
-    return int(value)
+    """The chosen checkpoint: best, last, or a step; `SavedLearners` refuses another word."""
+    return int(value) if value and value.isdecimal() and len(value) <= MAX_DIGITS else value
 
 
 @click.command()

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 import tandem
+from commands.api import _examples_file
+from configs.errors import OptionError
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
 
 PAGE = REPOSITORY / "docs/python.md"
@@ -94,6 +96,21 @@ def test_the_names_are_those_of_the_page() -> None:
     named = {name for name in tandem.__all__ if name != "main"}
     text = PAGE.read_text()
     assert named == set(re.findall(r"tandem\.(\w+)\(", text))
+
+
+def test_an_iterator_of_examples_is_read_from_its_first() -> None:
+    rows = iter([{"text": "one"}, {"text": "two"}])
+    with _examples_file(rows, Path("unread")) as (path, columns):  # type: ignore[arg-type]
+        assert [json.loads(line)["text"] for line in Path(path).open()] == ["one", "two"]
+    assert columns == {}
+
+
+@pytest.mark.parametrize("option", ["workers=0", "shard_mb=nan", "shard_mb=inf", "val_fraction=1"])
+def test_a_corpus_is_built_with_the_bounds_of_the_command(option: str, tmp_path: Path) -> None:
+    name, value = option.split("=")
+    number = int(value) if name == "workers" else float(value)
+    with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')}.*: must be "):
+        tandem.build_corpus("a.txt", tmp_path, tmp_path / "corpus", **{name: number})
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:

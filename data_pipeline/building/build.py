@@ -91,8 +91,8 @@ class BuildOptions:
             raise OptionError("--near-duplicates: must be from 0.5 to 1, such as 0.8")
         if self.near_duplicates is not None and not self.drop_duplicates:
             raise OptionError("--keep-duplicates: --near-duplicates drops these too; remove one")
-        if self.shard_mb <= 0.0:
-            raise OptionError("--shard-mb: must be positive")
+        if not 0.0 < self.shard_mb <= 1e9:
+            raise OptionError("--shard-mb: must be positive, and at most 1e9")
         if not 0 <= self.task <= self.tasks or self.tasks < 1:
             wrong = f"--task {self.task}/{self.tasks}"
             raise OptionError(f"{wrong}: must be I/N with I from 0 to N-1, or 1 to N")
@@ -161,6 +161,8 @@ def build(
     `corpus.json`. Raises DataError for missing or empty inputs, an unusable tokenizer, a full disk,
     or a folder that holds another corpus.
     """
+    if workers < 1:
+        raise OptionError(f"--workers {workers}: must be at least 1")
     if is_remote(out):
         raise OptionError(
             f"--out {out}: must be a folder of this machine; copy it there afterwards"

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import configs
+from commands import api
+from configs.errors import OptionError
 from configs.runs import has_ended
 from model import from_pretrained
 from tests.conftest import tandem
@@ -115,6 +117,8 @@ def test_a_checkpoint_is_chosen_at_the_export(run, tmp_path) -> None:
     assert "no checkpoint of step 3; there are: " in missing.stderr
     assert wrong.returncode == 2
     assert "neither best, last nor a step" in wrong.stderr
+    with pytest.raises(OptionError, match="^--step: '1' is neither best, last nor a step$"):
+        api.export(run.path, "small", tmp_path / "none", step="1")
 
 
 def patient(job: Path, runs: Path, *words: str) -> list[str]:

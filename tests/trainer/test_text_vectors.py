@@ -25,6 +25,7 @@ from transformers import (
 
 import model
 import tandem
+from configs.errors import UserError
 from data_pipeline.tokenization import tokenizer as tokenization
 from data_pipeline.tokenization.vocabularies import from_vocab_txt
 from trainer.evaluation.text_vectors import spans_of_words
@@ -226,6 +227,13 @@ def test_what_cannot_be_is_one_line(bert, arguments, code, message) -> None:
     assert result.exit_code == code
     assert message in result.stderr
     assert code == 2 or result.stderr.count("\n") == 1
+
+
+def test_from_python_a_wrong_pooling_or_text_is_one_line(bert) -> None:
+    with pytest.raises(UserError, match=r"^--pooling: 'max': must be one of cls, mean,"):
+        tandem.embed(bert, [RIVER], pooling="max")
+    with pytest.raises(UserError, match="^item 1: must be text, not None$"):
+        tandem.embed(bert, [RIVER, None])  # type: ignore[list-item]
 
 
 def test_a_folder_without_tokenizer_or_model_is_named(bert, tmp_path) -> None:

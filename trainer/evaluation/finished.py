@@ -11,6 +11,7 @@ from functools import cached_property
 from torch import Tensor
 
 from configs.errors import OptionError
+from configs.typed import shown
 from data_pipeline import Corpus, open_corpora
 from model import Model, build
 from trainer.checkpoint.reader import Checkpoint, best_intact, intact, newest_intact
@@ -45,8 +46,10 @@ class SavedLearners:
         `which` is the checkpoint of each learner: ``last``, ``best`` or one of this step. None: as
         ``evaluation.final`` says, but the last one of a learner that has no score.
 
-        Raises TrainingError when there is no checkpoint yet.
+        Raises OptionError for another word, TrainingError when there is no checkpoint yet.
         """
+        if isinstance(which, str) and which not in ("best", "last"):
+            raise OptionError(f"--step: {shown(which)} is neither best, last nor a step")
         checkpoint = newest_intact(folder.checkpoints, _log.warning)
         if checkpoint is None:
             raise TrainingError(f"{folder.path}: no checkpoint yet; run `tandem train` first")

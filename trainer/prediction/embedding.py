@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.errors import OptionError
+from configs.typed import shown
 from data_pipeline import EmptyText
 from data_pipeline.task_files.contents import place, read_lines
 from data_pipeline.task_files.retrieval import RetrievalText, read_queries
 from data_pipeline.text.text_files import STDIN
 from model import encoder_from_pretrained
-from trainer.evaluation.text_vectors import Vector, own_pooling, scaled, warn_of_decoder
+from trainer.evaluation.text_vectors import POOLINGS, Vector, own_pooling, scaled, warn_of_decoder
 from trainer.prediction import fine_tuned
 from trainer.prediction.fine_tuned import Predictor, Query, Segments
 from trainer.prediction.texts import read_rows, with_places
@@ -32,8 +34,11 @@ class FileEmbedder:
     def __init__(self, folder: Path, pooling: str | None, device: torch.device) -> None:
         """pooling: one of `text_vectors.POOLINGS`; None: the model's own (`own_pooling`).
 
-        Raise ModelError where there is no encoder, DataError where there is no tokenizer.
+        Raises ModelError where there is no encoder, DataError where there is no tokenizer, and
+        OptionError for another pooling.
         """
+        if pooling not in (None, *POOLINGS):
+            raise OptionError(f"--pooling: {shown(pooling)}: must be one of {', '.join(POOLINGS)}")
         self.model = encoder_from_pretrained(folder).to(device)
         self.encoder = open_encoder(folder, self.model.config, LONGEST)
         warn_of_decoder(self.model, self.encoder.vocabulary, folder)
