@@ -101,7 +101,8 @@ def test_the_names_are_those_of_the_page() -> None:
 def test_an_iterator_of_examples_is_read_from_its_first() -> None:
     rows = iter([{"text": "one"}, {"text": "two"}])
     with _examples_file(rows, Path("unread")) as (path, columns):  # type: ignore[arg-type]
-        assert [json.loads(line)["text"] for line in Path(path).open()] == ["one", "two"]
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["one", "two"]
     assert columns == {}
 
 

@@ -117,7 +117,7 @@ def test_a_checkpoint_is_chosen_at_the_export(run, tmp_path) -> None:
     assert "no checkpoint of step 3; there are: " in missing.stderr
     assert wrong.returncode == 2
     assert "neither best, last nor a step" in wrong.stderr
-    with pytest.raises(OptionError, match="^--step: '1' is neither best, last nor a step$"):
+    with pytest.raises(OptionError, match=r"^--step: '1' is neither best, last nor a step$"):
         api.export(run.path, "small", tmp_path / "none", step="1")
 
 

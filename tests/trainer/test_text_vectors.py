@@ -232,7 +232,7 @@ def test_what_cannot_be_is_one_line(bert, arguments, code, message) -> None:
 def test_from_python_a_wrong_pooling_or_text_is_one_line(bert) -> None:
     with pytest.raises(UserError, match=r"^--pooling: 'max': must be one of cls, mean,"):
         tandem.embed(bert, [RIVER], pooling="max")
-    with pytest.raises(UserError, match="^item 1: must be text, not None$"):
+    with pytest.raises(UserError, match=r"^item 1: must be text, not None$"):
         tandem.embed(bert, [RIVER, None])  # type: ignore[list-item]
 
 
