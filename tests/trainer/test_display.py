@@ -49,6 +49,20 @@ def test_off_a_terminal_there_is_a_line_every_ten_seconds_and_a_last_one(clock):
     assert "\x1b" not in out.file.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_steps_of_minutes_are_shown_before_one_is_logged(clock, terminal):
+    out = console(terminal)
+    with Display("demo", 100, console=out, clock=clock) as display:
+        for step in range(1, 5):
+            clock.now += 240
+            display.advance(step)
+        clock.now += 59
+        display.advance(5)
+    assert "4/100 · 6h 24m left" in out.file.getvalue()
+    assert "5/100" not in out.file.getvalue()
+    assert terminal or len(out.file.getvalue().splitlines()) == 4
+
+
 def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(clock):
     out = console(terminal=False)
     with Display("demo", 100_000, hours=0.5, console=out, clock=clock) as display:

@@ -27,6 +27,7 @@ from trainer.scoring.columns import ACCURACY, LOSS, Column
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 10.0
+SILENT_SECONDS = 60.0  # after so long without a logged step others are shown too
 SPEED_WINDOW_SECONDS = 60.0
 MASKED_WORDS = "mlm"  # the term that learners of different objectives share
 
@@ -106,6 +107,17 @@ class Display:
         self._note_time()
         self._is_shown = False
         self._show()
+
+    def advance(self, step: int) -> None:
+        """Show that `step`, which is not logged, is done, if a minute has passed in silence."""
+        if self._clock() - self._shown_at < SILENT_SECONDS:
+            return
+        self._step, self._shown_at = step, self._clock()
+        self._note_time()
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+        else:
+            self.say(f"{self._name}: step {self._facts()}")
 
     def say(self, message: str) -> None:
         """Print one line, above the bar where there is one."""

@@ -114,11 +114,13 @@ class Recorder:
         waiting: list[str],
         waited: float,
     ) -> None:
-        """Record the step that led to `state`, if it is to be logged. Collective.
+        """Record the step that led to `state`, if it is to be logged, or show it. Collective.
 
         `waited` is how many seconds this process has waited for batches so far.
         """
         if not self._is_logged(state.step):
+            if self._speaks:
+                self._display.advance(state.step)
             return
         speed, wait = self._since_last(state, waited)
         measured, lines = self._gauges.read(state.step, speed, learners)
