@@ -97,6 +97,9 @@ def read_task_heads(
         if kind not in ("", DETECTION):
             what = theirs["architectures"][0]
             _log.warning("%s: its head has no counterpart here; the encoder alone is read", what)
+        elif unread := sorted({form.weight for form in forms.values()}.intersection(names)):
+            why = "since architectures in config.json names no class that has it"
+            _log.warning("%s is not read, %s", unread[0], why)
         return {}
     labels = _labels(theirs)
     ordered = [labels[number] for number in sorted(labels)] if kind in LABELLED else []

@@ -347,6 +347,19 @@ def test_a_head_that_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path, c
     ]
 
 
+def test_a_head_of_no_class_is_left_out_with_a_warning(tmp_path: Path, caplog) -> None:
+    transformers.BertForSequenceClassification(BertConfig(**FAMILIES["Bert"])).save_pretrained(
+        tmp_path
+    )
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": None}))
+    assert model.from_pretrained(tmp_path).config.task_heads == {}
+    assert caplog.messages == [
+        "classifier.weight is not read, since architectures in config.json names no class that "
+        "has it"
+    ]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_labels_that_are_only_counted_are_read(tmp_path: Path, count: int) -> None:
     config = BertConfig(**FAMILIES["Bert"], num_labels=count)
