@@ -5,6 +5,7 @@ ever.
 """
 
 import errno
+import io
 import os
 import stat
 import sys
@@ -46,7 +47,9 @@ class OneLineErrors(click.Group):
             sys.exit(INTERRUPTED)
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command."""
+        """Run the command. Characters that the terminal's encoding lacks are written as escapes."""
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             from configs.progress import shown
 

@@ -238,7 +238,7 @@ def _leave_as_fork(rank: Callable[[], int]) -> NoReturn:
     from cluster.local import leave
 
     threads = os.environ["OMP_NUM_THREADS"]  # read by torch's libraries before the launcher set it
-    if threads.isdecimal():
+    if threads.isdecimal() and int(threads):
         torch.set_num_threads(int(threads))
     leave(rank())
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import command_environment
 
 PROGRAM = """
@@ -32,6 +34,18 @@ def test_what_cannot_be_written_is_dropped():
     os.close(reader)
     assert run(gone).returncode == 0
     os.close(gone)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_character_that_the_encoding_lacks_is_an_escape(encoding):
+    line = "import tandem; tandem.main.command('say')(lambda: print('a \u0430'))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{line}; tandem.main(['say'])"],
+        capture_output=True,
+        env=command_environment(PYTHONIOENCODING=encoding),
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, b"a \\u0430\n"), done.stderr
 
 
 def test_what_can_be_written_is():

@@ -49,10 +49,14 @@ def test_a_command_computes_in_one_thread_before_it_forks_ranks(module, words, m
 
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has one thread")
+@pytest.mark.parametrize("threads", ["2", "0"])
 def test_a_task_trains_in_several_threads_from_a_model_that_several_have_read(
-    corpus: Path, tmp_path: Path
+    threads: str, corpus: Path, tmp_path: Path
 ) -> None:
-    """Its tensors are so large that torch shares an operation on one among threads."""
+    """Its tensors are so large that torch shares an operation on one among threads.
+
+    A number of 0 leaves the choice to torch, as its libraries do.
+    """
     shape = {"hidden_size": 128, "layers": 1, "heads": 2, "ffn_size": 16, "max_positions": 32}
     config = EncoderConfig(vocab_size=600, **shape)
     save_pretrained(build(config, seed=1), tmp_path / "model", corpus.parent / "tokenizer")
@@ -61,7 +65,7 @@ def test_a_task_trains_in_several_threads_from_a_model_that_several_have_read(
     words = ["teacher.init.pretrained=model", "data.train=train.tsv", "epochs=1", "name=threads"]
     words += ["data.sequence_length=16"]
     command = [sys.executable, "-m", "tandem", "train", "single_sentence", *words, "--nproc", "1"]
-    environment = command_environment(OMP_NUM_THREADS="2")
+    environment = command_environment(OMP_NUM_THREADS=threads)
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
     )
