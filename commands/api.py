@@ -190,7 +190,9 @@ def predict(
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
 
-    with _examples_file(examples, Path(folder), head) as (path, columns):
+    if not (given := _listed(examples)):
+        return []
+    with _examples_file(given, Path(folder), head) as (path, columns):
         return [*predictions(Path(folder), path, own_device(), columns, head, speed)]
 
 
@@ -210,20 +212,25 @@ def embed(
 
     embedder = FileEmbedder(Path(folder), pooling, own_device())
     missing = np.full(embedder.size, np.nan, np.float32)
-    with _examples_file(texts) as (path, columns):
-        rows = [missing if row is None else row for row in embedder.rows(path, columns)]
-    return np.stack(rows) if rows else np.empty((0, embedder.size), np.float32)
+    if not (given := _listed(texts)):
+        return np.empty((0, embedder.size), np.float32)
+    with _examples_file(given) as (path, columns):
+        return np.stack([missing if row is None else row for row in embedder.rows(path, columns)])
+
+
+def _listed(examples: str | Path | Sequence[Example]) -> str | Path | list[Example]:
+    """The examples as a list, since an iterator can be read once only; a file as it is."""
+    return examples if isinstance(examples, str | Path) else [*examples]
 
 
 @contextmanager
 def _examples_file(
-    examples: str | Path | Sequence[Example], folder: Path | None = None, head: str | None = None
+    examples: str | Path | list[Example], folder: Path | None = None, head: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """The file that holds `examples`, and where it has the fields of the model's task."""
     if isinstance(examples, str | Path):
         yield str(examples), {}
         return
-    examples = [*examples]  # an iterator is read once
     named = all(isinstance(row, Mapping) for row in examples)
     fields: Sequence[str] = ["text"]
     if folder is not None and not named:

@@ -105,7 +105,9 @@ def which_step(
     _context: click.Context, _option: click.Parameter, value: str | None
 ) -> str | int | None:
     """The chosen checkpoint: best, last, or a step; `SavedLearners` refuses another word."""
-    return int(value) if value and value.isdecimal() and len(value) <= MAX_DIGITS else value
+    if value is None or not value.isdecimal() or len(value) > MAX_DIGITS:
+        return value
+    return int(value)
 
 
 @click.command()
@@ -122,6 +124,7 @@ def which_step(
 @click.option(
     "--step",
     metavar="best|last|N",
+    type=TEXT,
     callback=which_step,
     help="The checkpoint: the one with the learner's best evaluation.metric on validation, the "
     "last one, or that of step N. Default: as evaluation.final says.",

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import tandem
-from commands.api import _examples_file
+from commands.api import _examples_file, _listed
 from configs.errors import OptionError
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
 
@@ -99,11 +99,17 @@ def test_the_names_are_those_of_the_page() -> None:
 
 
 def test_an_iterator_of_examples_is_read_from_its_first() -> None:
-    rows = iter([{"text": "one"}, {"text": "two"}])
-    with _examples_file(rows, Path("unread")) as (path, columns):  # type: ignore[arg-type]
+    rows = _listed(iter([{"text": "one"}, {"text": "two"}]))  # type: ignore[arg-type]
+    with _examples_file(rows, Path("unread")) as (path, columns):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["one", "two"]
     assert columns == {}
+
+
+def test_of_no_texts_there_are_no_answers(tmp_path: Path) -> None:
+    assert tandem.predict(tmp_path, []) == []
+    with pytest.raises(OptionError, match=r"^TEXT: name at least one file or folder$"):
+        tandem.build_corpus([], tmp_path, tmp_path / "corpus")
 
 
 @pytest.mark.parametrize("option", ["workers=0", "shard_mb=nan", "shard_mb=inf", "val_fraction=1"])

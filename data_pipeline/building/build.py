@@ -85,6 +85,8 @@ class BuildOptions:
     also: Sequence[str] = ()  # folders of tokenizers that read the same text too
 
     def __post_init__(self) -> None:
+        if not self.inputs:
+            raise OptionError("TEXT: name at least one file or folder")
         if not 0.0 <= self.val_fraction < 1.0:
             raise OptionError("--val-fraction: must be at least 0 and less than 1")
         if self.near_duplicates is not None and not 0.5 <= self.near_duplicates <= 1.0:

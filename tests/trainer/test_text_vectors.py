@@ -234,6 +234,7 @@ def test_from_python_a_wrong_pooling_or_text_is_one_line(bert) -> None:
         tandem.embed(bert, [RIVER], pooling="max")
     with pytest.raises(UserError, match=r"^item 1: must be text, not None$"):
         tandem.embed(bert, [RIVER, None])  # type: ignore[list-item]
+    assert tandem.embed(bert, []).shape == (0, tandem.embed(bert, [RIVER]).shape[1])
 
 
 def test_a_folder_without_tokenizer_or_model_is_named(bert, tmp_path) -> None:
