@@ -74,8 +74,8 @@ def submit(
 
 def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:
     """Check before submitting, so that a job does not fail after its wait in the queue."""
-    for nodes in site.node_counts:
-        for size in batches:
+    for size in batches:
+        for nodes in site.node_counts:  # ends soon: of a long range, some number fits no batch
             if size % (nodes * site.ranks):
                 raise LaunchError(
                     f"batch: {size} sequences do not divide over {nodes} x {site.ranks} ranks; "

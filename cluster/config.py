@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED, PORT
 from configs.errors import OptionError
+from configs.interpolation import resolved
 from configs.rules import GIGABYTES, INDEX, PATH, VERBATIM, Matches, Range, Unit, positive
 from configs.section import Refusal, Section
 from configs.typed import hints_of, options_of
@@ -270,6 +271,7 @@ def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConf
         else:
             sbatch[name] = text
     try:
+        ours = resolved(ours, ClusterConfig)  # as in YAML, paths may have ~ and variables
         return dataclasses.replace(config, sbatch=sbatch, srun=srun, **ours)
     except ValueError as error:
         raise LaunchError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -205,10 +206,11 @@ def _is_job(config: str, kind: str) -> bool:
     except configs.ConfigError:
         return _kind(config, [kind, "job", "task"]) != kind
     keys = {field.name for field in dataclasses.fields(JobConfig)}
+    text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        tree = configs.plain(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        tree = configs.plain(text, str(path))
         if tree.keys() == {"base"}:
             tree = configs.load_tree(config, JobConfig, "job")
-    except configs.ConfigError:
-        return False  # it is refused, whatever it is
+    except configs.ConfigError:  # refused as what it seems to be
+        return not keys.isdisjoint(re.findall(r"^(\w+):", text, re.MULTILINE))
     return not keys.isdisjoint(tree)

@@ -36,6 +36,7 @@ class Reading:
 
 
 PATH = Reading("path")  # with ~ and variables such as $SCRATCH
+MOST_NAME_BYTES = 200  # of 255: endings such as -seed1 are added to names
 VERBATIM = Reading("verbatim")  # interpolations are left to whoever reads it, such as a shell
 
 
@@ -191,13 +192,15 @@ class FolderName(Rule):
 
     @property
     def words(self) -> str:
-        return "a plain folder name"
+        return f"a plain folder name of at most {MOST_NAME_BYTES} bytes"
 
     def allows(self, value: Any) -> bool:
-        return value.isprintable() and "/" not in value and value[:1] not in ("", ".", " ")
+        if not value.isprintable() or len(value.encode()) > MOST_NAME_BYTES:
+            return False
+        return "/" not in value and value[:1] not in ("", ".", " ")
 
     def json_schema(self) -> dict[str, Any]:
-        return {"pattern": "^[^./ ][^/]*$"}
+        return {"pattern": "^[^./ ][^/]*$", "maxLength": MOST_NAME_BYTES}
 
 
 @dataclass(frozen=True)

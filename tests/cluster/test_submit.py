@@ -236,6 +236,23 @@ def test_options_that_only_the_sites_sbatch_knows(capsys):
     assert "#SBATCH --site-disk=5\n#SBATCH --new-flag\n" in capsys.readouterr().out
 
 
+def test_paths_of_options_are_expanded_as_in_yaml(monkeypatch, capsys):
+    monkeypatch.setenv("HOME", "/home/me")
+    options = ["--venv=~/env", "--python=$HOME/bin/python"]
+    commands.submit("demo", Path("runs/demo"), "", options=options, dry_run=True)
+    text = capsys.readouterr().out
+    assert "must '. /home/me/env/bin/activate'" in text
+    assert "train=(/home/me/bin/python " in text
+
+
+def test_a_range_of_nodes_without_end_is_read_at_once(capsys):
+    options = ["--nodes", f"1-{10**26}"]
+    commands.submit("demo", Path("runs/demo"), "", options=options, dry_run=True)
+    assert f"#SBATCH --nodes=1-{10**26}\n" in capsys.readouterr().out
+    with pytest.raises(LaunchError, match="batch: 8 sequences do not divide over 3 x 1 ranks"):
+        commands.submit("demo", Path("runs/demo"), "", options=options, batches=[8])
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_misspelt_option_is_refused_in_sbatchs_words(tmp_path, dry_run):
     install(tmp_path, sbatch=f"{UNKNOWN}; exit 1")

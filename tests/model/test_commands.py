@@ -54,6 +54,15 @@ def test_mistakes_are_one_line(content: str, message: str, tmp_path: Path) -> No
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["model"], ["data", "show"]])
+def test_a_job_that_cannot_be_read_is_refused_as_a_job(command: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(f"base: demo\nname: mine\nsteps: {2**64}\n")
+    result = tandem_command(*command, str(config))
+    assert result.exit_code == 1
+    assert result.stderr == f"tandem: {config}: steps: {2**64} does not fit into 64 bits\n"
+
+
 def test_an_unknown_name() -> None:
     result = tandem_command("model", "bert_bass")
     assert result.exit_code == 1
