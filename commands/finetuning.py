@@ -11,7 +11,7 @@ import click
 
 from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
-from commands.options import PATH, numbers
+from commands.options import PATH, numbers, refuse_set_twice
 from commands.training import announce_if_finished, final_results, one_thread, run_ranks
 from configs import ConfigError, assignment
 from configs.runs import STOPPED
@@ -40,7 +40,7 @@ def finetune(
     ignore_write_errors()
     if not Path(model).is_dir():
         raise click.UsageError(f"--model {model}: no such folder")
-    _refuse_own_keys(overrides, bool(seeds))
+    refuse_set_twice(overrides, {"--model": model, "--seeds": seeds})
     words = [assignment(MODEL, Path(model)), *overrides]
     if not any(word.startswith("name=") for word in overrides):
         words.append(assignment("name", f"{Path(task).stem}-{Path(model).resolve().name}"))
@@ -65,15 +65,6 @@ def _train_seeds(
                 click.echo("tandem: stopped; the same command trains the rest", err=True)
             sys.exit(code)
     return jobs
-
-
-def _refuse_own_keys(overrides: Sequence[str], has_seeds: bool) -> None:
-    """Raise UsageError for a key of the job that an option sets."""
-    options = {MODEL: "--model"} | ({"seed": "--seeds"} if has_seeds else {})
-    for word in overrides:
-        key = word.partition("=")[0]
-        if option := options.get(key):
-            raise click.UsageError(f"{key}: {option} sets this; give only one of the two")
 
 
 def _train(

@@ -1,7 +1,7 @@
 """Option types that click lacks, and options of several commands."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -132,3 +132,15 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
     if len(set(seeds)) < len(seeds):
         raise click.BadParameter(f"{text}: name each seed once")
     return seeds
+
+
+def refuse_set_twice(overrides: Sequence[str], options: Mapping[str, object]) -> None:
+    """Raise UsageError for a key of the job that an option sets too.
+
+    options: the values of ``--model`` and ``--seeds``, by these words; a false one is not given.
+    """
+    keys = {"teacher.init.pretrained": "--model", "seed": "--seeds"}
+    for word in overrides:
+        key = word.partition("=")[0]
+        if options.get(option := keys.get(key, "")):
+            raise click.UsageError(f"{key}: {option} sets this; give only one of the two")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import load_job, prepare, warn_about
-from commands.options import PATH, TEXT, Number, numbers
+from commands.options import PATH, TEXT, Number, numbers, refuse_set_twice
 from commands.suite_runs import prepare_suite
 from commands.suites import default_folder
 
@@ -137,6 +137,7 @@ def _job(
     from trainer.run_folder.folder import RunFolder
 
     (config,) = names
+    refuse_set_twice(overrides, {"--model": model, "--seeds": seeds})
     if store and seeds:
         raise click.UsageError(
             "--store: does not go with --seeds, because each seed has another order of data"
