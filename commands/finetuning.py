@@ -11,15 +11,13 @@ import click
 
 from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
-from commands.options import PATH, numbers, refuse_set_twice
+from commands.options import MODEL, PATH, numbers, refuse_set_twice
 from commands.training import announce_if_finished, final_results, one_thread, run_ranks
 from configs import ConfigError, assignment
 from configs.runs import STOPPED
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
-
-MODEL = "teacher.init.pretrained"
 
 
 @click.command()

@@ -22,6 +22,7 @@ class Number(click.FloatRange):
         return number
 
 
+MODEL = "teacher.init.pretrained"  # the key of a job that --model sets
 MAX_DIGITS = 18  # a number of this many digits fits into 64 bits
 
 
@@ -139,7 +140,7 @@ def refuse_set_twice(overrides: Sequence[str], options: Mapping[str, object]) ->
 
     options: the values of ``--model`` and ``--seeds``, by these words; a false one is not given.
     """
-    keys = {"teacher.init.pretrained": "--model", "seed": "--seeds"}
+    keys = {MODEL: "--model", "seed": "--seeds"}
     for word in overrides:
         key = word.partition("=")[0]
         if options.get(option := keys.get(key, "")):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import load_job, prepare, warn_about
-from commands.options import PATH, TEXT, Number, numbers, refuse_set_twice
+from commands.options import MODEL, PATH, TEXT, Number, numbers, refuse_set_twice
 from commands.suite_runs import prepare_suite
 from commands.suites import default_folder
 
@@ -144,7 +144,7 @@ def _job(
         )
     if model is not None:  # and named as `tandem finetune` names its runs
         name = f"{Path(config).stem}-{Path(model).resolve().name}"
-        words = {"teacher.init.pretrained": str(Path(model)), "name": name}
+        words = {MODEL: str(Path(model)), "name": name}
         overrides = (*(configs.assignment(*word) for word in words.items()), *overrides)
     job = load_job(config, overrides)
     stages = ("store",) * (store or command == "store") + ("train",) * (command != "store")
