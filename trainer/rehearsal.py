@@ -110,8 +110,10 @@ def _moved(section: _Section, at: Callable[[int], int]) -> _Section:
         if isinstance(value, list):
             return [moved(item, is_steps) for item in value]
         if isinstance(value, Mapping):
+            # Numbers by step, but not a layer by the layer that learns from it, both whole numbers.
+            by_step = all(isinstance(item, float) for item in value.values())
             return {
-                at(key) if isinstance(key, int) else key: moved(item, is_steps)
+                at(key) if by_step and isinstance(key, int) else key: moved(item, is_steps)
                 for key, item in value.items()
             }
         return at(value) if is_steps and value is not None else value

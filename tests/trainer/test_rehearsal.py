@@ -65,6 +65,15 @@ def test_lengths_batches_and_phases_keep_their_proportions():
     assert small.teacher.model.local_window == 8
 
 
+def test_layers_that_are_mapped_to_layers_are_not_steps():
+    learns = "{mlm: {weight: {0: 1, 10_000: 0}}, hidden_mse: {layers: {1: 1, 2: 2}}}"
+    job = job_of("demo", f"students.distilbert.objective={learns}")
+    objective = rehearsal(job, STEPS).students["distilbert"].objective
+    assert objective.hidden_mse.layers == {1: 1, 2: 2}
+    first, last = objective.mlm.weight
+    assert (first, last > STEPS) == (0, True)
+
+
 def test_a_student_that_waits_for_a_score_joins_halfway():
     small = rehearsal(job_of("demo"), STEPS)
     start = small.students["distilbert"].start
