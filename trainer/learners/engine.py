@@ -110,6 +110,8 @@ def start_engine(
         optimizer.use(Shards.of(engine))
     if optimizer is not None and config.zero_stage in (1, 2):
         engine.optimizer.compute_grad_norm = False  # the learner's own is of all its parameters
+        # Else it would hold views of the moments, also of those that a stage has forgotten.
+        engine.optimizer._hp_optimizer_states_linked = True
         if are_flat(config):
             flatten_gradients(engine, engine.communication_data_type)
     if config.zero_stage == 3 and replaces():

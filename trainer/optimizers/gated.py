@@ -105,7 +105,7 @@ class GatedOptimizer(torch.optim.Optimizer):
             self.inner.shards = shards
 
     def forget(self) -> None:
-        """Reset all moments and step counts at the next step, even if that is skipped.
+        """Drop all moments and step counts at the next step, even if that is skipped.
 
         Not earlier, since a checkpoint may just be copied (`trainer.checkpoint.snapshot`). Every
         rank must call it.
@@ -185,10 +185,8 @@ class GatedOptimizer(torch.optim.Optimizer):
 
     def _reset(self) -> None:
         self._forgets = False
-        for state in self.state.values():
-            for name, tensor in state.items():
-                if name != AVERAGE:
-                    tensor.zero_()
+        for parameter, state in self.state.items():
+            self.state[parameter] = {name: state[name] for name in state if name == AVERAGE}
 
 
 def _listed(names: Iterable[str]) -> str:
