@@ -55,10 +55,10 @@ def dump(
     """Write exactly what a rank that reads text trains on at the `wanted` steps to an .npz file.
 
     There is one row for each sequence: step, sample_ids (unique within an epoch), epochs,
-    input_ids, segment_ids, attention_mask, labels (-100 where not masked) and, for pairs,
-    pair_labels; where rows hold several documents, document_ids (from 1; 0 at padding). If phases
-    differ in length, shorter rows are padded. Returns the number of rows. Replaces an earlier
-    dump at `out`; raises DataError if another file is there.
+    input_ids, segment_ids, attention_mask, labels (-100 where not masked) and pair_labels (-100
+    where the packing makes no pairs); where rows hold several documents, document_ids (from 1; 0
+    at padding). If phases differ in length, shorter rows are padded. Returns the number of rows.
+    Replaces an earlier dump at `out`; raises DataError if another file is there.
     """
     refuse_other_files(path := Path(out))
     share = wanted.rank, wanted.world_size
@@ -68,8 +68,7 @@ def dump(
     arrays["labels"] = stacked([batch.labels() for batch in batches], NO_LABEL)
     if any(batch.document_ids is not None for batch in batches):
         arrays["document_ids"] = stacked([batch.documents for batch in batches])
-    if any(PAIRS in batch.targets for batch in batches):
-        arrays["pair_labels"] = label_column(batches, PAIRS)
+    arrays["pair_labels"] = label_column(batches, PAIRS)
     write_dump(path, arrays)
     return len(arrays["step"])
 
