@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.leaderboard_scores import EntryError, scores_of
 from benchmarks.studies import page
 from configs.durable import atomic_write
+from configs.runs import STOPPED
 from trainer.job_data.encoding import digest_of
 from trainer.measure import describe_machine
 
@@ -67,16 +68,27 @@ def main() -> None:
 @click.argument("cost", type=Path)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(cost: Path, command: tuple[str, ...]) -> None:
-    """Run a training COMMAND, and write its processor time into the file COST."""
+    """Run a training COMMAND, and write its processor time into the file COST.
+
+    After a command that stopped on request (exit code 75), run the same again: its seconds add up.
+    """
+    so_far = cost.with_name(f"{cost.name}.stopped")
     code = subprocess.run(command).returncode
-    if code:
+    if code not in (0, STOPPED):
         sys.exit(code)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     head = ["git", "-C", str(ENTRIES.parent), "rev-parse", "--short", "HEAD"]
     revision = subprocess.run(head, capture_output=True, text=True).stdout.strip()
-    seconds = round(usage.ru_utime + usage.ru_stime, 1)
+    earlier = (
+        json.loads(so_far.read_text(encoding="utf-8"))["cpu_seconds"] if so_far.exists() else 0
+    )
+    seconds = round(earlier + usage.ru_utime + usage.ru_stime, 1)
     measured = Cost(shlex.join(command), seconds, revision, describe_machine())
-    atomic_write(cost, json.dumps(dataclasses.asdict(measured)) + "\n")
+    line = json.dumps(dataclasses.asdict(measured)) + "\n"
+    atomic_write(so_far if code else cost, line)
+    if code:
+        sys.exit(code)
+    so_far.unlink(missing_ok=True)
 
 
 @main.command()

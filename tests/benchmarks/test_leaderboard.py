@@ -235,6 +235,18 @@ def test_a_run_is_timed_with_its_children_and_fails_as_its_command(tmp_path):
     assert written["command"].startswith("sh -c ")
 
 
+def test_the_seconds_of_a_run_that_stopped_and_resumed_add_up(tmp_path):
+    cost, stopped = tmp_path / "cost.json", tmp_path / "cost.json.stopped"
+    resumed = f"test -e {stopped} && exit 0 || exit 75"
+    words = ["run", str(cost), "--", "sh", "-c", resumed]
+    assert CliRunner().invoke(leaderboard.main, words).exit_code == 75
+    assert not cost.exists()
+    stopped.write_text(json.dumps({**json.loads(stopped.read_text()), "cpu_seconds": 1e6}))
+    assert CliRunner().invoke(leaderboard.main, words).exit_code == 0
+    assert json.loads(cost.read_text())["cpu_seconds"] > 1e6
+    assert not stopped.exists()
+
+
 def test_the_baseline_stops_at_its_budget_and_can_be_scored(tmp_path, folder):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(LINES * 4))
