@@ -12,7 +12,7 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -104,10 +104,9 @@ def find_inputs(inputs: Sequence[str], reading: ReadOptions) -> Inputs:
     """The files that `inputs` name, in order; matches of a folder or glob are sorted by name.
 
     `inputs` are files, folders, globs, URLs, brace patterns, ``pipe:`` commands, or ``-`` for
-    standard input. Of a folder, files with a
-    suffix of text are read, and others that hold records or wikiextractor's documents. Raises
-    DataError when one of them matches nothing, when a file that is named cannot be read as asked,
-    and when standard input is named twice.
+    standard input. Of a folder, files with a suffix of text are read, and others that hold records
+    or wikiextractor's documents. Raises DataError when one of them matches nothing, when a file
+    that is named cannot be read as asked, and when standard input is named twice.
     """
     if [*inputs].count(text_files.STDIN) > 1:
         raise DataError(f"{text_files.STDIN}: standard input can be read only once; name it once")
@@ -196,7 +195,7 @@ def format_of(path: str, reading: ReadOptions) -> str:
         _require_member(path, head, reading)
         return kind
     if kind in (CSV, TSV):
-        _require_column(path, content, kind, reading)
+        _require_column(path, head.removeprefix(codecs.BOM_UTF8), kind, reading)
         return kind
     if kind in (JSON, JSONL):
         _require_field(path, content, len(head) < HEAD_BYTES, reading)
@@ -235,13 +234,29 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _require_column(path: str, content: bytes, kind: str, reading: ReadOptions) -> None:
-    text = content.decode(errors="replace")
-    names = next(csv.reader(io.StringIO(text), delimiter="\t" if kind == TSV else ","), [])
-    if content and names.count(reading.text_field) != 1:
+def _require_column(path: str, head: bytes, kind: str, reading: ReadOptions) -> None:
+    names = next(read_cells(io.StringIO(head.decode(errors="replace")), kind, path), [])
+    if names and names.count(reading.text_field) != 1:
         why = "has several columns" if reading.text_field in names else "has no column"
         advice = separator_advice(names) or f"name one with --field: {', '.join(names)}"
         raise DataError(f"{path}: {why} {reading.text_field!r}; {advice}")
+
+
+def read_cells(lines: Iterable[str], kind: str, path: str) -> Iterator[list[str]]:
+    """The cells of each row of a table, blank lines left out; tabs separate without quoting.
+
+    Raises DataError for quotes that are not valid CSV.
+    """
+    if kind == TSV:
+        filled = filter(None, (line.rstrip("\r\n") for line in lines))
+        yield from (line.split("\t") for line in filled)
+        return
+    rows = csv.reader(lines, strict=True)
+    try:
+        yield from filter(None, rows)
+    except csv.Error as error:
+        why = f"not valid CSV: {error}; check its quotes"
+        raise DataError(f"{path}:{rows.line_num}: {why}") from None
 
 
 def separator_advice(names: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import json
 import lzma
 import tarfile
@@ -11,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from data_pipeline.errors import DataError
 from data_pipeline.text import formats
@@ -55,23 +54,14 @@ def field_of(record: Any, reading: ReadOptions) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _table_rows(delimiter: str, quoting: Literal[0, 3]) -> Callable[[FileSpan, ReadOptions], Rows]:
-    def read(span: FileSpan, reading: ReadOptions) -> Rows:
-        path = span.path
-        with open_text(path) as file:
-            lines = _decoded_lines(file, path)
-            rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
-            try:
-                names = next(rows, [reading.text_field])  # `format_of` has found the column
-                at = names.index(reading.text_field)
-                values = (_cell(row, at, len(names)) for row in rows if row)
-                while batch := [*islice(values, ROWS)]:
-                    yield batch, span.bytes
-            except csv.Error as error:
-                why = f"not valid CSV: {error}; check its quotes"
-                raise DataError(f"{path}:{rows.line_num}: {why}") from None
-
-    return read
+def _table_rows(span: FileSpan, reading: ReadOptions) -> Rows:
+    with open_text(span.path) as file:
+        rows = formats.read_cells(_decoded_lines(file, span.path), span.kind, span.path)
+        names = next(rows, [reading.text_field])  # `format_of` has found the column
+        at = names.index(reading.text_field)
+        values = (_cell(row, at, len(names)) for row in rows)
+        while batch := [*islice(values, ROWS)]:
+            yield batch, span.bytes
 
 
 def _decoded_lines(file: BinaryIO, path: str) -> Iterator[str]:
@@ -263,8 +253,8 @@ def _sample_text(sample: Mapping[str, bytes], reading: ReadOptions) -> Any:
 
 
 _READERS: Mapping[str, Callable[[FileSpan, ReadOptions], Rows]] = {
-    formats.CSV: _table_rows(",", csv.QUOTE_MINIMAL),
-    formats.TSV: _table_rows("\t", csv.QUOTE_NONE),
+    formats.CSV: _table_rows,
+    formats.TSV: _table_rows,
     formats.JSON: _json_rows,
     formats.PARQUET: _columnar_rows,
     formats.ARROW: _columnar_rows,

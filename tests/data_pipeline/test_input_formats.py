@@ -64,13 +64,13 @@ BY_CONTENT = {
     "indented.json": json.dumps(RECORDS, indent=2).encode(),
     "objects.json": "\n".join(json.dumps(record, indent=1) for record in RECORDS).encode(),
     "texts.json.xz": lzma.compress(json.dumps(DOCUMENTS).encode()),
-    "table.csv": codecs.BOM_UTF8 + as_csv().encode(),
-    "table.tsv": b'n\ttext\n1\ta "b\n2\tc\n',
+    "table.csv": codecs.BOM_UTF8 + b"\n" + as_csv().encode(),
+    "table.tsv": b'\r\nn\ttext\r\n1\ta "b\rb\r\n\r\n2\tc\r\n',
     "wiki_00": as_wiki().encode(),
 }
 EXPECTED = {
     "one.json": DOCUMENTS[:1],
-    "table.tsv": ['a "b', "c"],
+    "table.tsv": ['a "b\rb', "c"],
     "wiki_00": ["<b> & c", *DOCUMENTS],
 }
 
@@ -115,6 +115,9 @@ def test_standard_input_may_be_json_lines(monkeypatch: pytest.MonkeyPatch) -> No
         ("a.json", b"[1, 2", None, "a.json: has no field 'text'"),
         ("a.json", b'[{"text": "a"}, {"text": ', None, "a.json: not valid JSON"),
         ("a.csv", b'text\n"no end', None, "a.csv:2: not valid CSV"),
+        ("a.csv", b"text\rSome text\r", None, "a.csv:1: not valid CSV"),
+        ("a.csv", b" text\nSome text\n", None, "a.csv: has no column 'text'; .*:  text"),
+        ("a.tsv", b'"text"\tn\nSome text\t1\n', None, "a.tsv: has no column 'text'; .*: \"text\""),
         ("a.txt", "Some text".encode("utf-16"), None, "a.txt: is UTF-16, not UTF-8"),
         ("a", gzip.compress(b"text", mtime=0), None, "is compressed; its name must end in .gz"),
         ("a.pdf", b"%PDF-1.5 ...", None, "a.pdf: is not text"),
