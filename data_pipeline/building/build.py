@@ -192,6 +192,8 @@ class _Build:
         # This checks every input before anything is written.
         inputs = find_inputs(options.inputs, options.reading)
         self.share = slice_of(inputs.spans, options.reading, options.task, options.tasks)
+        self.places = {span: number for number, span in enumerate(self.share)}
+        self.starts = [*itertools.accumulate((span.bytes for span in self.share), initial=0)]
         self.identity = {
             **_identity(options, self.vocabulary.fingerprint, self.share),
             "tokenizer": tokenization.digest(self.tokenizer),
@@ -231,7 +233,7 @@ class _Build:
         for chunk, encoded in encode_all(self._remaining(), arguments, workers):
             self.tally.input_crc32 = _checksum([chunk], self.tally.input_crc32)
             if encoded.records is not None:
-                encoded.records["file"] = self.share.index(chunk.span)
+                encoded.records["file"] = self.places[chunk.span]
             self._take(encoded)
             if on_progress:
                 on_progress(self._progress(chunk))
@@ -346,11 +348,9 @@ class _Build:
             self.tally.first_problems.append(line)
 
     def _progress(self, chunk: RawChunk) -> Progress:
-        sizes = [span.bytes for span in self.share]
-        at = self.share.index(chunk.span)
         tokens = sum(writer.tokens for writer in self.writers.values())
-        done = sum(sizes[:at]) + chunk.consumed
-        return Progress(done, sum(sizes), self.tally.documents, tokens)
+        done = self.starts[self.places[chunk.span]] + chunk.consumed
+        return Progress(done, self.starts[-1], self.tally.documents, tokens)
 
     def _finish(self) -> dict[str, Any]:
         for writer in self.writers.values():

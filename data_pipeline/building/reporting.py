@@ -24,7 +24,7 @@ def show_on(told: Work) -> Callable[[Progress], None]:
         seconds = time.monotonic() - first[0][0]
         rate = (progress.tokens - first[0][1]) / max(seconds, 1e-9)
         note = f"{counted(progress.documents, 'document')}, {rate:,.0f} tokens/s"
-        told.reach(progress.bytes_done / 1e6, (progress.bytes_total or 0) / 1e6, note)
+        told.reach(progress.bytes_done / 1e6, progress.bytes_total / 1e6, note)
 
     return show
 

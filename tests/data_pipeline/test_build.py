@@ -28,6 +28,7 @@ from data_pipeline.building import build as building
 from data_pipeline.building import encoding
 from data_pipeline.building.encoding import EncodedChunk, digest
 from data_pipeline.text.documents import RawChunk
+from data_pipeline.text.formats import FileSpan
 from tests.data_pipeline.conftest import make_documents
 from tests.waiting import until
 
@@ -94,6 +95,22 @@ def test_workers_change_no_byte(
         assert seen[-1].documents == 300
         assert (len(own) < len(seen)) == (workers > 1)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
+
+
+def test_the_work_for_a_file_does_not_grow_with_their_number(
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To tell its progress, a build asked each file for its size after each file."""
+    for number, text in enumerate(make_documents(60)):
+        (tmp_path / f"{number}.txt").write_text(text)
+    asked: list[FileSpan] = []
+    monkeypatch.setattr(FileSpan, "bytes", property(lambda span: asked.append(span) or span.size))
+    options = BuildOptions([str(tmp_path)], str(tokenizer_dir), **OPTIONS)
+    told: list[building.Progress] = []
+    build(options, str(tmp_path / "out"), 1, told.append)
+    assert len(asked) <= 3 * 60
+    assert [progress.bytes_done for progress in told] == sorted(p.bytes_done for p in told)
+    assert told[-1].bytes_done == told[-1].bytes_total > 0
 
 
 def test_a_worker_that_dies_is_one_line(
