@@ -29,7 +29,7 @@ from configs.durable import fsync
 from data_pipeline.building.encoding import DIGEST_BYTES
 from data_pipeline.building.near_duplicates import LIST, SIGNATURES
 from data_pipeline.errors import DataError
-from data_pipeline.reading.corpus import SPLITS, WORD_STARTS, index_digest
+from data_pipeline.reading.corpus import SPLITS, TOKENIZER, WORD_STARTS, index_digest
 from data_pipeline.shards import manifest
 from data_pipeline.shards.index import PATTERN, is_intact, shard_name
 from data_pipeline.shards.locking import exclusive
@@ -38,7 +38,7 @@ from data_pipeline.shards.writing import CommittedPrefix, State, disk_errors
 
 JOURNAL = ".build"
 LOCK, FILES = f"{JOURNAL}/lock", f"{JOURNAL}/files"
-FOLDERS = (*SPLITS, "tokenizer", JOURNAL)
+FOLDERS = (*SPLITS, TOKENIZER, JOURNAL)
 TOP_FILES = (MANIFEST, PART, WORD_STARTS, DIGESTS, SIGNATURES, LIST)
 
 
@@ -130,8 +130,8 @@ def remove_corpus(folder: Path) -> None:
     Claims(folder).remove_journal()
     for path in files_of_corpus(folder):
         path.unlink(missing_ok=True)
-    for name in (*SPLITS, "tokenizer", "."):
-        remove_if_empty(folder / name)
+    for place in (*map(folder.joinpath, SPLITS), *folder.glob(f"{TOKENIZER}*"), folder):
+        remove_if_empty(place)
 
 
 def remove_if_empty(folder: Path) -> None:

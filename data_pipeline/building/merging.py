@@ -37,6 +37,7 @@ from data_pipeline.shards.index import (
 )
 from data_pipeline.shards.manifest import DIGESTS, MANIFEST
 from data_pipeline.shards.writing import SplitWriter, disk_errors
+from data_pipeline.text.documents import PROBLEMS_SHOWN
 from data_pipeline.tokenization import tokenizer as tokenization
 
 
@@ -129,7 +130,7 @@ def _parts(out: Path) -> list[Path]:
             "move it away"
         )
     for task, part in enumerate(parts):
-        if not (part / "corpus.json").exists():
+        if not (part / MANIFEST).exists():
             raise DataError(f"{part}: is not finished; run --task {task}/{tasks} again")
     return parts
 
@@ -160,7 +161,8 @@ def _joined_tally(trees: list[dict[str, Any]]) -> Tally:
     for part in parts:
         for name in ("documents", "duplicates", "near_duplicates", "problems", "characters"):
             setattr(tally, name, getattr(tally, name) + getattr(part, name))
-        tally.first_problems += part.first_problems
+        room = PROBLEMS_SHOWN - len(tally.first_problems)
+        tally.first_problems += part.first_problems[:room]
         tally.loss.add(part.loss)
         crc = part.input_crc32.to_bytes(4, "little")
         tally.input_crc32 = zlib.crc32(crc, tally.input_crc32)

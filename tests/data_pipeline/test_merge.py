@@ -11,6 +11,7 @@ import pytest
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.checking import check
 from data_pipeline.building.merging import documents, merge
+from data_pipeline.text.documents import PROBLEMS_SHOWN
 from tests.data_pipeline.conftest import make_documents
 
 OPTIONS: dict = {"shard_mb": 0.02, "block_bytes": 4000, "val_fraction": 0.15}
@@ -107,6 +108,25 @@ def test_a_merge_that_was_ended_goes_on(
     assert merge(str(out))["tally"]["duplicates"] == whole["tally"]["duplicates"]
     assert texts(out) == texts(tmp_path / "whole")
     assert check(str(out)) == []
+
+
+def test_a_merge_leaves_no_folder_and_shows_few_problems(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    """Folders of other tokenizers stayed; each task added its own first 20 problems."""
+    bad = b"".join(b"\xff %d\n\n" % number for number in range(15))
+    for number in range(2):
+        good = "\n\n".join(make_documents(30, number)).encode()
+        (tmp_path / f"{number}.txt").write_bytes(bad + good)
+    inputs, out = [str(tmp_path / f"{number}.txt") for number in range(2)], tmp_path / "out"
+    for task in range(2):
+        options = BuildOptions(
+            inputs, str(tokenizer_dir), task=task, tasks=2, also=[str(tokenizer_dir)], **OPTIONS
+        )
+        build(options, str(out))
+    tally = merge(str(out))["tally"]
+    assert not (out / "parts").exists()
+    assert (tally["problems"], len(tally["first_problems"])) == (30, PROBLEMS_SHOWN)
 
 
 def test_parts_beside_a_finished_corpus_are_neither_built_nor_lost(
