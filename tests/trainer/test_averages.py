@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from trainer.checkpoint.snapshot import AVERAGE
 from trainer.errors import TrainingError
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
+from trainer.lifecycle.in_progress import Saving
 from trainer.optimizers.config import ExponentialAverage
 from trainer.optimizers.gated import GatedOptimizer
 from trainer.run_folder.folder import RunFolder
@@ -153,6 +155,28 @@ def test_averages_are_scored_and_exported_beside_the_weights(runs, tmp_path):
     plain = SavedLearners(RunFolder(runs / "plain")).averages()
     with pytest.raises(TrainingError, match="teacher has no averaged weights"):
         export_learner(plain, "teacher", tmp_path / "none")
+
+
+def late_save(corpus: Path, runs: Path) -> None:
+    """A run whose student is done at step 5, which is not saved, as when the teacher skips it."""
+    words = ["students.tinybert=null", AVERAGES[1], "steps=6"]
+    config = tiny_job(corpus, runs, *words, "students.distilbert.budget.steps=3")
+    due = Saving.is_due
+
+    def late(saving: Saving, requested: bool) -> bool:
+        return saving._state.step != 5 and due(saving, requested)
+
+    with mock.patch.object(Saving, "is_due", late):
+        run(config)
+
+
+@pytest.mark.slow
+def test_a_student_that_is_saved_after_its_end_has_its_last_weights_in_its_mean(corpus, tmp_path):
+    run_distributed(late_save, 1, corpus, tmp_path)
+    parts = [weights(tmp_path / "tiny", DISTILBERT, step) for step in (4, 6)]
+    for key, tensor in weights(tmp_path / "tiny", DISTILBERT, 6, AVERAGE).items():
+        expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
+        torch.testing.assert_close(tensor, expected)
 
 
 def test_a_teacher_whose_training_ends_before_the_job_has_no_average(corpus, tmp_path):

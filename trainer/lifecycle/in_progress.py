@@ -108,7 +108,7 @@ class Saving:
             (learner, learner.config.average.window)
             for learner in [self._learners.teacher, *self._learners.students]
             if learner.config.average is not None and learner.config.average.window
-            if learner.counters.finished_at in ([None, step] if regular else [step])
+            if regular or learner.counters.finished_at is not None
         ]
         if not averaging:
             return
