@@ -78,12 +78,13 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
         metrics.read(path)
 
 
-@pytest.mark.parametrize("tail", ['[{"format": 1}]', "steps", "null"])
+@pytest.mark.parametrize("tail", ['[{"format": 1}]', "steps", "null", '{"step": null}\n'])
 def test_a_last_line_that_was_never_a_row_is_named(tmp_path, tail):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + tail)
     with pytest.raises(TrainingError, match=r"metrics\.jsonl: line 2 is not a row"):
         metrics.read(path)
+    assert resume(path, 2) == Resumed(1, 0, 0)
 
 
 def test_nuls_after_a_power_loss_are_a_torn_line(tmp_path):

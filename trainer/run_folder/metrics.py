@@ -174,6 +174,8 @@ def _to_json(value: Any) -> int | float | str:
 
 
 def _from_json(value: Any) -> float:
+    if not isinstance(value, int | float | str):
+        raise ValueError("not a number")
     return float(value) if isinstance(value, str) else value
 
 
