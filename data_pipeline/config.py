@@ -161,7 +161,7 @@ class TaskFilesConfig(Section):
     ] = field(default_factory=dict)
     validation_fraction: Annotated[
         float,
-        positive(0.5),
+        Range(1e-6, 0.5),
         "Fraction of a task's training examples to score on, without a validation file.",
     ] = 0.1
 

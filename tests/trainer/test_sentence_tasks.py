@@ -229,6 +229,7 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
         (["data.validation=''", "data.max_trained=5"], "max_trained: is for a task that names its"),
         (["students.small.objective.single_sentence.target=number"], "must have the settings of"),
         (["batch.tokens=100", "batch.size=null"], "a task's batch has one size"),
+        (["data.validation=''", "data.validation_fraction=1e-7"], "validation_fraction: must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
