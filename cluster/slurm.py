@@ -296,8 +296,9 @@ def _write_submission(job: Job, text: str, config: str, source: Path) -> None:
     for name in PACKAGES:
         _copy(source / name, code / name)
     (code / "REVISION").write_text(_revision(source))
-    (job.submission / job.work.config).write_text(_with_own_plugins(config, job.submission))
-    (job.submission / "job.sbatch").write_text(text)
+    config = _with_own_plugins(config, job.submission)
+    (job.submission / job.work.config).write_text(config, encoding="utf-8")
+    (job.submission / "job.sbatch").write_text(text, encoding="utf-8")
     if not job.work.trains:
         (job.submission / STAGES).write_text("".join(f"{stage}\n" for stage in job.work.stages))
     if job.seeds:

@@ -52,3 +52,32 @@ def test_what_can_be_written_is():
     done = run(subprocess.PIPE)
     assert (done.returncode, done.stdout.count(b"words")) == (0, 30_000)
     assert done.stdout.endswith(b"to the end\n")
+
+
+FILES = r"""
+import logging
+from pathlib import Path
+from cluster.script import Job
+from cluster.slurm import _write_submission
+from trainer.run import _log_to_file
+
+folder = Path()
+job = Job("a", folder, folder, folder, "python")
+_write_submission(job, "text \u0430", "name: \u0430", folder / "none")
+_log_to_file(folder / "logs" / "rank", 1)
+logging.info("line \u0430")
+"""
+
+
+def test_files_are_utf_8_whatever_the_locale(tmp_path):
+    environment = command_environment(LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    done = subprocess.run(
+        [sys.executable, "-c", FILES],
+        capture_output=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    for file in ("config.yaml", "job.sbatch", "logs/rank"):
+        assert "\u0430" in (tmp_path / file).read_text(encoding="utf-8"), file

@@ -207,7 +207,7 @@ def _log_to_file(log: Path, rank: int) -> None:
     logging.raiseExceptions = False  # checkpoints and metrics report a full disk
     log.parent.mkdir(exist_ok=True)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    handlers: list[logging.Handler] = [logging.FileHandler(log)]
+    handlers: list[logging.Handler] = [logging.FileHandler(log, encoding="utf-8")]
     if rank == 0:
         terminal = logging.StreamHandler(sys.stderr)
         terminal.setLevel(logging.WARNING)
