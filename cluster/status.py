@@ -73,19 +73,15 @@ def read_runs(
     return _rows([run for run in shown if not run.name.startswith(".")], jobs, read_ends)
 
 
-def read_array(
-    run: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
-) -> list[RunStatus]:
+def read_array(run: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
     """The runs of the seed array that was submitted as `run`, and the seeds that have not begun."""
     seeds = {*filter(has_begun, run.parent.glob(f"{run.name}-seed*"))}
-    return _rows(seeds | {run} if _is_row(run) else seeds, jobs, read_ends)
+    return _rows(seeds | {run} if _is_row(run) else seeds, jobs, recorded_ends)
 
 
-def read_one(
-    run: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
-) -> RunStatus:
+def read_one(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
     """The run in a folder. Raises LaunchError where there is no run."""
-    return read_run(run, jobs, read_ends(_unexplained([run], jobs)))
+    return read_run(run, jobs, recorded_ends(_unexplained([run], jobs)))
 
 
 def is_array(run: Path) -> bool:

@@ -207,5 +207,5 @@ def test_series_and_learners():
         {"step": 2, "val/prose/students/a/loss": 3.0, "val/prose/teacher/accuracy": 0.5},
     ]
     assert metrics.learners(rows) == ["teacher", "students/b", "students/a"]
-    assert metrics.series(rows, "teacher/loss", against="tokens") == ([10, 20], [2.0, 1.0])
+    assert metrics.series(rows, "teacher/loss") == ([1, 2], [2.0, 1.0])
     assert metrics.series(rows, "val/prose/teacher/accuracy") == ([2], [0.5])

@@ -10,7 +10,7 @@ A learner's scalars are those of the optimizer, the engine's counters and the fp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ def layout(engine: DeepSpeedEngine) -> list[Piece]:
     optimized = list(_optimized(engine.optimizer, names))
     seen = {piece.name for piece in optimized}
     frozen = [_frozen(name, p) for name, p in named.items() if name not in seen]
-    buffers = [_whole(name, FROZEN, b, b.shape) for name, b in _buffers(engine.module)]
+    buffers = [_whole(name, FROZEN, b) for name, b in _buffers(engine.module)]
     return optimized + frozen + buffers
 
 
@@ -136,7 +136,7 @@ def _plain_torch(optimizer: torch.optim.Optimizer, names: _Names) -> Iterator[Pi
     """Stage 0 in float32: DeepSpeed steps the optimizer itself."""
     for group, settings in enumerate(optimizer.param_groups):
         for p in settings["params"]:
-            yield _whole(names[p], group, p, p.shape)
+            yield _whole(names[p], group, p)
 
 
 def _stage_0_masters(optimizer: Any, names: _Names) -> Iterator[Piece]:
@@ -144,7 +144,7 @@ def _stage_0_masters(optimizer: Any, names: _Names) -> Iterator[Piece]:
     named = {master: names[parameter] for parameter, master in optimizer.masters.items()}
     for group, settings in enumerate(optimizer.param_groups):
         for master in settings["params"]:
-            yield _whole(named[master], group, master, master.shape)
+            yield _whole(named[master], group, master)
 
 
 def _stage_1_and_2(wrapper: Any, names: _Names) -> Iterator[Piece]:
@@ -187,8 +187,8 @@ def _plain(name: str) -> str:
     return name.replace(_COMPILED, "")
 
 
-def _whole(name: str, group: int, holder: Tensor, shape: Sequence[int]) -> Piece:
-    return Piece(name, tuple(shape), group, holder, 0, 0, prod(shape), True)
+def _whole(name: str, group: int, holder: Tensor) -> Piece:
+    return Piece(name, tuple(holder.shape), group, holder, 0, 0, holder.numel(), True)
 
 
 def _cut(name: str, p: Tensor, group: int, flat: Tensor, at: int, low: int) -> Piece:
@@ -204,7 +204,7 @@ def _cut(name: str, p: Tensor, group: int, flat: Tensor, at: int, low: int) -> P
 
 def _frozen(name: str, parameter: Any) -> Piece:
     if not hasattr(parameter, "ds_tensor"):
-        return _whole(name, FROZEN, parameter, parameter.shape)
+        return _whole(name, FROZEN, parameter)
     size = parameter.ds_tensor.ds_numel
     start = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
     numel = min(size, parameter.ds_numel - start)

@@ -146,10 +146,9 @@ class Objective(nn.Module):
             spans = shared.get(term.source or "")
             term.view = view if spans is None else spans.view
 
-    def source_capture(self, step: int, targets: Targets = None, source: str = TEACHER) -> Capture:
-        """The outputs that the forward of `source` returns for the terms; as above."""
-        reading = self.reading(source, step, targets)
-        return union([term.source_capture(step) for term in reading])
+    def source_capture(self, step: int) -> Capture:
+        """The outputs that the forward of the job's own teacher returns for the terms."""
+        return union([term.source_capture(step) for term in self.reading(TEACHER, step)])
 
     def over_whole_batch(self, step: int, targets: Targets = None) -> list[WholeBatchTerm]:
         """The terms over the whole global batch that are on at the learner's `step`."""

@@ -102,10 +102,10 @@ def read(path: Path) -> list[Row]:
     return list(_rows(path))
 
 
-def series(rows: list[Row], key: str, against: str = "step") -> tuple[list[float], list[float]]:
-    """(x, y) of the rows that have both columns: x is the column `against`, y the column `key`."""
-    points = [(row[against], row[key]) for row in rows if key in row and against in row]
-    return [x for x, _ in points], [y for _, y in points]
+def series(rows: list[Row], key: str) -> tuple[list[float], list[float]]:
+    """The steps and the values of the rows that have a column."""
+    points = [(row["step"], row[key]) for row in rows if key in row]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def is_measured(key: str) -> bool:
