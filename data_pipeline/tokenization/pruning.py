@@ -1,6 +1,7 @@
 """Pruning a vocabulary to what a text needs: ``tandem tokenizer prune`` (arXiv 2010.05609).
 
-Special and added tokens remain, the characters of the text, and then the most frequent entries.
+Special and added tokens remain, the unknown token, the characters of the text, and then the most
+frequent entries.
 Remaining entries keep their order. A byte-pair entry needs the parts that it is merged of.
 So a word whose entries all remain is read as before.
 """
@@ -96,7 +97,7 @@ def _kept(
     model = json.loads(tokenizer.to_str())["model"]
     parts = _parts(model)
     added = tokenizer.get_added_tokens_decoder()
-    kept = {*added, *facts.special} & {*vocabulary.values()}
+    kept = {*vocabulary.values()} & {*added, *facts.special, unknown_id(tokenizer)}
     kept |= {*_characters(tokenizer, model, counts)}
     if len(kept) > size:
         raise OptionError(
@@ -125,11 +126,14 @@ def _merged(first: str, second: str, model: Mapping[str, Any]) -> str:
     return first + second.removeprefix(model.get("continuing_subword_prefix") or "")
 
 
-def _made_of(token: str, parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _made_of(token: str, parts: Mapping[str, Sequence[str]]) -> set[str]:
     """The token, and every entry of which it may be merged."""
-    yield token
-    for part in parts.get(token, ()):
-        yield from _made_of(part, parts)
+    made, rest = set[str](), [token]
+    while rest:
+        if (part := rest.pop()) not in made:
+            made.add(part)
+            rest += parts.get(part, ())
+    return made
 
 
 def _characters(
