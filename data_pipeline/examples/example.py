@@ -23,7 +23,7 @@ from data_pipeline.hashing import MaskChoice, random_uint32, scalar_key
 from data_pipeline.reading.batches import MASKED, Batch, Target
 from data_pipeline.reading.corpus import Corpus
 from data_pipeline.shards.blocks import token_dtype
-from data_pipeline.tokenization.tokenizer import load, word_prefix
+from data_pipeline.tokenization.tokenizer import load, unknown_id, word_prefix
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ class TextEncoder:
     @cached_property
     def _unknown(self) -> int:
         """[MASK] stands for it where the tokenizer has none, as of bytes."""
-        token = getattr(self.tokenizer.model, "unk_token", None)
-        number = None if token is None else self.tokenizer.token_to_id(token)
+        number = unknown_id(self.tokenizer)
         return self.vocabulary.mask if number is None else number
 
     def sequence(self, texts: Sequence[str], place: str) -> list[NDArray[np.integer]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from data_pipeline import (
@@ -93,6 +93,16 @@ def test_words_of_a_sentence_have_the_ids_of_running_text(
     ids = [number for word in words for number in encoder.word(word)]
     assert ids == right
     assert ids == encoder.encode("by " + " ".join(words), "here").ids[-len(ids) :]
+
+
+@pytest.mark.parametrize("make", [unigram, wordpiece])
+def test_a_word_without_a_token_is_unknown(make, tmp_path) -> None:
+    """A unigram tokenizer made it a mask, as if it were to be predicted."""
+    (tmp_path / "text").write_text("\n\n".join(TEXTS))
+    encoder = TextEncoder(make("always", tmp_path), LENGTH)
+    encoder.tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    encoder.tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert encoder.word("\u200b") == [encoder.tokenizer.token_to_id("[UNK]")]
 
 
 def single(encoder: TextEncoder, texts: list[str]):
