@@ -21,6 +21,7 @@ from data_pipeline.reading.dumping import (
     label_column,
     refuse_other_files,
     sequence_columns,
+    stacked,
     write_dump,
 )
 from data_pipeline.reading.stream import open_corpora
@@ -44,9 +45,9 @@ def dump_examples(
     input_ids, segment_ids, attention_mask, and labels_NAME for each target. They are padded to
     the longest sequence of all steps, and are [rows, C, L] where examples have up to C sequences.
     Labels of tokens stand in their columns. Without a label there is -100, or NaN where labels are
-    real numbers. numbers holds what a head reads beside the text, as in the table. In a job of
-    several tasks, the column task names each row's. Returns the number of rows. Replaces an earlier
-    dump at `out`; raises DataError if another file is there.
+    real numbers. numbers holds what a head reads beside the text, as in the table; NaN where a task
+    has fewer. In a job of several tasks, the column task names each row's. Returns the number of
+    rows. Replaces an earlier dump at `out`; raises DataError if another file is there.
     """
     refuse_other_files(path := Path(out))
     corpora = open_corpora(config)
@@ -65,11 +66,15 @@ def dump_examples(
         arrays["task"] = names.repeat([len(batch.sample_ids) for batch in batches])
     for target in dict.fromkeys(name for batch in batches for name in batch.targets):
         arrays[f"labels_{target}"] = label_column(batches, target)
-    numbers = [batch.numbers for batch in batches if batch.numbers is not None]
-    if numbers:
-        arrays["numbers"] = np.concatenate(numbers)
+    if any(batch.numbers is not None for batch in batches):
+        arrays["numbers"] = stacked([_numbers(batch) for batch in batches], np.nan)
     write_dump(path, arrays)
     return len(arrays["step"])
+
+
+def _numbers(batch: Batch) -> NDArray[np.float64]:
+    """The numbers beside the batch's texts, [R, K]; K is 0 where its task has none."""
+    return np.zeros((len(batch.sample_ids), 0)) if batch.numbers is None else batch.numbers
 
 
 def as_read(batch: Batch) -> Batch:

@@ -18,7 +18,7 @@ from data_pipeline.masking.masker import NO_LABEL
 from data_pipeline.order import BatchSizes
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.reading.batches import MASKED, PAIRS, Batch
-from data_pipeline.reading.corpus import Corpus, CorpusSplit, padding_fractions
+from data_pipeline.reading.corpus import CorpusSplit, padding_fractions
 from data_pipeline.reading.stream import BatchStream, open_splits
 from data_pipeline.shards.locking import unfinished
 from data_pipeline.shards.writing import disk_errors, refuse_existing
@@ -126,11 +126,11 @@ def refuse_other_files(path: Path) -> None:
         refuse_existing([path])
 
 
-def write_dump(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_dump(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write an .npz file atomically."""
     with disk_errors(path), unfinished(path) as part:
         with open(part / path.name, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)
         (part / path.name).replace(path)
 
 
@@ -152,9 +152,7 @@ def show(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterat
     size = sizes.sizes[0]
     stream = BatchStream(splits, config, seed, size, world_size=_ranks(size, count))
     yield _padding(splits, config)
-    path = config.path or next(iter(config.mixture.values())).path
-    folder = Corpus.open(path, config.cache_dir, config.cache_gb).tokenizer_dir
-    tokenizer, vocabulary = tokenization.load(folder)
+    tokenizer, vocabulary = tokenization.load(stream.splits[0].tokenizer_dir)
     batches = ((step, stream.batch(step)) for step in itertools.count())
     rows = ((step, batch, row) for step, batch in batches for row in range(len(batch.sample_ids)))
     for step, batch, row in itertools.islice(rows, count):

@@ -28,7 +28,7 @@ def choices(encoder: TextEncoder) -> Iterator[EncodedExample]:
     for number in range(10):
         texts = [[TEXTS[number], TEXTS[other]] for other in (1, 2, 3)]
         sequences = [encoder.sequence(pair, f"line {number}") for pair in texts]
-        yield EncodedExample(sequences, {"choice": number % 3})
+        yield EncodedExample(sequences, {"choice": number % 3}, columns={"length": number / 4})
 
 
 @pytest.fixture(scope="module")
@@ -89,4 +89,6 @@ def test_each_row_of_several_tasks_names_its_own(folders, tmp_path) -> None:
     np.testing.assert_array_equal(found["labels_choice"], np.where(choosing, numbers % 3, -100))
     np.testing.assert_array_equal(found["labels_mood"], np.where(choosing, -100, numbers % 3))
     assert np.isnan(found["labels_score"][choosing]).all()
+    expected = np.where(choosing, numbers / 4, np.nan)[:, None]
+    np.testing.assert_array_equal(found["numbers"], expected)
     assert (found["labels_score"][~choosing] == numbers[~choosing] / 2).all()
