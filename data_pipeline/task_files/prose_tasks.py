@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from data_pipeline.errors import DataError
 from data_pipeline.text.documents import read_documents
 from data_pipeline.text.sentences import OTHER_STOPS, sentence_ends
 
@@ -133,10 +134,16 @@ def disagreeing(sentence: str, draw: random.Random) -> str:
 def write_tasks(text: str, out: Path, pairs: int = PAIRS) -> dict[str, int]:
     """Write the files of all tasks; returns how many examples each file has.
 
-    There are at most `pairs` minimal pairs of each phenomenon.
+    There are at most `pairs` minimal pairs of each phenomenon. Raises DataError for a text of which
+    no tasks can be made.
     """
-    out.mkdir(parents=True, exist_ok=True)
     texts_in_order = list(documents(text))
+    if not texts_in_order:
+        raise DataError(
+            f"{text}: has no sentence of {WORDS[0]} to {WORDS[-1]} words between spaces that "
+            "ends with a full stop; these tasks cannot be made of it"
+        )
+    out.mkdir(parents=True, exist_ok=True)
     parts = {
         TRAIN: [
             document for number, document in enumerate(texts_in_order) if (number + 1) % HELD_OUT
@@ -200,13 +207,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--pairs", type=int, default=PAIRS, help=f"of each phenomenon, at most ({PAIRS})"
     )
     given = parser.parse_args(arguments)
-    if next(documents(given.text), None) is None:
-        parser.exit(
-            1,
-            f"{given.text}: has no sentence of {WORDS[0]} to {WORDS[-1]} words between spaces that "
-            "ends with a full stop; these tasks cannot be made of it\n",
-        )
-    for name, examples in write_tasks(given.text, given.out, given.pairs).items():
+    if given.pairs < 0:
+        parser.error(f"--pairs {given.pairs}: must be 0 or more")
+    try:
+        written = write_tasks(given.text, given.out, given.pairs)
+    except (DataError, OSError) as error:
+        parser.exit(1, f"{error}\n")
+    for name, examples in written.items():
         print(f"{given.out / name}: {examples:,} examples")
     for line in _missing(given.out):
         print(line)

@@ -92,3 +92,15 @@ def test_pairs_are_as_many_as_asked_for(text: Path, tmp_path: Path) -> None:
     main([str(text), "--out", str(tmp_path), "--pairs", "7"])
     pairs = read_minimal_pairs(str(tmp_path / "pairs.jsonl"))
     assert Counter(pair.phenomenon for pair in pairs) == {"agreement": 7, "word order": 7}
+
+
+def test_a_text_of_which_no_tasks_can_be_made_is_one_line(tmp_path: Path, capsys) -> None:
+    (tmp_path / "short.txt").write_text("Too short.")
+    for name, why in (("short.txt", "has no sentence of 6 to 30 words"), ("none.txt", "no such")):
+        with pytest.raises(SystemExit) as ended:
+            main([str(tmp_path / name), "--out", str(tmp_path / "out")])
+        assert ended.value.code == 1
+        assert f"{name}: {why}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "short.txt"), "--out", str(tmp_path / "out"), "--pairs", "-1"])
+    assert not (tmp_path / "out").exists()
