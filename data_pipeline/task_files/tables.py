@@ -170,7 +170,7 @@ def list_in(text: str, where: str, field: str) -> list[str]:
     """The texts and numbers of the list in a field, as texts. Raises DataError."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list):
         raise DataError(f'{where}: {field}: {text!r} is no list, such as ["a", "b"]')
@@ -321,9 +321,7 @@ def _record_rows(
                 kinds[field] = ("a number", where)
                 row[field] = "" if value is None else str(value).strip()
                 continue
-            kind = (
-                LIST if field in lists and isinstance(value, list) else _kind(where, field, value)
-            )
+            kind = _kind(where, field, value, may_be_list=field in lists)
             first, first_place = kinds.setdefault(field, (kind, where))
             if kind != first:
                 raise DataError(
@@ -374,7 +372,11 @@ def _number_text(value: Any) -> str:
     return json.dumps(int(value) if is_whole and abs(value) < EXACT else value)
 
 
-def _kind(where: str, field: str, value: Any) -> str:
+def _kind(where: str, field: str, value: Any, may_be_list: bool = False) -> str:
+    if may_be_list and isinstance(value, list):
+        for part in value:
+            _kind(where, field, part)
+        return LIST
     if isinstance(value, str):
         return "text"
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import datetime
 import gzip
 import io
 import json
@@ -21,7 +22,7 @@ from data_pipeline import DataError
 from data_pipeline.task_files.conll import read_conll, read_tagged_records
 from data_pipeline.task_files.contents import present
 from data_pipeline.task_files.questions import AnswerSpan, read_squad
-from data_pipeline.task_files.tables import as_number, read_table
+from data_pipeline.task_files.tables import as_number, list_in, read_table
 
 REVIEWS = [
     ("it 's a charming journey .", "1"),
@@ -446,3 +447,14 @@ def test_conll_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> N
     with pytest.raises(DataError) as error:
         list(read_conll(str(path)))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("part", [b"x", datetime.date(2020, 1, 1), ["nested"]])
+def test_a_list_of_anything_but_texts_and_numbers_is_refused(part, tmp_path: Path) -> None:
+    """Its texts were to be JSON, which has no bytes and no dates."""
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"labels": [[part]]}), path)
+    with pytest.raises(DataError, match=r"a.parquet: row 1: labels: is a \w+; it must be text or"):
+        list(read_table(str(path), {"labels": "labels"}, lists=("labels",)))
+    with pytest.raises(DataError, match=r"a:1: labels: .* is no list"):
+        list_in("[" * 100_000, "a:1", "labels")
