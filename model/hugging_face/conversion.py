@@ -105,8 +105,8 @@ def with_fitting_heads(
     """
     heads, tensors = dict(source.task_heads), dict(state)
     for name, ours in config.task_heads.items():
-        others = heads.keys() - config.task_heads.keys() if renames else set()
-        for other in {name, *others} & heads.keys():
+        others = [other for other in heads if other not in config.task_heads] if renames else []
+        for other in (other for other in (name, *others) if other in heads):
             order = task_heads.label_order(heads[other], ours)
             if heads.get(name) == ours or order is None:
                 continue

@@ -117,3 +117,14 @@ def test_a_branch_begins_as_in_torch_which_its_original_leaves_alone() -> None:
         assert part.bias.abs().sum() > 0
     first, *_, last = (one for one in branches.modules() if isinstance(one, Branch))
     assert not torch.equal(first.narrow.weight, last.narrow.weight)
+
+
+def test_of_several_heads_that_fit_the_first_is_taken() -> None:
+    """A hash chose it, and so each rank another one."""
+    head = model.TaskHeadConfig("regression", pooling="pooler", transform="none")
+    names = [f"score_{number}" for number in range(20)]
+    source = model.EncoderConfig(task_heads=dict.fromkeys(names, head))
+    config = model.EncoderConfig(task_heads={"mine": head})
+    state = {f"task_heads.{name}.linear.weight": torch.zeros(1) + n for n, name in enumerate(names)}
+    _, tensors = model.with_fitting_heads(config, source, state, renames=True)
+    assert tensors["task_heads.mine.linear.weight"] == 0
