@@ -283,4 +283,4 @@ def prune_folder(source: str | Path, out: str | Path, tokens: Sequence[int]) -> 
 def write_config(config: ModelConfig, folder: Path, source: str) -> None:
     """Write model.yaml, which a job can name, beside the weights; `source` goes into a comment."""
     text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
-    (folder / "model.yaml").write_text(f"# The model of {source}\n{text}")
+    (folder / "model.yaml").write_text(f"# The model of {source}\n{text}", encoding="utf-8")

@@ -416,3 +416,11 @@ def test_what_is_written_follows_the_umask_and_says_who_may_not_read_it():
                     read_tensors(path)
             finally:
                 os.seteuid(0)
+
+
+def test_a_name_that_is_not_ascii_is_written_in_any_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "ascii")
+    model.write_config(SMALL, tmp_path, "mod\u00e8le")
+    assert "mod\u00e8le" in (tmp_path / "model.yaml").read_text(encoding="utf-8")
