@@ -113,7 +113,8 @@ class NearDuplicates:
     def write(self, path: Path) -> None:
         """Write the list of the documents that were dropped."""
         lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in self.dropped)
-        path.write_text("".join(lines), encoding="utf-8")
+        # A file's name may hold bytes that are no UTF-8: the escapes are those of JSON.
+        path.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
     def _keys(self, signature: NDArray[np.uint32]) -> list[int]:
         bands = signature[: self._bands * self._rows].reshape(self._bands, self._rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -172,6 +173,17 @@ def test_slices_and_an_interrupted_merge_drop_what_one_build_drops(
     assert listed(tmp_path / "out") == listed(tmp_path / "whole")
     assert check(str(tmp_path / "out")) == []
     assert not (tmp_path / "out" / "signatures.bin").exists()
+
+
+def test_a_file_s_name_may_be_no_utf_8(tmp_path: Path, tokenizer_dir: Path) -> None:
+    """A build of such a file ended, when all was done, in a UnicodeEncodeError."""
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    document = max(make_documents(20), key=len)
+    path.write_text(f"{document}\n\n{changed(document, 1)}\n")
+    options = BuildOptions([str(path)], str(tokenizer_dir), near_duplicates=0.5, **OPTIONS)
+    build(options, str(tmp_path / "out"))
+    (dropped,) = listed(tmp_path / "out")
+    assert dropped["file"] == dropped["kept"]["file"] == str(path)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, tokenizer_dir: Path, monkeypatch) -> None:
