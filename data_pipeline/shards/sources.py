@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -86,7 +86,8 @@ class Remote:
             path = self.fetch(name)
             try:
                 with open(path, "rb") as file:
-                    os.utime(path)
+                    with suppress(OSError):  # of another user, who alone may say that it is used
+                        os.utime(path)
                     file.seek(offset)
                     return file.read(size)
             except FileNotFoundError:

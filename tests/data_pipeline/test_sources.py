@@ -100,6 +100,20 @@ def test_the_cache_is_bounded(
     assert [one.cache_bytes for one in open_corpora(config).values()] == [5e8, 5e8]
 
 
+def test_the_cache_of_another_user_is_read(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only who owns a file, or may write it, can set its time of use."""
+
+    def refuse(path: Path, times: None = None) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("data_pipeline.shards.sources.os.utime", refuse)
+    assert_same_batches(
+        stream(str(corpus.folder), tmp_path), stream(f"file:{corpus.folder}", tmp_path)
+    )
+
+
 def test_a_size_of_copies_that_are_not_made_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^stage_gb: is for stage; set that too, or remove it$"):
         DataConfig(path="corpus", stage_gb=9.0)
