@@ -31,8 +31,9 @@ def rehearsal(job: JobConfig, steps: int) -> JobConfig:
     """The job in this many steps, on a CPU, with narrow models, short sequences and small batches.
 
     Phases, growing batches, schedules, joining and leaving students, ZeRO stages, precisions and
-    depths of models stay. Where a teacher is frozen, all models keep their sizes and weights;
-    elsewhere they begin at random. A student that waits for a score of its teacher begins halfway.
+    depths of models stay. Where a teacher is frozen, all models keep their sizes and weights, and
+    its predictions are not read from `stored`; elsewhere models begin at random. A student that
+    waits for a score of its teacher begins halfway.
 
     Raises TrainingError for a job of examples, OptionError for too few steps for its events.
     """
@@ -57,7 +58,7 @@ def rehearsal(job: JobConfig, steps: int) -> JobConfig:
         steps=steps,
         data=_short(data, scale),
         batch=_few(job, at, scale),
-        teacher=of_learner(job.teacher),
+        teacher=replace(of_learner(job.teacher), stored=None),  # which is of other batches
         students={name: of_learner(student) for name, student in job.students.items()},
         evaluation=replace(
             job.evaluation, every=None, sequences=min(SCORED, job.evaluation.sequences)

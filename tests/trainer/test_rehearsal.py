@@ -74,6 +74,12 @@ def test_layers_that_are_mapped_to_layers_are_not_steps():
     assert (first, last > STEPS) == (0, True)
 
 
+def test_a_teacher_whose_predictions_are_stored_runs_since_they_are_of_other_batches():
+    job = job_of("pkd", "students.pkd.objective.pkd=null", "teacher.stored.path=anywhere")
+    assert job.teacher.stored is not None
+    assert rehearsal(job, STEPS).teacher.stored is None
+
+
 def test_a_student_that_waits_for_a_score_joins_halfway():
     small = rehearsal(job_of("demo"), STEPS)
     start = small.students["distilbert"].start
