@@ -73,6 +73,9 @@ def test_what_is_missing_is_made_and_nothing_else(ended, scored, monkeypatch):
     conclusion.finalize(ended)
     assert scored == ["teacher", "students/tinybert"]
     assert not ended.missing_exports({"learners": {name: {} for name in LEARNERS}})
+    assert RunFolder(ended.path / "none").missing_exports(
+        {"learners": {"teacher": {"export_of_average": "exports/teacher.average"}}}
+    ) == ["teacher"]
     scored.clear()
     opened.clear()
     cut(ended.evaluation)

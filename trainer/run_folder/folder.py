@@ -103,15 +103,20 @@ class RunFolder:
 
         That of its averaged weights stands beside it: no learner's name has a dot.
         """
-        return self.exports / (learner.removeprefix("students/") + AVERAGED * average)
+        suffix = AVERAGED if average else ""
+        return self.exports / f"{learner.removeprefix('students/')}{suffix}"
 
     def missing_exports(self, results: Mapping[str, Any]) -> list[str]:
         """The learners of a run's final results with an incomplete export."""
+
+        def is_complete(folder: Path) -> bool:
+            return all((folder / file).is_file() for file in EXPORTED)
+
         return [
             name
             for name, facts in results["learners"].items()
-            for average in (False, True)[: 1 + ("export_of_average" in facts)]
-            if not all((self.export(name, average=average) / file).is_file() for file in EXPORTED)
+            if not is_complete(self.export(name))
+            or ("export_of_average" in facts and not is_complete(self.export(name, average=True)))
         ]
 
     def has_final_report(self) -> bool:
