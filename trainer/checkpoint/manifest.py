@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from data_pipeline.shards.manifest import sha256
@@ -223,4 +223,6 @@ class Fragments:
                 raise CheckpointError(
                     f"{path}: the run has deleted this checkpoint; try again with a newer one"
                 ) from None
+            except SafetensorError as error:
+                raise CheckpointError(f"{path} is damaged ({error})") from None
         return self._open[index]

@@ -96,7 +96,7 @@ def _check_same_parameters(pieces: Sequence[Piece], saved: Mapping[str, TensorRe
             raise CheckpointError(
                 f"{name} has shape {list(piece.shape)} in the model and {record.shape} stored"
             )
-        if record.group == layout.FROZEN != piece.group:
+        if record.group == layout.FROZEN and piece.group != layout.FROZEN:
             raise CheckpointError(f"{name} is trained, but frozen in the checkpoint")
 
 

@@ -56,6 +56,15 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(
     assert lines[0].endswith("using the checkpoint before step 3")
 
 
+def test_a_file_that_was_truncated_since_it_was_verified_is_named(
+    run: tuple[Path, Attempt],
+) -> None:
+    checkpoint = newest(run[0])
+    truncate(path := checkpoint.path / FILES[0])
+    with pytest.raises(CheckpointError, match=rf"^{path} is damaged \(.*\)$"):
+        checkpoint.master_weights("teacher")
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_cannot_be_opened_is_no_damage(run: tuple[Path, Attempt], file: str) -> None:
     """An older checkpoint would lose steps. A loop of links acts as no permission."""
