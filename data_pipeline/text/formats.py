@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import sys
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -312,7 +311,7 @@ def _refuse_other_than_text(path: str, head: bytes, content: bytes) -> None:
 def _head(path: str) -> bytes:
     """The first bytes of a file's contents; those of standard input can still be read after."""
     if path == text_files.STDIN:
-        buffer = sys.stdin.buffer
-        return buffer.peek(HEAD_BYTES) if isinstance(buffer, io.BufferedReader) else b""
+        file = text_files.open_text(path)
+        return file.peek(HEAD_BYTES) if isinstance(file, io.BufferedReader) else b""
     with text_files.open_text(path) as file, text_files.decompressing(path):
         return file.read(HEAD_BYTES)

@@ -10,6 +10,7 @@ import html
 import io
 import json
 import lzma
+import os
 import re
 import sys
 import zipfile
@@ -101,6 +102,17 @@ def test_standard_input_may_be_json_lines(monkeypatch: pytest.MonkeyPatch) -> No
     raw = io.BytesIO(LINES.encode())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(raw)))  # type: ignore
     assert list(read_documents(["-"])) == DOCUMENTS
+
+
+@pytest.mark.parametrize("text", [LINES, "\n\n".join(DOCUMENTS)])
+def test_a_pipe_is_read_from_its_beginning(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that tell its format were lost: the first 4 to 8 KiB of the text."""
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "w") as pipe:
+        pipe.write(text)
+        pipe.close()
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert list(read_documents(["-"])) == DOCUMENTS
 
 
 @pytest.mark.parametrize(
