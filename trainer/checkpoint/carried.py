@@ -30,6 +30,7 @@ from trainer.checkpoint.manifest import (
     read_manifest,
 )
 from trainer.checkpoint.reader import Checkpoint
+from trainer.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,15 @@ class Carried:
         """Copy this rank's share into the checkpoint in `folder`, durably, and verify it.
 
         Raises:
-            CheckpointError: a file does not match its checksum.
+            CheckpointError: a file does not match its checksum; names it.
         """
         for file in self.files[rank::ranks]:
             copy_durably(self.source / file.path, folder / file.path)
-            check_file(folder, file)
+            try:
+                check_file(folder, file)
+            except CheckpointError:
+                check_file(self.source, file)  # names the source, where the damage is there
+                raise
 
     def records(self, first_file: int) -> dict[str, LearnerRecord]:
         """The learners' records when `files` start at index `first_file` of the manifest."""

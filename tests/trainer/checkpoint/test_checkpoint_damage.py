@@ -15,6 +15,7 @@ import torch
 from tests.trainer.checkpoint.saving import is_whole, newest, save
 from trainer.checkpoint import reader
 from trainer.checkpoint.attempts import Attempt, published
+from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import all_steps
 from trainer.checkpoint.reader import Checkpoint, newest_intact
 from trainer.errors import CheckpointError, UnreadableCheckpoint
@@ -63,6 +64,17 @@ def test_a_file_that_was_truncated_since_it_was_verified_is_named(
     truncate(path := checkpoint.path / FILES[0])
     with pytest.raises(CheckpointError, match=rf"^{path} is damaged \(.*\)$"):
         checkpoint.master_weights("teacher")
+
+
+def test_a_damaged_file_that_the_next_checkpoint_would_take_over_is_named_where_it_is(
+    run: tuple[Path, Attempt], tmp_path: Path
+) -> None:
+    checkpoint = newest(run[0])
+    carried = Carried.of(checkpoint, ["teacher"])
+    flip_a_bit(path := checkpoint.path / FILES[0])
+    (tmp_path / "next" / "teacher").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=rf"^{path} is damaged"):
+        carried.copy(tmp_path / "next", 0, 1)
 
 
 @pytest.mark.parametrize("file", FILES)
