@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from tests.conftest import tandem
 from tests.faults.jobs import LIMIT, STOPPED, arguments, reach, start_program
 from tests.waiting import until
 from trainer.checkpoint.attempts import published
+from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.reader import Checkpoint
 from trainer.lifecycle import forking
 from trainer.run_folder import metrics
@@ -180,16 +180,22 @@ def test_a_fork_from_a_step_that_is_not_there_lists_those_that_are(stopped):
     )
 
 
-def test_a_fork_of_what_the_run_deletes_meanwhile_is_one_line(stopped, monkeypatch):
+@pytest.mark.parametrize(("owner", "reads"), [(Checkpoint, "verify"), (forking, "branch")])
+def test_a_fork_of_what_the_run_deletes_meanwhile_is_one_line(stopped, monkeypatch, owner, reads):
     folder, _ = stopped
-    deleted = folder.checkpoints / "step/manifest.json"
+    step = published(folder.checkpoints)[0]
+    deleted, aside = folder.checkpoints / step_name(step), folder.path / "aside"
+    read = getattr(owner, reads)
 
     def gone(*arguments: object, **named: object) -> None:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(deleted))
+        deleted.rename(aside)
+        read(*arguments, **named)
 
-    monkeypatch.setattr(forking, "branch", gone)
-    step = published(folder.checkpoints)[0]
-    answer = command("fork", folder.path, "--step", step, "--name", "late")
+    monkeypatch.setattr(owner, reads, gone)
+    try:
+        answer = command("fork", folder.path, "--step", step, "--name", "late")
+    finally:
+        aside.rename(deleted)
     assert answer.exit_code == 1
     assert answer.output.startswith(f"tandem: {deleted} is gone: the run keeps newer")
 

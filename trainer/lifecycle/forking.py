@@ -4,12 +4,13 @@ A fork may change what its source cannot (see `trainer.lifecycle.continuity`): t
 then begins at the fork's step, or the shape of a student, which then starts over.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     if step not in steps:
         raise missing(run.checkpoints, step, steps)
     checkpoint = Checkpoint(run.checkpoints, step)
-    checkpoint.verify()
+    with _while_kept(checkpoint.path):
+        checkpoint.verify()
     text, source = checkpoint.trainer_state["config"], str(checkpoint.path)
     before = configs.load_text(text, JobConfig, "job", [], source)
     now = configs.load_text(
@@ -82,19 +84,10 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     learners = _that_come_along(checkpoint, before, now)
     all_changes = list(changes(before, now))
     new.path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with unfinished(new.path) as beside:
-            _fill(
-                RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, all_changes
-            )
-            os.rename(beside, new.path)
-        fsync(new.path.parent)
-    except FileNotFoundError as error:
-        if not _is_below(error.filename, run.checkpoints):
-            raise
-        raise CheckpointError(
-            f"{error.filename} is gone: the run keeps newer checkpoints only; fork one of them"
-        ) from None
+    with _while_kept(checkpoint.path), unfinished(new.path) as beside:
+        _fill(RunFolder(beside), run, step, now, learners, checkpoint.trainer_state, all_changes)
+        os.rename(beside, new.path)
+    fsync(new.path.parent)
     begin_anew = [learner for learner in checkpoint.learners if learner not in learners]
     return Fork(new, step, [str(change) for change in all_changes], begin_anew)
 
@@ -113,8 +106,17 @@ def _with_own_examples(before: JobConfig, now: JobConfig, overrides: Sequence[st
     return with_examples(now, {key for key, _ in kept} - named)
 
 
-def _is_below(path: str | None, folder: Path) -> bool:
-    return path is not None and Path(path).resolve().is_relative_to(folder.resolve())
+@contextlib.contextmanager
+def _while_kept(checkpoint: Path) -> Iterator[None]:
+    """Raise a CheckpointError that says so where a live run deletes the checkpoint meanwhile."""
+    try:
+        yield
+    except (FileNotFoundError, CheckpointError):
+        if checkpoint.exists():
+            raise
+        raise CheckpointError(
+            f"{checkpoint} is gone: the run keeps newer checkpoints only; fork one of them"
+        ) from None
 
 
 def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) -> list[str]:
