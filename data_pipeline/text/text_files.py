@@ -159,8 +159,8 @@ class _Pollable(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """None where `is_quiet` asks and nothing has come."""
-        if self._polls and not select.select([self._file], [], [], PAUSE_SECONDS)[0]:
+        """None where `is_quiet` asks and nothing has come; else it waits for a byte or the end."""
+        if not select.select([self._file], [], [], PAUSE_SECONDS if self._polls else None)[0]:
             return None
         size = 0 if self._ended else self._file.readinto(buffer)
         self._ended = size == 0  # a terminal would be asked again

@@ -13,6 +13,7 @@ import lzma
 import os
 import re
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -113,6 +114,18 @@ def test_a_pipe_is_read_from_its_beginning(text: str, monkeypatch: pytest.Monkey
         pipe.close()
         monkeypatch.setattr(sys, "stdin", stdin)
         assert list(read_documents(["-"])) == DOCUMENTS
+
+
+def test_a_pipe_that_does_not_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell, or a program that has the pipe too, may have set it so."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with open(reading) as stdin, open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        later = threading.Timer(0.2, lambda: (pipe.write("\n\n".join(DOCUMENTS)), pipe.close()))
+        later.start()
+        assert list(read_documents(["-"])) == DOCUMENTS
+        later.join()
 
 
 @pytest.mark.parametrize(
