@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from configs.rules import FRACTION, INDEX, OneOf, Range, Unit
+from configs.rules import FRACTION, INDEX, OneOf, Range, Unit, positive
 from configs.section import Refusal, Section
 
 UNITS = ("token", "word", "ngram", NEXT_TOKEN := "next_token")
@@ -31,7 +31,7 @@ class MaskingConfig(Section):
     ] = 0
     held_out_rate: Annotated[
         float | None,
-        FRACTION,
+        positive(1.0),
         "The rate at which held-out text is masked, so that runs of different rates can be "
         "compared; null: `final_rate`, or else `rate`.",
     ] = None

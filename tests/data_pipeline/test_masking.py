@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import ConfigError, typed
 from data_pipeline import DataConfig, MaskingConfig, PhaseConfig
 from data_pipeline.hashing import array_keys
 from data_pipeline.masking import words as word_masking
@@ -351,3 +352,9 @@ def test_a_rate_that_masks_no_token_is_refused(masking: dict, key: str) -> None:
     phases = [PhaseConfig(from_step=5, sequence_length=8)]
     with pytest.raises(ValueError, match=rf"masking\.{key}: "):
         DataConfig(path="corpus", masking=MaskingConfig(**masking), phases=phases)
+
+
+def test_held_out_text_is_not_masked_at_a_rate_of_0() -> None:
+    """It was masked at the rate of training, as if the key were not there."""
+    with pytest.raises(ConfigError, match=r"data\.masking\.held_out_rate: must be "):
+        typed.build({"masking": {"held_out_rate": 0}}, DataConfig, "data")
