@@ -62,7 +62,8 @@ class WordVectors:
         cosines = self._unit @ vector
         if left_out is not None:
             cosines[left_out] = -np.inf
-        order = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
+        others = len(self.words) - (left_out is not None)
+        order = np.argsort(-cosines, kind="stable")[: min(count, others)]
         return [self.words[number] for number in order.tolist()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -130,6 +131,7 @@ def test_the_nearest_words_are_those_of_the_largest_cosine(tmp_path) -> None:
     vectors = WordVectors.read(file)
     assert vectors.nearest("king", 2) == ["queen", "man"]
     assert vectors.nearest("king", 9) == ["queen", "man", "apple"]
+    assert vectors.nearest_to(np.float32([1, 0]), 9) == ["king", "queen", "man", "apple"]
     assert vectors.nearest("nobody", 2) == []
     assert vectors.nearest("King", 2) == []  # as in the code: it is not in the file
     file.write_text("Rome 1 0\nparis 1 1\n")
