@@ -100,8 +100,10 @@ SMALLEST = 2.0**-60  # a largest value that still has a scale
 def use_float8(layers: nn.Module) -> None:
     """Let every `Dense` of `layers` compute in 8 bits, where its sizes are multiples of 16."""
     for part in layers.modules():
-        if isinstance(part, Dense) and not part.in_features % MULTIPLE:
-            part.product = part.product if part.out_features % MULTIPLE else float8_linear
+        if isinstance(part, Dense) and not (
+            part.in_features % MULTIPLE or part.out_features % MULTIPLE
+        ):
+            part.product = float8_linear
 
 
 def try_float8(device: torch.device) -> None:
