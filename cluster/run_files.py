@@ -3,6 +3,7 @@
 Torn or foreign lines and files are left out, so that they do not hide the rest.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -106,7 +107,8 @@ def newest_checkpoint(run: Path) -> tuple[int | None, float | None]:
     attempt, known = _found_checkpoints(run)
     for step in sorted(folders, reverse=True):
         if step in known or _writer(folders[step]) >= attempt:
-            return step, time.time() - folders[step].stat().st_mtime
+            with contextlib.suppress(FileNotFoundError):  # a live run has just deleted it
+                return step, time.time() - folders[step].stat().st_mtime
     return None, None
 
 

@@ -1,14 +1,16 @@
 """`tandem status`, for run folders in every state that a run can be in."""
 
 import json
+import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from cluster import LaunchError, commands
+from cluster import LaunchError, commands, run_files
 from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob
 from cluster.status import read_array, read_run, read_runs, to_json
@@ -24,6 +26,18 @@ def run(tmp_path):
 def test_new_run(run):
     status = read_run(run.path, [])
     assert (status.state, status.step, status.steps) == ("new", 0, 100)
+
+
+def test_a_checkpoint_that_a_live_run_deletes_meanwhile_hides_nothing_else(run, monkeypatch):
+    run.save(10)
+    run.save(20)
+
+    def deleted(checkpoint):
+        shutil.rmtree(run.path / "checkpoints" / "step-000000020", ignore_errors=True)
+        return math.inf
+
+    monkeypatch.setattr(run_files, "_writer", deleted)
+    assert read_run(run.path, []).checkpoint == 10
 
 
 def test_running_here(run):
