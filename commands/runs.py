@@ -95,7 +95,9 @@ def submit(
     for option in sorted({name for name, value in given.items() if value} - OPTIONS[kind]):
         raise click.UsageError(f"--{option} does not go with `tandem submit {command}`")
     names = _names(words, kind)
-    rest = [word for word in words if word not in names]
+    rest = [*words]
+    for name in names:  # the first of its kind: an option's value behind it may be the same word
+        rest.remove(name)
     pairs = list(zip(rest, ("", *rest), strict=False))
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
@@ -232,7 +234,6 @@ def _require_startable(job: JobConfig, seeds: Sequence[int], stores_first: bool)
 
 def _is_override(word: str, before: str) -> bool:
     """Whether a word is a job's key=value, rather than an sbatch option or its value."""
-
     from trainer.config import JobConfig
 
     key, equals, _ = word.partition("=")

@@ -105,9 +105,10 @@ def test_seeds(tmp_path, capsys):
 def test_words_of_the_job_and_words_of_sbatch(capsys):
     """In any order; a word that is neither is refused, with the nearest key."""
     words = ["demo", "steps=7", "--export", "A=1", "--exclusive", "seed=3", "--time=1:00:00"]
-    said = CliRunner().invoke(tandem.main, ["submit", *words, "--comment=a=b", "--dry-run"])
+    words += ["--comment=a=b", "--partition", "demo"]  # called as the job is
+    said = CliRunner().invoke(tandem.main, ["submit", *words, "--dry-run"])
     assert said.exit_code == 0, said.output
-    for option in ("export=A=1", "exclusive", "time=1:00:00", "comment=a=b"):
+    for option in ("export=A=1", "exclusive", "time=1:00:00", "comment=a=b", "partition=demo"):
         assert f"#SBATCH --{option}\n" in said.output
     uneven = CliRunner().invoke(tandem.main, ["submit", "demo", "--nodes", "3", "--dry-run"])
     assert "16 sequences do not divide over 3 x 1 ranks" in uneven.output
