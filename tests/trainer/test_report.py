@@ -16,7 +16,7 @@ from tests.waiting import read, until
 from trainer.report.chart import curve
 from trainer.report.curves import is_term
 from trainer.report.page import LiveReport, render, write_report
-from trainer.report.table import student_table
+from trainer.report.table import as_text, plain_table, student_table
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.columns import ACCURACY, LOSS, NUMBER, Column
@@ -336,6 +336,17 @@ def test_the_table_keeps_long_export_paths_on_one_line():
     results = evaluation(["half"])
     results["learners"]["teacher"]["export"] = "/very/long" * 20
     assert "/very/long" * 20 in student_table(results)
+
+
+def test_the_table_reads_no_markup_in_a_users_words():
+    table = plain_table("class", "examples")
+    for label in ("[neg]", ":smile:", "data[/x]"):
+        table.add_row(label, "1")
+    assert [line.split()[0] for line in as_text(table).splitlines()[1:]] == [
+        "[neg]",
+        ":smile:",
+        "data[/x]",
+    ]
 
 
 def test_a_head_that_is_not_trained_has_words_for_scores_and_no_place_in_the_picture(make):

@@ -70,7 +70,8 @@ def plain_table(first: str, *others: str) -> Table:
 def as_text(table: Table) -> str:
     """The lines of a table, without colours; none is wrapped, so that paths can be copied."""
     out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(table)
+    # Cells hold a user's words: [b] in a label or a path is no markup.
+    Console(file=out, width=WIDTH, color_system=None, markup=False, emoji=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
