@@ -14,7 +14,7 @@ from cluster.planning.plan import JOINT, SEPARATE, SHARED, Plan
 from configs.plan_facts import CacheFacts, JobFacts
 from configs.progress import counted, duration
 
-WIDTH = 100
+WIDTH = 10_000  # wider than any table, so that no name or number is cut
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
 _SCALES = (("B", 1e9), ("M", 1e6), ("K", 1e3))
 FROM_GPU = "from a GPU to its host"

@@ -243,7 +243,9 @@ def test_what_is_recommended_for_a_frozen_teacher_can_be_set():
 
 def test_a_plan_scales_to_thousands_of_gpus():
     cache = CacheFacts(shard_bytes=2**26, limit_gb=50)
-    job = dataclasses.replace(JOB, rows=8192, steps=10**8, cache=cache)
+    teacher = dataclasses.replace(JOB.learners[0], name="teacher" * 8)
+    learners = (teacher, *JOB.learners[1:])
+    job = dataclasses.replace(JOB, rows=8192, steps=10**8, cache=cache, learners=learners)
     plan = make_plan(job, Machine(H100, nodes=2, price=2.0))
     assert plan.scaling[-1].gpus == 4096
     assert plan.cost == pytest.approx(2 * plan.gpu_hours)
@@ -255,6 +257,7 @@ def test_a_plan_scales_to_thousands_of_gpus():
     assert "zero_stage 0" in text
     assert "each of its 4,096 sequences of a step, 275 GB (data.cache_gb: 50)" in text
     assert all(len(line) <= 130 for line in text.splitlines())
+    assert "…" not in text, "a long name cuts off numbers"
 
 
 def test_a_device_is_known_by_the_name_torch_gives_it():
