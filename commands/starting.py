@@ -83,8 +83,9 @@ def _answers(
     here = HARDWARE[_ask("--hardware", hardware, "What will it run on?", "gpu", titles)]
     if is_pretraining:
         teacher = _ask("--teacher", teacher, "The teacher, a name of `list models`", here.teacher)
-        names = _ask("--student", " ".join(student) or None, "Students", " ".join(here.students))
-        student = tuple(names.replace(",", " ").split())
+        if not student:
+            names = _ask("--student", None, "Students", " ".join(here.students))
+            student = tuple(names.replace(",", " ").split())
     output_dir = _ask("--output-dir", output_dir, "The folder of the runs", "runs")
     made = Answers(purpose, path.stem, data, output_dir, here, model, teacher or "", student, task)
     if reads_text:

@@ -60,7 +60,11 @@ def test_a_job_that_pretrains_and_distils(tmp_path, hardware):
 
 def test_a_student_of_the_teachers_width_begins_with_its_layers(tmp_path):
     words = ("--for", "pretrain", "--data", "text", "--teacher", "bert_base")
-    students = ("--student", "distilbert", "--student", "bert_small")
+    path = tmp_path / "my models" / "tiny.yaml"
+    path.parent.mkdir()
+    path.write_text("base: bert_tiny\n")
+    names = ("distilbert", "bert_small", str(path))
+    students = [word for name in names for word in ("--student", name)]
     job = written(tmp_path / "mine.yaml", *words, *students, "--output-dir", "/scratch/my runs")
     assert job.students["distilbert"].init.teacher_layers == [0, 2, 4, 6, 8, 10]
     assert job.students["bert_small"].init.teacher_layers is None
