@@ -234,15 +234,25 @@ def _examples_file(
     named = all(isinstance(row, Mapping) for row in examples)
     fields: Sequence[str] = ["text"]
     if folder is not None and not named:
-        from trainer.prediction.fine_tuned import FineTuned
-
-        tuned = FineTuned.of(folder, from_pretrained(folder), head)
-        fields = [*tuned.facts.fields, *tuned.head.numbers]
+        fields = _fields_of(folder, head)
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "examples.jsonl"
         rows = (json.dumps(_row(place, row, fields)) for place, row in enumerate(examples))
         path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         yield str(path), {} if named else {field: field for field in fields}
+
+
+def _fields_of(folder: Path, head: str | None) -> list[str]:
+    """The fields that the model in `folder` reads of an example, in order."""
+    from data_pipeline.task_files.parallel import SOURCE
+    from model import Ability, read_config
+    from trainer.task_facts import TaskFacts, chosen_head
+
+    config = read_config(folder)
+    if Ability.GENERATE in config.abilities:
+        return [SOURCE]
+    name = chosen_head(folder, [*config.task_heads], head)
+    return [*TaskFacts.read(folder, name).fields, *config.task_heads[name].numbers]
 
 
 def _row(place: int, example: Example, fields: Sequence[str]) -> dict[str, Any]:

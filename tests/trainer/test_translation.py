@@ -20,7 +20,7 @@ import configs
 import tandem
 from configs import ConfigError
 from data_pipeline import MASKED, Corpus, DataError, ExampleSplit, TextEncoder
-from data_pipeline.task_files.parallel import Languages, read_pairs
+from data_pipeline.task_files.parallel import SOURCE, TARGET, Languages, read_pairs
 from model import Ability, build, from_pretrained, save_pretrained
 from model.kinds.seq2seq import Seq2SeqConfig
 from tests.distributed import run_distributed
@@ -33,6 +33,7 @@ from trainer.objectives.row_losses import cross_entropy_rows
 from trainer.objectives.task import Part
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run_folder.folder import RunFolder
+from trainer.task_facts import TaskFacts, write_facts
 from trainer.tasks.translation import BleuMetric, References, Translation, bleu_counts, bleu_of
 
 WORDS = ["the", "of", "and", "to", "in", "was", "his"]
@@ -259,6 +260,21 @@ def test_pairs_that_cannot_be_read_are_refused(folder, corpus, texts, message) -
         (folder / f"bad.{language}").write_text(text)
     with pytest.raises(DataError, match=message):
         with_examples(load(folder, corpus, "data.train=bad.xx"))
+
+
+def test_texts_are_translated_from_python_too_and_one_without_a_token_is_none(
+    corpus, tmp_path
+) -> None:
+    sizes = {"hidden_size": 16, "layers": 1, "decoder_layers": 1, "heads": 2, "ffn_size": 32}
+    config = Seq2SeqConfig(vocab_size=600, max_positions=20, **sizes)
+    save_pretrained(build(config, seed=0), tmp_path, corpus / "tokenizer")
+    settings = {"task": "translation", "max_length": 4}
+    facts = TaskFacts((SOURCE, TARGET), sequence_length=20, settings=settings)
+    write_facts(tmp_path, {MASKED: facts})
+    texts = ["the of and", "\u200b", "in"]
+    told = tandem.predict(tmp_path, texts)
+    assert [answer["translation"] is None for answer in told] == [False, True, False]
+    assert told == tandem.predict(tmp_path, [{SOURCE: text} for text in texts])
 
 
 def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_path) -> None:

@@ -190,8 +190,10 @@ def translations(
 
 
 def _encoded(encoder: TextEncoder, text: str, where: str) -> list[int]:
-    """The tokens of a text; none of a blank one."""
-    return encoder.sequence([text], where)[0].tolist() if text.strip() else []
+    """The tokens of a text; none of one that has none."""
+    with suppress(EmptyText):
+        return encoder.sequence([text], where)[0].tolist()
+    return []
 
 
 @torch.inference_mode()
