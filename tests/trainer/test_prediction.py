@@ -404,10 +404,11 @@ def test_texts_that_are_cut_are_counted_once(exported, tmp_path, caplog) -> None
     assert f"standard input: {told}1" in caplog.text, "not each of its choices"
 
 
-def test_blank_queries_have_answers_too(exported, tmp_path, caplog) -> None:
+@pytest.mark.parametrize("nothing", [" ", "\u200b"])
+def test_blank_queries_have_answers_too(exported, tmp_path, caplog, nothing: str) -> None:
     head = TaskHeadConfig(VECTOR, pooling=POOLINGS["mean"], transform="none", normalise=True)
     folder = exported(head, TaskFacts((), sequence_length=64, settings={"task": "retrieval"}))
-    queries = f"{TEXTS[0]}\n \n{TEXTS[2]}\n"
+    queries = f"{TEXTS[0]}\n{nothing}\n{TEXTS[2]}\n"
     first, blank, third = predicted(folder, "-", given=queries)
     assert blank == {"query": "2", "vector": None}
     assert len(first["vector"]) == len(third["vector"]) > 1
@@ -417,6 +418,13 @@ def test_blank_queries_have_answers_too(exported, tmp_path, caplog) -> None:
     assert [len(one["documents"]) for one in ranked] == [4, 0, 4]
     assert [one["documents"][0]["id"] for one in (ranked[0], ranked[2])] == ["0", "2"]
     assert caplog.text.count("rows without a text, whose answers are null: 1") == 2
+    facts = TaskFacts(("text_a", "text_b"), sequence_length=64, settings={"task": "reranking"})
+    crossed = exported(TaskHeadConfig(REGRESSION), facts)
+    run = tmp_path / "run.txt"
+    run.write_text("1 Q0 3 1 1 x\n2 Q0 1 1 1 x\n2 Q0 0 2 3 x\n")
+    files = ("--documents", tmp_path / "d.jsonl", "--candidates", run)
+    _, blank, _ = predicted(crossed, "-", *files, given=queries)
+    assert [one["id"] for one in blank["documents"]] == ["0", "1"], "as they were ranked"
 
 
 def test_blank_records_have_answers_too(exported, tmp_path, caplog) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from configs.errors import OptionError
 from configs.typed import shown
-from data_pipeline import EmptyText
+from data_pipeline import EmptyText, TextEncoder
 from data_pipeline.task_files.contents import place, read_lines
 from data_pipeline.task_files.retrieval import RetrievalText, read_queries
 from data_pipeline.text.text_files import STDIN
@@ -87,10 +87,9 @@ class VectorPredictor(Predictor):
 
     def queries(self, path: str) -> Iterator[Query]:
         for query in queries_in(path, self._task.numbered_by_order, self.facts.encoding):
-            is_blank = not query.text.strip()
-            self.unanswered += is_blank
-            sequences = [] if is_blank else [self._task.query_sequence(query, self.encoder)]
-            yield Query(sequences, query)
+            segments = query_segments(query, self._task, self.encoder)
+            self.unanswered += not segments
+            yield Query([segments] if segments else [], query)
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         vectors = [vector.tolist() for vector in outputs]
@@ -99,6 +98,13 @@ class VectorPredictor(Predictor):
     @cached_property
     def _task(self) -> Retrieval:
         return self.facts.section(Retrieval)
+
+
+def query_segments(query: RetrievalText, task: Retrieval, encoder: TextEncoder) -> Segments:
+    """The segments that are read of a query; none of one without a token."""
+    with suppress(EmptyText):
+        return task.query_sequence(query, encoder) if query.text.strip() else []
+    return []
 
 
 def queries_in(path: str, numbered_by_order: bool, encoding: str) -> Iterator[RetrievalText]:

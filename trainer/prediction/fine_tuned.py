@@ -208,7 +208,7 @@ class FineTuned:
     def early_outputs(
         self, sequences: Sequence[Segments], speed: float
     ) -> list[tuple[Tensor, int]]:
-        """The outputs of branches (`passes.early_outputs`). Raises ModelError without any."""
+        """The outputs of branches (`early_outputs`). Raises ModelError without any."""
         if not self.head.branches:
             why = "--speed: the model has no branches; `tandem finetune fastbert` trains them"
             raise ModelError(f"{self.folder}: {why}")

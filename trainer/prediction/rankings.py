@@ -1,18 +1,19 @@
 """Documents ranked for queries: found by their vectors, or re-ranked by scores of pairs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from configs.errors import OptionError
-from data_pipeline import DataError
+from data_pipeline import DataError, EmptyText
 from data_pipeline.task_files.collection import COUNTED, Collection, best_first, present_in
 from data_pipeline.task_files.retrieval import read_retrieval_documents
 from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
-from trainer.prediction.embedding import queries_in
+from trainer.prediction.embedding import queries_in, query_segments
 from trainer.prediction.fine_tuned import FineTuned, sorted_together, tell_incomplete
 from trainer.scoring.ranking_metric import nearest_documents, with_others
 from trainer.tasks.reranking import Reranking
@@ -62,12 +63,14 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     unanswered = 0
     asked_for = queries_in(queries, task.numbered_by_order, encoding)
     for some in sorted_together(asked_for, path=queries):
-        asked = [task.query_sequence(query, encoder) for query in some if query.text.strip()]
-        unanswered += len(some) - len(asked)
-        outputs, none = iter(tuned.outputs(asked)), torch.zeros_like(vectors[0])
-        read = torch.stack([next(outputs) if query.text.strip() else none for query in some])
-        for query, scores, rows in zip(some, *nearest_documents(read, vectors, count), strict=True):
-            ids = (known[row].id for row in rows.tolist() if query.text.strip())
+        asked = [query_segments(query, task, encoder) for query in some]
+        unanswered += asked.count([])
+        outputs = iter(tuned.outputs([segments for segments in asked if segments]))
+        none = torch.zeros_like(vectors[0])
+        read = torch.stack([next(outputs) if segments else none for segments in asked])
+        nearest = nearest_documents(read, vectors, count)
+        for query, segments, scores, rows in zip(some, asked, *nearest, strict=True):
+            ids = (known[row].id for row in rows.tolist() if segments)
             yield _answer(query.id, dict(zip(ids, scores.tolist(), strict=False)))
     tell_incomplete(queries, unanswered, encoder)
 
@@ -83,12 +86,7 @@ def _reranked(
     listed = collection.ranking(candidates)
     for number in range(len(collection.queries)):
         ranked = listed.get(number, {})
-        first = [
-            document
-            for document in best_first(ranked, count)
-            if collection.documents[document].text
-        ]
-        scores = _pair_scores(tuned, collection, number, first)
+        scores = _pair_scores(tuned, collection, number, [*best_first(ranked, count)])
         all_scores = with_others(scores, ranked) if scores else ranked
         ids = {collection.documents[document].id: score for document, score in all_scores.items()}
         yield _answer(collection.queries[number].id, ids)
@@ -99,15 +97,14 @@ def _reranked(
 def _pair_scores(
     tuned: FineTuned, collection: Collection, query: int, documents: Sequence[int]
 ) -> dict[int, float]:
-    asked = collection.queries[query].text
-    if not asked or not documents:
-        return {}
-    texts = [collection.documents[document] for document in documents]
-    pairs = [tuned.encoder.sequence([asked, document.text], document.where) for document in texts]
-    return {
-        document: score.item()
-        for document, score in zip(documents, tuned.outputs(pairs), strict=True)
-    }
+    """The scores of these documents; none of a pair in which a text has no token."""
+    asked, pairs = collection.queries[query].text, {}
+    for document in documents:
+        text = collection.documents[document]
+        with suppress(EmptyText):
+            pairs[document] = tuned.encoder.sequence([asked, text.text], text.where)
+    outputs = tuned.outputs([*pairs.values()])
+    return {document: score.item() for document, score in zip(pairs, outputs, strict=True)}
 
 
 def _answer(query: str, scores: Mapping[str, float]) -> dict[str, Any]:
