@@ -1,12 +1,13 @@
 """Option types that click lacks, and options of several commands."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+import configs
 from configs.typed import shown
 
 
@@ -135,13 +136,22 @@ def numbers(context: click.Context, parameter: click.Parameter, text: str | None
     return seeds
 
 
+def assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The values of nested sections as ``key=value``; those by step or layer stay together."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value and not all(map(str.isdecimal, value)):
+            yield from assignments(value, f"{above}{key}.")
+        else:
+            yield configs.assignment(f"{above}{key}", value)
+
+
 def refuse_set_twice(overrides: Sequence[str], options: Mapping[str, object]) -> None:
     """Raise UsageError for a key of the job that an option sets too.
 
     options: the values of ``--model`` and ``--seeds``, by these words; a false one is not given.
     """
     keys = {MODEL: "--model", "seed": "--seeds"}
-    for word in overrides:
+    for word in assignments(configs.assigned(overrides)):  # teacher.init={pretrained: x} too
         key = word.partition("=")[0]
         if options.get(option := keys.get(key, "")):
             raise click.UsageError(f"{key}: {option} sets this; give only one of the two")

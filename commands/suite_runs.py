@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import configs
 from commands.job_configs import changes_since_run, load_job, prepare
+from commands.options import assignments
 from configs.interpolation import expanded
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ def prepare_suite(
     suite = configs.load(name, SuiteConfig, "suite")
     _refuse_own_keys(suite, overrides)
     models = _models(folders, untrained)
-    shared = tuple(_assignments(suite.job))
+    shared = tuple(assignments(suite.job))
 
     def words(task: SuiteTaskConfig, model: SuiteModel, seed: int) -> tuple[str, ...]:
         of_run = (*model.words, configs.assignment("output_dir", out / RUNS), f"seed={seed}")
-        return (*of_run, *shared, *_assignments(task.job), *overrides)  # the last one wins
+        return (*of_run, *shared, *assignments(task.job), *overrides)  # the last one wins
 
     runs = [
         SuiteRun(task, model, seed, settings.task or task, words(settings, made, seed))
@@ -124,10 +125,8 @@ def _loaded(suite: str, run: SuiteRun) -> JobConfig:
 def _refuse_own_keys(suite: SuiteConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError for a key of a job that a suite sets itself, for each of its runs."""
     sections = {"": suite.job} | {f"tasks.{name}.": task.job for name, task in suite.tasks.items()}
-    in_file = [
-        f"{above}job.{word}" for above, job in sections.items() for word in _assignments(job)
-    ]
-    for word in (*in_file, *overrides):
+    in_file = [f"{above}job.{word}" for above, job in sections.items() for word in assignments(job)]
+    for word in (*in_file, *assignments(configs.assigned(overrides))):
         key = word.partition("=")[0]
         if instead := OWN_KEYS.get(key.rpartition("job.")[2]):
             raise configs.ConfigError(f"{key}: a suite sets this for each run; {instead}")
@@ -168,15 +167,6 @@ def _require_own_names(runs: Sequence[SuiteRun]) -> None:
                 f"tasks.{run.task}: its run of model {run.model} is called {run.name}, as task "
                 f"{other.task}'s of model {other.model} is; rename a task or the folder of a model"
             )
-
-
-def _assignments(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """The values of nested sections as ``key=value``; those by step or layer stay together."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value and not all(map(str.isdecimal, value)):
-            yield from _assignments(value, f"{above}{key}.")
-        else:
-            yield configs.assignment(f"{above}{key}", value)
 
 
 def _require_same(job: JobConfig) -> None:

@@ -156,13 +156,15 @@ def test_a_task_is_submitted_with_the_model_that_it_fine_tunes():
     [
         ("--seeds", "1,2", "seed=5"),
         ("--model", "models/bert", "teacher.init.pretrained=models/other"),
+        ("--model", "models/bert", "teacher.init={pretrained: models/other}"),
     ],
 )
 def test_a_key_that_an_option_sets_is_wrong_usage(option, word, key):
     words = ["submit", str(TINY_JOB), "data.path=c", option, word, key, "--dry-run"]
     said = CliRunner().invoke(tandem.main, words)
     assert said.exit_code == 2
-    assert f"{key.partition('=')[0]}: {option} sets this; give only one of the two" in said.output
+    name = "seed" if option == "--seeds" else "teacher.init.pretrained"
+    assert f"{name}: {option} sets this; give only one of the two" in said.output
 
 
 def test_an_array_is_refused_where_every_seed_has_finished(corpus, finished):

@@ -337,6 +337,7 @@ def word_vectors(folder: Path) -> torch.Tensor:
         (["big", "name=other"], 1, "tandem: name: a suite sets this for each run; "),
         (["big", "output_dir=other"], 1, "tandem: output_dir: a suite sets this for each run; "),
         (["big", "seed=7"], 1, "tandem: seed: a suite sets this for each run; "),
+        (["big", "teacher={init: {pretrained: x}}"], 1, "tandem: teacher.init.pretrained: a suite"),
         ([], 2, "name the folder of a model, or several"),
     ],
 )
