@@ -6,6 +6,7 @@ On a terminal it is one line that changes, and goes when the work is done. Elsew
 there is a line every ten seconds. Short work shows nothing, nor does a call from Python.
 """
 
+import re
 import shutil
 import sys
 import threading
@@ -117,7 +118,7 @@ class Work:
             facts.append(f"{duration(left)} left")
         of_all = f" of {_number(self._total)}" if self._total else ""
         is_alone = self._done == 1 and not self._total
-        unit = self._unit.removesuffix("s") if is_alone else self._unit
+        unit = re.sub("(?<=ch)es$|s$", "", self._unit) if is_alone else self._unit
         amount = f": {_number(self._done)}{of_all} {unit}" if self._done else ""
         return " · ".join([f"{self._what}{amount}", *filter(None, facts)])
 

@@ -85,6 +85,16 @@ def test_a_library_that_says_nothing_is_timed(monkeypatch):
     assert set(lines) <= {"exporting the teacher · 0s", "exporting the teacher · 1s"}
 
 
+@pytest.mark.parametrize(("unit", "single"), [("batches", "batch"), ("rows", "row"), ("MB", "MB")])
+def test_a_single_unit_is_named_in_the_singular(clock, monkeypatch, unit, single):
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    made = progress.Work("scoring", unit, 0, clock)
+    with progress.shown():
+        clock.now = 11.0
+        made.advance()
+    assert log.getvalue() == f"scoring: 1 {single} \u00b7 11s\n"
+
+
 def test_a_closed_stream_ends_no_work(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", closed := io.StringIO())
     made = progress.Work("work", "items", 0, clock)
