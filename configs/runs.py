@@ -115,10 +115,10 @@ def started(process: int) -> int:
     anew, which it forgets when memory is short.
     """
     try:
-        stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return 0
-    return 0 if stat[0] in "ZX" else int(stat[19])
+    return 0 if stat[0] in b"ZX" else int(stat[19])
 
 
 def is_here(named: str) -> bool:

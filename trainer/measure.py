@@ -216,7 +216,7 @@ class Startup:
 
 def _age_of_process() -> float:
     """Seconds since this process began, by the kernel's count (proc(5): stat, field 22)."""
-    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     began = int(stat[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 

@@ -1,8 +1,21 @@
 """What the processes of a run and the commands about it agree on."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from configs.runs import REVISION, remarks_in, revision_in
+from configs.runs import REVISION, is_alive, remarks_in, revision_in, started
+
+
+def test_a_process_may_have_any_name():
+    name = Path("/proc/self/comm")
+    before, begun = name.read_bytes(), started(os.getpid())
+    name.write_bytes(b"caf\xc3")  # the system cuts a name after 15 bytes, also inside of a letter
+    try:
+        assert is_alive(os.getpid(), begun)
+    finally:
+        name.write_bytes(before)
 
 
 def test_remarks_are_none_where_their_file_cannot_be_read(tmp_path):
