@@ -226,6 +226,8 @@ def test_spans_are_learned_over_windows_and_exported(folder, corpus) -> None:
         told = theirs(**read)
     torch.testing.assert_close(got[..., 0], told.start_logits)
     torch.testing.assert_close(got[..., 1], told.end_logits)
+    for name in ("README.md", "task.json"):
+        assert str(folder) not in (exported / name).read_text(), "a folder of this machine"
 
 
 def test_each_answer_is_in_a_window_at_its_place(folder, corpus) -> None:

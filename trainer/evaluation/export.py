@@ -38,6 +38,7 @@ from trainer.scoring.scores import columns_of
 from trainer.task_facts import TaskFacts, write_facts
 
 PAIR_OF_TEXTS = ("text_a", "text_b")
+FILLED_IN = ("labels", "examples", *STATISTICS)  # keys of tasks that the job sets, or the head has
 _MODULES = "sentence_transformers.models"
 _log = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ def _task_facts(job_task: TaskOfJob, view: str, scores: Mapping[str, float]) -> 
     task, data = job_task.task, job_task.data
     fields = task.texts_of(view)
     settings = {"task": task.name, **dataclasses.asdict(task)}
+    settings.pop("examples", None)  # a folder of this machine
     head_scores = {
         kind: value for kind, value in scores.items() if kind.startswith(f"{task.head}_")
     }
@@ -254,8 +256,7 @@ def _teacher(job: JobConfig) -> str:
 def _settings(section: TermConfig) -> str:
     """The weight of a term, and its other settings that differ from the defaults."""
     changed = section.changed(*(field.name for field in dataclasses.fields(section)))
-    in_head = ("labels", *STATISTICS)
-    shown = dict.fromkeys(["weight", *(name for name in changed if name not in in_head)])
+    shown = dict.fromkeys(["weight", *(name for name in changed if name not in FILLED_IN)])
     values = dataclasses.asdict(section)
     return ", ".join(f"{name} {_as_yaml(values[name])}" for name in shown)
 
