@@ -21,11 +21,14 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
+from trainer.objectives.task import TaskConfig
+from trainer.objectives.term import registered_terms
 from trainer.report.page import write_report
 from trainer.report.table import student_table
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.task_metrics import NumberMetric
+from trainer.tasks.tagging import Tagging
 
 LABELS = ["bright", "dull"]
 JOB = """
@@ -235,6 +238,14 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
 def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
     with pytest.raises(ConfigError, match=message):
         jobs.load(job, *overrides)
+
+
+def test_keys_of_a_head_encode_no_examples_anew() -> None:
+    tasks = [entry for entry in registered_terms().values() if issubclass(entry, TaskConfig)]
+    lacking = {task.name: {*TaskConfig.not_encoded} - {*task.not_encoded} for task in tasks}
+    assert {name for name, keys in lacking.items() if keys} == {"sentence_pair"}
+    assert lacking["sentence_pair"] == {"metrics"}, "a ranking holds out whole groups"
+    assert "crf" in Tagging.not_encoded
 
 
 @pytest.mark.parametrize("name", ["txet", "q"])

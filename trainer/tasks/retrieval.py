@@ -62,7 +62,8 @@ class Retrieval(CollectionTask):
     name: ClassVar[str] = NAME
     may_read: ClassVar[tuple[str, ...]] = ("candidates",)
     not_encoded: ClassVar[tuple[str, ...]] = (
-        *(*CollectionTask.not_encoded, "in_batch", "similarity", "temperature", "pooling", "size"),
+        *CollectionTask.not_encoded,
+        *("in_batch", "similarity", "temperature", "pooling", "size"),
     )
 
     def conflicts(self) -> Iterator[Refusal]:
@@ -216,9 +217,9 @@ class InBatchTerm(WholeBatchTerm):
 def hidden_documents(documents: Tensor, relevant: Tensor, positives: Tensor) -> Tensor:
     """The documents that are no negatives of a query: bool [B, N].
 
-    They are those that are relevant to it, unless it is its `own` positive, and those that could
-    not be read. documents: numbers [N]; relevant: numbers [B, M]; either is -100 where there is
-    none; own: the column of each query's positive [B].
+    They are those that are relevant to it, other than its positive, and those that could not be
+    read. documents: numbers [N]; relevant: numbers [B, M]; either is -100 where there is none;
+    positives: the column of each query's positive [B].
     """
     hidden = (documents[None, :, None] == relevant[:, None, :]).any(dim=-1)
     hidden |= documents == NO_LABEL
@@ -229,11 +230,11 @@ def hidden_documents(documents: Tensor, relevant: Tensor, positives: Tensor) -> 
 def contrastive(
     queries: Tensor, documents: Tensor, positives: Tensor, hidden: Tensor, temperature: float
 ) -> Tensor:
-    """-log softmax of the query's `own` document among all, by dot products over a temperature.
+    """-log softmax of the query's positive among all documents, by dot products over a temperature.
 
     The loss of dual encoders (DPR, arXiv 2004.04906, section 3.2; InfoNCE, 1807.03748), for each
-    query: [B]. queries: [B, D]; documents: [N, D], float32; own: [B], -100 for a query that does
-    not count; hidden: bool [B, N].
+    query: [B]. queries: [B, D]; documents: [N, D], float32; positives: the column of each query's
+    positive [B], -100 for a query that does not count; hidden: bool [B, N].
     """
     scores = queries @ documents.t() / temperature
     scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)

@@ -29,7 +29,7 @@ from trainer.objectives.labels import (
     unknown_weights,
     weights_of,
 )
-from trainer.objectives.task import LABEL, STATISTICS, TaskConfig, TaskFile, TaskTerm
+from trainer.objectives.task import LABEL, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
 from trainer.scoring.metric import Metric
 from trainer.scoring.task_metrics import (
@@ -292,11 +292,8 @@ class SentencePair(SentenceTask):
     fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b", LABEL)
     views: ClassVar[Mapping[str, tuple[str, ...]]] = {"first": ("text_a",), "second": ("text_b",)}
     class_scores: ClassVar[tuple[str, ...]] = (*SentenceTask.class_scores, *TREC_NAMES)
-    not_encoded: ClassVar[tuple[str, ...]] = (
-        "weight",
-        "layers",
-        "class_weights",
-        *STATISTICS,
+    not_encoded: ClassVar[tuple[str, ...]] = tuple(
+        key for key in SentenceTask.not_encoded if key != "metrics"
     )  # pairs that are ranked have groups
 
 

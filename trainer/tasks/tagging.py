@@ -57,6 +57,7 @@ class Tagging(TaskConfig):
     class_weights: ClassWeights = field(default_factory=dict)
 
     name: ClassVar[str] = NAME
+    not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "crf")
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         labels = self.labels or UNKNOWN_LABELS

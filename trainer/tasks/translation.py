@@ -225,7 +225,8 @@ class Translation(ScoredByReferences):
     }
     unaligned: ClassVar[frozenset[str]] = frozenset({SOME_TOKENS})
     not_encoded: ClassVar[tuple[str, ...]] = (
-        *(*ScoredByReferences.not_encoded, "label_smoothing", "beams", "length_penalty"),
+        *ScoredByReferences.not_encoded,
+        *("label_smoothing", "beams", "length_penalty"),
         *("length_divisor", "max_length", "lowercase", "bleu_words"),
     )
 

@@ -87,7 +87,8 @@ class Vectors(TaskConfig, TeacherTermConfig):
     fields: ClassVar[tuple[str, ...]] = ("text",)
     compares: ClassVar[str] = STATES
     not_encoded: ClassVar[tuple[str, ...]] = (
-        *(*TaskConfig.not_encoded, "teacher", "pooling", "normalise", "size"),
+        *TaskConfig.not_encoded,
+        *("teacher", "pooling", "normalise", "size"),
     )
 
     def conflicts(self) -> Iterator[Refusal]:
