@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from configs.durable import atomic_write
 from configs.progress import counted, duration, seconds_left
 from trainer.batch_config import BatchConfig
 from trainer.learner_names import is_teacher
@@ -30,9 +31,7 @@ def write_report(run_folder: Path, live: bool = False) -> Path:
     """
     page = render(RunFiles.read(run_folder), live)
     path = run_folder / "report.html"
-    beside = path.with_name("report.html.new")
-    beside.write_text(page, encoding="utf-8")
-    os.replace(beside, path)
+    atomic_write(path, page)
     return path
 
 
