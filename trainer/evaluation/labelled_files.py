@@ -178,7 +178,7 @@ def _job(
     task = _task_of(folder, model, head, facts, configs.merge({"data": data}, given))
     teacher: dict[str, Any] = {
         "init": {"pretrained": str(folder)},
-        "objective": {task: _settings(folder, task, head, model.task_heads.get(head), facts)},
+        "objective": {task: _settings(task, head, model.task_heads.get(head), facts)},
     }
     if not model.is_trainable:  # a job that trains it is refused, so another stands for its sizes
         positions = model.longest_sequence or data["sequence_length"]
@@ -239,7 +239,7 @@ def _section_of(task: str) -> type[TaskConfig] | None:
 
 
 def _settings(
-    folder: Path, task: str, head_name: str, head: TaskHeadConfig | None, facts: TaskFacts
+    task: str, head_name: str, head: TaskHeadConfig | None, facts: TaskFacts
 ) -> dict[str, Any]:
     """The task's section: as the model was trained with it, with the name of its head.
 
