@@ -20,6 +20,7 @@ from trainer.checkpoint.layout import full_state_dict
 from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
+from trainer.evaluation.finished import SavedLearners
 from trainer.learner_life import BudgetConfig, InitConfig, StartConfig, ThresholdConfig
 from trainer.learners.first_weights import model_state
 from trainer.learners.learners import Learners
@@ -123,6 +124,25 @@ def limited_jobs(corpus, runs):
         student = {name: job.students[name]}
         run(with_students(dataclasses.replace(job, name=f"only-{name}"), **student))
     return count, len(alive), joined, beats
+
+
+def comes_back(corpus, runs):
+    """The steps at which a student's checkpoint is best: it left at step 4, and came back wider."""
+    words = ["name=back", "evaluation.final=best", "checkpoint.keep=1"]
+    job = tiny_job(corpus, runs, *words)
+    wide = tiny_job(corpus, runs, *words, "students.tinybert.model.hidden_size=24")
+    run(with_students(job, tinybert=job.students["tinybert"]), stop_after=4)
+    run(with_students(job), stop_after=6)
+    folder = run(with_students(wide, tinybert=wide.students["tinybert"]))
+    saved = SavedLearners(folder)
+    saved.load("students/tinybert")
+    return saved.checkpoint_of("students/tinybert").step, published(folder.checkpoints)
+
+
+def test_a_student_that_comes_back_is_ranked_by_its_new_scores(corpus, tmp_path):
+    ((best, kept),) = run_distributed(comes_back, 1, corpus, tmp_path)
+    assert best == 8
+    assert 4 not in kept
 
 
 def all_jobs(corpus, runs):

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -73,12 +73,23 @@ class _Score:
 
 
 @dataclass(frozen=True)
+class _Counters:
+    started_at: int = 0
+
+
+@dataclass(frozen=True)
+class _State:
+    learners: dict[str, _Counters] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _TrainerFile:
-    """The scores in ``trainer.json``, which are read before its checksum is verified."""
+    """What is read of ``trainer.json`` before its checksum is verified."""
 
     scores: dict[str, _Score] = field(default_factory=dict)
     metric: float | None = None  # of old checkpoints, which have no scores
     metric_name: str | None = None
+    state: _State = field(default_factory=_State)
 
 
 def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
@@ -99,15 +110,38 @@ def writer_of(folder: Path, step: int) -> int | None:
     return writer if isinstance(writer, int) else None
 
 
+def _trainer_file(folder: Path, step: int) -> _TrainerFile:
+    """An empty one where it is damaged: the verification of the checkpoint reports the damage."""
+    try:
+        return from_json(read_trainer_file(folder, step), _TrainerFile, TRAINER)
+    except ConfigError:
+        return _TrainerFile()
+
+
+def scores_by_step(folder: Path, steps: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """The scores that the checkpoints of these ascending `steps` store, as `scores_of`.
+
+    Those from before a learner's start, as the last checkpoint tells it, are left out: they are of
+    an earlier learner of that name, which a config has dropped or a fork begun anew.
+    """
+    learners = _trainer_file(folder, steps[-1]).state.learners if steps else {}
+    starts = {name: counters.started_at for name, counters in learners.items()}
+    return {
+        step: {
+            name: score
+            for name, score in scores_of(folder, step).items()
+            if step > starts.get(name, -1)
+        }
+        for step in steps
+    }
+
+
 def scores_of(folder: Path, step: int) -> dict[str, Any]:
     """The learners' scores that a checkpoint stores, each with its metric; see `Ranking`.
 
     Old checkpoints have one score: the teacher's.
     """
-    try:
-        trainer = from_json(read_trainer_file(folder, step), _TrainerFile, TRAINER)
-    except ConfigError:  # the verification of the checkpoint reports the damage
-        return {}
+    trainer = _trainer_file(folder, step)
     if trainer.metric is None:
         return {name: dataclasses.asdict(score) for name, score in trainer.scores.items()}
     return {"teacher": {"metric": trainer.metric_name, "value": trainer.metric}}

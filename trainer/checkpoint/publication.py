@@ -27,7 +27,7 @@ from trainer.checkpoint.folder import (
     remove,
     safetensors_chunks,
     safetensors_header,
-    scores_of,
+    scores_by_step,
     step_name,
     write_durably,
     write_json,
@@ -282,11 +282,8 @@ def _rename_into_place(staging: Path, final: Path, number: int) -> None:
 def _expire(store: Store, newest: int) -> None:
     """Delete the checkpoints that the retention does not keep. Steps after `newest` are damaged."""
     superseded = _superseded(store, newest)
-    scores = {
-        step: scores_of(store.folder, step)
-        for step in published(store.folder)
-        if step <= newest and step not in superseded
-    }
+    steps = [n for n in published(store.folder) if n <= newest and n not in superseded]
+    scores = scores_by_step(store.folder, steps)
     suspect = [step for step in scores if _is_suspect(store.folder / step_name(step))]
     expired = store.retention.expired(scores, store.pinned | {newest}, suspect)
     for step in [*superseded, *expired]:

@@ -22,7 +22,7 @@ from trainer.checkpoint.folder import (
     StoredFile,
     all_steps,
     read_trainer_file,
-    scores_of,
+    scores_by_step,
     step_name,
 )
 from trainer.checkpoint.layout import Piece
@@ -348,7 +348,7 @@ def best_intact(folder: Path, ranking: Ranking, report: Callable[[str], None]) -
     A damaged one is reported, and the next best is tried. Raises UnreadableCheckpoint for one that
     cannot be opened.
     """
-    for step in ranking.ranked({step: scores_of(folder, step) for step in published(folder)}):
+    for step in ranking.ranked(scores_by_step(folder, published(folder))):
         try:
             checkpoint = intact(folder, step)
         except UnreadableCheckpoint:
