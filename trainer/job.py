@@ -39,6 +39,7 @@ from trainer.record.gauges import Gauges
 from trainer.record.recorder import Recorder
 from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult
+from trainer.watch.guard import first_step
 from trainer.watch.ranks import on_rank_0, verify
 
 _log = logging.getLogger(__name__)
@@ -229,7 +230,10 @@ def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
         accumulation=-(-rows // min(config.batch.micro_rows(longest), rows)),
         micro_tokens=config.batch.micro_tokens,
         seconds=_deadline(config),
-        phases=tuple((phase.from_step, phase.rope_theta) for phase in config.data.phases),
+        phases=tuple(
+            (first_step(phase.from_step, config.rollback), phase.rope_theta)
+            for phase in config.data.phases
+        ),
         is_ragged=config.data.has_examples,
     )
 

@@ -15,9 +15,10 @@ from trainer.checkpoint.attempts import published
 from trainer.checkpoint.reader import Checkpoint
 from trainer.config import JobConfig
 from trainer.errors import CheckpointError, TrainingError
+from trainer.job import step_shape
 from trainer.learner_life import InitConfig
 from trainer.run_folder.folder import RunFolder
-from trainer.watch.guard import RollbackConfig, batch_number, proposal
+from trainer.watch.guard import RollbackConfig, batch_number, first_step, proposal
 
 FIRST, SECOND = RollbackConfig(2, [3, 5]), RollbackConfig(6, [9, 10])
 
@@ -29,6 +30,22 @@ def test_batches_in_the_ranges_are_passed_over():
     assert both == [0, 1, 2, 5, 6, 7, 8, 10, 11]
     back_only = RollbackConfig(4)
     assert [batch_number(step, [back_only]) for step in range(6)] == list(range(6))
+
+
+def test_a_phase_begins_for_models_with_the_step_that_reads_its_first_batch(
+    corpus, tmp_path, monkeypatch
+):
+    phases = [3, 4, 7, 9, 10, 12]
+    for rollbacks in ([], [FIRST], [FIRST, SECOND]):
+        for batch in range(14):
+            step = first_step(batch, rollbacks)
+            assert batch_number(step, rollbacks) >= batch
+            assert step == 0 or batch_number(step - 1, rollbacks) < batch
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    section = [{"from_step": step, "masking": {"rate": 0.1}} for step in phases]
+    words = f"data.phases={section}", "rollback=[{checkpoint: 2, skip: [3, 5]}]"
+    shape = step_shape(tiny_job(corpus, tmp_path, *words), {})
+    assert [step for step, _ in shape.phases] == [3, 3, 5, 7, 8, 10]
 
 
 def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):

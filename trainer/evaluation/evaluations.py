@@ -19,6 +19,7 @@ from trainer.learners.learners import Learners
 from trainer.learners.module import compared_heads
 from trainer.learners.state import JobState
 from trainer.replaced_tokens import with_view
+from trainer.watch.guard import batch_number
 
 
 class Evaluations:
@@ -67,7 +68,8 @@ class Evaluations:
     ) -> Scores:
         """The scores of a learner with the weights that it has now, after `step` steps."""
         data, size = self._config.data, self._config.batch.micro_batch
-        next_tokens = data.scores_next_tokens_at(max(step - 1, 0))
+        last = batch_number(max(step - 1, 0), self._config.rollback)
+        next_tokens = data.scores_next_tokens_at(last)
         where = (self._device, dist.get_rank(), dist.get_world_size(), next_tokens)
         scores = self._validation.evaluate(scorer, learner.metrics, size, *where)
         shown = scores.of_trained_heads(learner.metrics, trained, data.tasks)

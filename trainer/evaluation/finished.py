@@ -25,6 +25,7 @@ from trainer.learners.first_weights import model_state
 from trainer.learners.module import WORD_EMBEDDING
 from trainer.learners.state import JobState
 from trainer.run_folder.folder import RunFolder
+from trainer.watch.guard import batch_number
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class SavedLearners:
         state = self.state_of(name)
         counters = state.learners.get(name)  # None: it is not in this checkpoint
         finished = counters and counters.finished_at
-        last = (finished or state.step) - 1
+        last = batch_number((finished or state.step) - 1, self.job.rollback)
         model = config.model.with_rope_theta(self.job.data.rope_theta_at(last))
         return dataclasses.replace(config, model=model)
 

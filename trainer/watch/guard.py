@@ -132,6 +132,12 @@ def batch_number(step: int, rollbacks: Sequence[RollbackConfig]) -> int:
     return number
 
 
+def first_step(batch: int, rollbacks: Sequence[RollbackConfig]) -> int:
+    """The first 0-based step that reads the batch of this number, or a later one."""
+    skips = (entry.skip for entry in rollbacks if entry.skip)
+    return batch - sum(max(0, min(end, batch) - begin) for begin, end in skips)
+
+
 def batches_covered(steps: int, rollbacks: Sequence[RollbackConfig]) -> int:
     """How many batches a job of `steps` goes through, those that it skips between them included."""
     return batch_number(steps - 1, rollbacks) + 1
