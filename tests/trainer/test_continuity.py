@@ -55,6 +55,18 @@ def test_a_harmless_change_is_accepted_and_told(override, line):
     assert accepted_changes(job(), job(override)) == [line]
 
 
+def test_a_change_of_how_a_learner_begins_says_where_it_comes_too_late():
+    words = ["teacher.init.seed=3", "students.tinybert.start.step=2"]
+    now = job(*words, "students.distilbert.start.step=2")
+    lines = accepted_changes(job(), now, begun=["teacher", "students/tinybert"])
+    late = "; without effect, since the learner has begun"
+    assert sorted(lines) == [
+        "students.distilbert.start.step: 0 -> 2",
+        f"students.tinybert.start.step: 0 -> 2{late}",
+        f"teacher.init.seed: None -> 3{late}",
+    ]
+
+
 def test_an_unchanged_config_has_no_changes():
     assert accepted_changes(job(), job()) == []
 

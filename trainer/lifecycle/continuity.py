@@ -9,7 +9,7 @@ that it has left.
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -55,6 +55,7 @@ POLICY: tuple[tuple[str, str | None], ...] = (
     ("*.freeze_positions", SHAPE),  # what is frozen has no optimizer state
 )
 ABSENT = "(none)"
+TOO_LATE = "; without effect, since the learner has begun"
 BRIEF = 200  # characters of a value in a line about a change
 
 
@@ -82,8 +83,9 @@ def accepted_changes(
     read: Mapping[str, str],
     present: Mapping[str, str],
     step: int,
+    begun: Collection[str] = (),
 ) -> list[str]:
-    """The changes since the checkpoint of `step`, each as a line ``key: old -> new``.
+    """The changes since the checkpoint of `step`, which has the learners in `begun`: see `told`.
 
     `read` and `present` are the contents (`data_pipeline.contents`) of the corpora that the run has
     read so far and of those that it would read now. `read` lacks corpora that may not have been
@@ -116,7 +118,18 @@ def accepted_changes(
             f"{key}: the corpus there is not what the run has read so far; put that back, or "
             f"{_fork(now, step, made)}"
         )
-    return [str(change) for change in all_changes]
+    return told(all_changes, begun)
+
+
+def told(all_changes: Iterable[Change], begun: Collection[str]) -> list[str]:
+    """A line ``key: old -> new`` for each change, which says so where it comes too late.
+
+    A learner that has `begun` keeps its weights and its first step.
+    """
+    settled = tuple(f"{section_of(name)}.{key}." for name in begun for key in ("init", "start"))
+    return [
+        f"{change}{TOO_LATE if change.key.startswith(settled) else ''}" for change in all_changes
+    ]
 
 
 def _fork(now: JobConfig, step: int, made: Sequence[Change]) -> str:

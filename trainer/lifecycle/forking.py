@@ -30,7 +30,7 @@ from trainer.errors import CheckpointError, TrainingError
 from trainer.job_data.examples import tasks_of, with_examples
 from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState
-from trainer.lifecycle.continuity import SHAPE, Change, changes
+from trainer.lifecycle.continuity import SHAPE, Change, changes, told
 from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.metrics import resume
 
@@ -89,7 +89,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         os.rename(beside, new.path)
     fsync(new.path.parent)
     begin_anew = [learner for learner in checkpoint.learners if learner not in learners]
-    return Fork(new, step, [str(change) for change in all_changes], begin_anew)
+    return Fork(new, step, told(all_changes, learners), begin_anew)
 
 
 def _with_own_examples(before: JobConfig, now: JobConfig, overrides: Sequence[str]) -> JobConfig:

@@ -197,7 +197,8 @@ def changes_since_checkpoint(config: JobConfig, corpora: Mapping[str, Corpus]) -
         return []
     before, read = config_of(folder, state, config), state.get("corpora", {})
     present = contents(config.data, corpora)
-    return continuity.accepted_changes(before, config, read, present, state["step"])
+    begun = state.get("learners", {})
+    return continuity.accepted_changes(before, config, read, present, state["step"], begun)
 
 
 def accept(config: JobConfig) -> None:
