@@ -26,6 +26,7 @@ from trainer.learners.first_weights import model_state
 from trainer.learners.learners import Learners
 from trainer.learners.state import JobState, LearnerState, is_over, schedule_steps
 from trainer.lifecycle.forking import fork
+from trainer.optimizers.config import CheckpointAverage
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules import schedule_config
@@ -127,22 +128,32 @@ def limited_jobs(corpus, runs):
 
 
 def comes_back(corpus, runs):
-    """The steps at which a student's checkpoint is best: it left at step 4, and came back wider."""
+    """Two students leave at step 4 and come back at step 6, the first of them wider.
+
+    Returns the step at which the checkpoint of the first is best, the checkpoints, and the weights
+    and averaged weights of the second, which has the last three.
+    """
     words = ["name=back", "evaluation.final=best", "checkpoint.keep=1"]
     job = tiny_job(corpus, runs, *words)
     wide = tiny_job(corpus, runs, *words, "students.tinybert.model.hidden_size=24")
-    run(with_students(job, tinybert=job.students["tinybert"]), stop_after=4)
+    narrow = job.students["tinybert"]
+    mean = dataclasses.replace(narrow, average=CheckpointAverage(checkpoints=3))
+    run(with_students(job, tinybert=narrow, mean=mean), stop_after=4)
     run(with_students(job), stop_after=6)
-    folder = run(with_students(wide, tinybert=wide.students["tinybert"]))
+    folder = run(with_students(wide, tinybert=wide.students["tinybert"], mean=mean))
     saved = SavedLearners(folder)
     saved.load("students/tinybert")
-    return saved.checkpoint_of("students/tinybert").step, published(folder.checkpoints)
+    weights = [which.weights("students/mean") for which in (saved, saved.averages())]
+    best = saved.checkpoint_of("students/tinybert").step
+    return best, published(folder.checkpoints), weights
 
 
-def test_a_student_that_comes_back_is_ranked_by_its_new_scores(corpus, tmp_path):
-    ((best, kept),) = run_distributed(comes_back, 1, corpus, tmp_path)
+def test_a_student_that_comes_back_has_nothing_of_the_one_that_left(corpus, tmp_path):
+    ((best, kept, (weights, averages)),) = run_distributed(comes_back, 1, corpus, tmp_path)
     assert best == 8
-    assert 4 not in kept
+    assert 2 not in kept, "the best of the one that left"
+    for name, tensor in weights.items():
+        assert torch.equal(averages[name], tensor), name
 
 
 def all_jobs(corpus, runs):

@@ -116,7 +116,9 @@ class Saving:
         before = on_rank_0(lambda: [n for n in published(self._folder) if n < step])
         steps = [number for number in before if number % self._every == 0]
         for learner, window in averaging:
-            earlier = [Checkpoint(self._folder, number) for number in steps[-(window - 1) :]]
+            since = learner.counters.started_at  # before it, a learner of its name was another
+            recent = [number for number in steps[-(window - 1) :] if number > since]
+            earlier = [Checkpoint(self._folder, number) for number in recent]
             average_checkpoints(learner.engine, learner.name, earlier)
 
     def _write(self, wait: bool) -> None:
