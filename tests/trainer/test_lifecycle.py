@@ -130,8 +130,8 @@ def limited_jobs(corpus, runs):
 def comes_back(corpus, runs):
     """Two students leave at step 4 and come back at step 6, the first of them wider.
 
-    Returns the step at which the checkpoint of the first is best, the checkpoints, and the weights
-    and averaged weights of the second, which has the last three.
+    Returns the step at which the first is best, and the weights of the second, its own and the mean
+    of three checkpoints.
     """
     words = ["name=back", "evaluation.final=best", "checkpoint.keep=1"]
     job = tiny_job(corpus, runs, *words)
@@ -144,14 +144,12 @@ def comes_back(corpus, runs):
     saved = SavedLearners(folder)
     saved.load("students/tinybert")
     weights = [which.weights("students/mean") for which in (saved, saved.averages())]
-    best = saved.checkpoint_of("students/tinybert").step
-    return best, published(folder.checkpoints), weights
+    return saved.checkpoint_of("students/tinybert").step, weights
 
 
 def test_a_student_that_comes_back_has_nothing_of_the_one_that_left(corpus, tmp_path):
-    ((best, kept, (weights, averages)),) = run_distributed(comes_back, 1, corpus, tmp_path)
+    ((best, (weights, averages)),) = run_distributed(comes_back, 1, corpus, tmp_path)
     assert best == 8
-    assert 2 not in kept, "the best of the one that left"
     for name, tensor in weights.items():
         assert torch.equal(averages[name], tensor), name
 

@@ -15,7 +15,14 @@ from tests.trainer.checkpoint.saving import Alone, content, plain_engine
 from trainer import job
 from trainer.checkpoint import writer
 from trainer.checkpoint.attempts import Attempt, published
-from trainer.checkpoint.folder import Ranking, Retention, scores_of
+from trainer.checkpoint.folder import (
+    Ranking,
+    Retention,
+    scores_by_step,
+    scores_of,
+    step_name,
+    write_json,
+)
 from trainer.checkpoint.publication import Save, Store, publish
 from trainer.checkpoint.writer import CheckpointWriter
 
@@ -53,6 +60,20 @@ def of_teacher(metrics: dict[int, float | None]) -> dict[int, dict[str, Any]]:
 def test_examples(retention: Retention, pinned: list[int], kept: list[int]) -> None:
     expired = retention.expired(of_teacher(METRICS), pinned)
     assert [step for step in METRICS if step not in expired] == kept
+
+
+def test_scores_from_before_a_learners_start_do_not_count(tmp_path: Path) -> None:
+    """As those of a student that was dropped, for one that has its name."""
+    for step, start in ((2, 0), (4, 0), (8, 6)):
+        folder = tmp_path / step_name(step)
+        folder.mkdir()
+        starts = {"teacher": {"started_at": 0}, "students/a": {"started_at": start}}
+        scores = stored(teacher=float(step), **{"students/a": float(step)})
+        write_json(folder, "trainer.json", {"scores": scores, "state": {"learners": starts}})
+    ranking, *_ = LOSS
+    assert ranking.ranked(scores_by_step(tmp_path, [2, 4, 8])) == [2, 4, 8]
+    assert Ranking("students/a", "loss").ranked(scores_by_step(tmp_path, [2, 4])) == [2, 4]
+    assert Ranking("students/a", "loss").ranked(scores_by_step(tmp_path, [2, 4, 8])) == [8]
 
 
 @given(
