@@ -34,7 +34,7 @@ VOCABULARIES = {
 }
 MODEL_FILES = (
     *("config.json", "model.safetensors", "README.md", "model.yaml"),
-    *("model.onnx", "model_int8.onnx"),
+    *("model.onnx", "model_int8.onnx", "sentence_bert_config.json"),
 )
 
 

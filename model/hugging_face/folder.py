@@ -255,8 +255,15 @@ def import_folder(source: str | Path, out: str | Path) -> Model:
     tokenizer = source if has_tokenizer else None
     with files.written_whole(out):
         save_pretrained(model, out, tokenizer, special_ids=special_ids_in(source))
+        _copy_longest_text(source, out)
         write_config(model.config, out, source.resolve().name)
     return model
+
+
+def _copy_longest_text(source: Path, out: Path) -> None:
+    """Let the model in `out` read as much of a text as the one in `source`; see `longest_text`."""
+    if (source / _VECTOR_LENGTH).is_file():
+        shutil.copyfile(source / _VECTOR_LENGTH, out / _VECTOR_LENGTH)
 
 
 def prune_folder(source: str | Path, out: str | Path, tokens: Sequence[int]) -> Model | None:
@@ -276,6 +283,7 @@ def prune_folder(source: str | Path, out: str | Path, tokens: Sequence[int]) -> 
     new = {old: number for number, old in enumerate(tokens)}
     ids = {key: new[old] for key, old in special_ids_in(source).items() if old in new}
     save_pretrained((config, state), out, out, special_ids=ids)
+    _copy_longest_text(source, out)
     write_config(config, out, source.resolve().name)
     return from_pretrained(out)
 

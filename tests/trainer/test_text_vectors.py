@@ -260,6 +260,8 @@ def test_a_text_is_cut_where_sentence_transformers_cuts_it(bert, tmp_path) -> No
     theirs = SentenceTransformer(str(folder), device="cpu").encode([LOAN, "no"])
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
     assert "and the model reads 9; shorten it" in embed(folder, LOAN).stderr
+    model.import_folder(folder, tmp_path / "imported")
+    assert embed(tmp_path / "imported", texts, "--pooling", "mean").stdout == done.stdout
 
 
 def vectors_alone(folder: Path, texts: list[str], pooling: str) -> list[np.ndarray]:
