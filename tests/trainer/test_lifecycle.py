@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from configs.errors import OptionError
+from configs.runs import has_ended
 from model import from_pretrained, select_layers
 from tests.distributed import run_distributed
 from tests.thorough import IS_THOROUGH
@@ -130,28 +131,33 @@ def limited_jobs(corpus, runs):
 def comes_back(corpus, runs):
     """Two students leave at step 4 and come back at step 6, the first of them wider.
 
-    Returns the step at which the first is best, and the weights of the second, its own and the mean
-    of three checkpoints.
+    Returns the step at which the first is best; the weights of the second, its own and the mean of
+    three checkpoints; and the results of the run, which ends when all budgets are used up.
     """
-    words = ["name=back", "evaluation.final=best", "checkpoint.keep=1"]
+    words = ["name=back", "steps=20", "evaluation.final=best", "checkpoint.keep=1"]
     job = tiny_job(corpus, runs, *words)
-    wide = tiny_job(corpus, runs, *words, "students.tinybert.model.hidden_size=24")
+    changed = ["students.tinybert.model.hidden_size=24", "students.tinybert.budget.steps=2"]
+    wide = tiny_job(corpus, runs, *words, *changed, "teacher.budget.steps=8")
     narrow = job.students["tinybert"]
     mean = dataclasses.replace(narrow, average=CheckpointAverage(checkpoints=3))
     run(with_students(job, tinybert=narrow, mean=mean), stop_after=4)
     run(with_students(job), stop_after=6)
+    mean = dataclasses.replace(mean, budget=BudgetConfig(steps=2))
     folder = run(with_students(wide, tinybert=wide.students["tinybert"], mean=mean))
+    finish(folder)
     saved = SavedLearners(folder)
-    saved.load("students/tinybert")
     weights = [which.weights("students/mean") for which in (saved, saved.averages())]
-    return saved.checkpoint_of("students/tinybert").step, weights
+    best = saved.checkpoint_of("students/tinybert").step
+    return best, weights, json.loads(folder.evaluation.read_text())
 
 
-def test_a_student_that_comes_back_has_nothing_of_the_one_that_left(corpus, tmp_path):
-    ((best, (weights, averages)),) = run_distributed(comes_back, 1, corpus, tmp_path)
+def test_students_that_come_back_have_nothing_of_those_that_left(corpus, tmp_path):
+    ((best, (weights, averages), results),) = run_distributed(comes_back, 1, corpus, tmp_path)
     assert best == 8
     for name, tensor in weights.items():
         assert torch.equal(averages[name], tensor), name
+    assert results["step"] == 8
+    assert has_ended(results, steps=20, hours=None), "no learner is left to train"
 
 
 def all_jobs(corpus, runs):

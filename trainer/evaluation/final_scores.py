@@ -136,6 +136,7 @@ def _evaluate(
     return {
         "step": saved.checkpoint.step,
         "seconds": saved.state.seconds,
+        "all_done": saved.are_done,
         "machine": describe_machine(),
         "corpus": _describe(saved.corpora),
         "test": measurement.test.contents if measurement.test else {},

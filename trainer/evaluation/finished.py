@@ -142,6 +142,13 @@ class SavedLearners:
         """The job's state at the newest checkpoint."""
         return JobState.from_json(self.checkpoint.trainer_state)
 
+    @property
+    def are_done(self) -> bool:
+        """Whether every learner that the job trains has finished by itself."""
+        trained = [name for name, learner in self.job.learners.items() if not learner.frozen]
+        states = [self.state.learners.get(name) for name in trained]
+        return all(state is not None and state.finished_at is not None for state in states)
+
     def state_of(self, name: str) -> JobState:
         """The job's state at the checkpoint of the learner with this full name."""
         return JobState.from_json(self.checkpoint_of(name).trainer_state)
