@@ -84,7 +84,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _TrainerFile:
-    """What is read of ``trainer.json`` before its checksum is verified."""
+    """The part of ``trainer.json`` that is read before its checksum is verified."""
 
     scores: dict[str, _Score] = field(default_factory=dict)
     metric: float | None = None  # of old checkpoints, which have no scores
