@@ -292,6 +292,10 @@ def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
             "teacher.objective.branches: reads every layer; remove layers of single_sentence",
         ),
         (
+            ["teacher.objective.branches={}", "teacher.objective.single_sentence.activation=relu"],
+            "teacher.objective.branches: activation: is for a head of one output layer",
+        ),
+        (
             ["teacher.objective.branches={}", "teacher.model.layers=1"],
             "teacher.objective.branches: needs a model of two layers or more",
         ),

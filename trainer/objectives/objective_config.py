@@ -178,8 +178,10 @@ class ObjectiveConfig(Section):
         for name, section in sorted(terms, key=lambda item: isinstance(item[1], HeadTermConfig)):
             reasons = list(section.unequippable(model))
             yield from ((name, why) for why in reasons)
-            if not reasons:
-                model = section.equip(model)
+            try:
+                model = model if reasons else section.equip(model)
+            except ValueError as error:  # keys of the head, which come from several terms
+                yield name, str(error)
 
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
         """The terms that need something which the sequences do not have.
