@@ -121,7 +121,7 @@ def choose_kernel(
     `skips`: rows end in padding of known length or hold several documents, or a window hides keys.
     `runs`: rows hold several documents of sizes that the host knows. `window`: that of rows without
     documents. The choice for CPUs was
-    measured with benchmarks/model_attention.py, forward and backward; in inference mode, forward.
+    measured (benchmarks/LIMITS.md), forward and backward; in inference mode, forward.
     The choice does not depend on whether a layer is captured, so capture does not change rounding.
     An exported graph always uses ``plain``, which serves every length.
     """

@@ -92,7 +92,7 @@ def without_count(mask: AttentionMask | Padded | None) -> AttentionMask | None:
 
 
 # The largest part of the positions that may be tokens for leaving out the others to pay: measured
-# on a CPU with benchmarks/model_attention.py, and as kernels are counted for a GPU. There, copying
+# on a CPU (benchmarks/RESULTS.md), and as kernels are counted for a GPU. There, copying
 # between the tokens and their rows in each layer is dear beside the products that it saves.
 MOST_TOKENS = 0.95
 MOST_TOKENS_COPIED_ON_GPU = 0.75

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.pair_cues import accuracy, lengths, original, ours, pools, repeat
 from data_pipeline import BuildOptions, Corpus, build
 from data_pipeline.hashing import PairDraw
 from data_pipeline.packing.kinds import PACKINGS, pairs
@@ -22,6 +21,7 @@ from data_pipeline.shards.blocks import Block
 from data_pipeline.text.sentences import sentence_ends
 from data_pipeline.text.system_prose import gather, python_sources
 from tests.data_pipeline.conftest import make_documents
+from tests.data_pipeline.pair_cues import accuracy, lengths, of_epoch, pools, repeat
 from tests.data_pipeline.test_packing import epoch_of
 from tests.real_data import real_data
 
@@ -89,7 +89,7 @@ def test_lengths_do_not_tell_the_label(python_text: Documents, packing: str, len
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["enwiki_10mb", "books_valid"])
 def test_lengths_do_not_tell_the_label_of_real_text(tmp_path: Path, text: str) -> None:
-    """On at least 20,000 pairs of unseen documents; BERT's algorithm for comparison."""
+    """On at least 20,000 pairs of unseen documents."""
     path = real_data("text", f"{text}.txt.xz")
     tokenizer = str(real_data("tokenizers", "bert-base-uncased"))
     build(BuildOptions([str(path)], tokenizer, val_fraction=0.5), str(tmp_path / "corpus"))
@@ -99,18 +99,10 @@ def test_lengths_do_not_tell_the_label_of_real_text(tmp_path: Path, text: str) -
         for length in (128, 512):
             rules = PackingRules(packing, length)
             fit, judged = (
-                repeat(lambda n, one=one, rules=rules: ours(one, rules, n), 20_000)
+                repeat(lambda n, one=one, rules=rules: of_epoch(one, rules, n), 20_000)
                 for one in splits
             )
             assert abs(accuracy(fit, judged) - 0.5) < 0.02, (packing, length)
-
-
-def test_the_measure_is_that_of_bert(python_text: Documents) -> None:
-    """BERT's algorithm as measured here: about equally many of each label, within its limit."""
-    cues, labels = original([list(one) for one in python_text], 128, swap=False, seed=0)
-    assert 0.4 < labels.mean() < 0.7
-    assert cues[:, 0].max() == 125
-    assert (cues[:, 1] < cues[:, 0]).all()
 
 
 @pytest.mark.parametrize("packing", NEXT)
