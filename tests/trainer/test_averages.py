@@ -16,6 +16,7 @@ from configs import ConfigError
 from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.snapshot import AVERAGE
 from trainer.errors import TrainingError
@@ -177,6 +178,28 @@ def test_a_student_that_is_saved_after_its_end_has_its_last_weights_in_its_mean(
     for key, tensor in weights(tmp_path / "tiny", DISTILBERT, 6, AVERAGE).items():
         expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
         torch.testing.assert_close(tensor, expected)
+
+
+def damaged_jobs(corpus: Path, runs: Path) -> None:
+    """A stopped run of whose checkpoints an earlier one loses a byte before it resumes."""
+    words = ["students.tinybert=null", *AVERAGES[1:3], f"steps={STEPS}", "checkpoint.keep_best=0"]
+    config = tiny_job(corpus, runs, *words)
+    run(config, stop_after=STOP)
+    for file in (RunFolder.of(config).checkpoints / step_name(4) / DISTILBERT).glob("rank-*"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    run(config)
+
+
+def test_a_mean_is_without_a_damaged_checkpoint_which_is_said_once(corpus, tmp_path, capfd):
+    run_distributed(damaged_jobs, 1, corpus, tmp_path)
+    parts = [weights(tmp_path / "tiny", DISTILBERT, step) for step in (6, STEPS)]
+    for key, tensor in weights(tmp_path / "tiny", DISTILBERT, state=AVERAGE).items():
+        expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
+        torch.testing.assert_close(tensor, expected)
+    told = capfd.readouterr()
+    assert (told.out + told.err).count("averages are without step 4") == 1
 
 
 def test_a_teacher_whose_training_ends_before_the_job_has_no_average(corpus, tmp_path):

@@ -40,6 +40,13 @@ def test_a_spike_stands_out_from_the_losses_that_were_learnt_from():
     assert guard.judge(WAVES, math.inf, "another objective") == LOSS
 
 
+def test_losses_that_do_not_vary_are_no_scale():
+    guard, config = Guard(), GuardConfig(window=4)
+    for _ in range(4):
+        guard.record_step(config, 0.0)
+    assert guard.judge(config, 1e-7, "") is None
+
+
 def test_a_window_that_is_not_full_says_nothing():
     guard = Guard()
     for loss in (1.0, 1.0, 1.0):

@@ -6,12 +6,14 @@ A skipped step is reported; too many in a row, or in all, end the job with advic
 import time
 from collections.abc import Iterable, Mapping
 
+import torch.distributed as dist
+
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.reader import Checkpoint, intact, newest_sound
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import JobConfig
 from trainer.control import RequestBox
-from trainer.errors import TrainingError
+from trainer.errors import CheckpointError, TrainingError, UnreadableCheckpoint
 from trainer.evaluation.evaluations import Evaluations
 from trainer.learner_names import section_of
 from trainer.learners.engine import average_checkpoints
@@ -42,6 +44,7 @@ class Saving:
         self._learners, self._state = learners, state
         self._evaluations, self._recorder = evaluations, recorder
         self._saved_at = state.step
+        self._verified: dict[int, Checkpoint | None] = {}
 
     def is_due(self, requested: bool) -> bool:
         """Whether to save: as the config says, on request, or when a learner has finished.
@@ -117,9 +120,24 @@ class Saving:
         steps = [number for number in before if number % self._every == 0]
         for learner, window in averaging:
             since = learner.counters.started_at  # before it, a learner of its name was another
-            recent = [number for number in steps[-(window - 1) :] if number > since]
-            earlier = [Checkpoint(self._folder, number) for number in recent]
+            recent = [self._earlier(n) for n in steps[-(window - 1) :] if n > since]
+            earlier = [checkpoint for checkpoint in recent if checkpoint is not None]
             average_checkpoints(learner.engine, learner.name, earlier)
+
+    def _earlier(self, step: int) -> Checkpoint | None:
+        """A checkpoint to average, verified once; None, as is said, if it is damaged. Collective.
+
+        Raises UnreadableCheckpoint for one that cannot be opened: the next attempt may be able to.
+        """
+        if step not in self._verified:
+            try:
+                self._verified[step] = intact(self._folder, step, dist.group.WORLD)
+            except UnreadableCheckpoint:
+                raise
+            except CheckpointError as error:
+                self._verified[step] = None
+                self._recorder.say(f"{error}: averages are without step {step:,}")
+        return self._verified[step]
 
     def _write(self, wait: bool) -> None:
         learners, state = self._learners, self._state

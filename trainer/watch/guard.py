@@ -73,7 +73,8 @@ class Guard:
         if config.sigmas is None or len(losses) < config.window:
             return None
         mean, deviation = _moments(losses[-config.window :])
-        return SPIKE if loss > mean + config.sigmas * deviation else None
+        # Equal losses, as of examples known by heart, have no deviation to compare with.
+        return SPIKE if deviation and loss > mean + config.sigmas * deviation else None
 
     def forget(self) -> None:
         """Forget the losses: those to come are of other data, and compare with none before."""
