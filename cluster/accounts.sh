@@ -3,10 +3,11 @@
 # start again.
 #
 # An attempt makes progress when the newest step in `metrics.jsonl` or among the checkpoints is higher
-# than ever before, or predictions have been stored. When more attempts in a row than the budget make none, the job ends. The account
-# is opened at the start of an attempt and closed at its end. An attempt that never reached its end
-# (a dead node) is counted at the start of the next one. The account also holds the attempt's number,
-# so that a batch shell that was cut off from SLURM can see that it has been replaced.
+# than ever before, or predictions have been stored. When more attempts in a row than the budget make
+# none, the job ends. The account is opened at the start of an attempt and closed at its end. An
+# attempt that never reached its end (a dead node) is counted at the start of the next one. The account
+# also holds the attempt's number, so that a batch shell that was cut off from SLURM can see that it
+# has been replaced.
 #
 # `usage` records the time and GPUs of every start, for `max_requeues` and `max_gpu_hours`. A start
 # that never reached its end counts until the last heartbeat in the run folder. `begun` is as old as
