@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from configs.kinds import kinds_of
+from model.config import EncoderConfig
+from model.initialisation import skeleton
 from trainer.checkpoint.layout import Piece
 from trainer.checkpoint.manifest import TensorRecord
 from trainer.checkpoint.reader import resumed_states
@@ -157,6 +159,17 @@ def test_parts_in_no_decay_do_not_decay():
             if group["weight_decay"]
         ]
         assert sorted(decayed) == (decays or sorted(names.values()))
+
+
+def test_the_vectors_of_relative_positions_are_an_embedding():
+    config = EncoderConfig(hidden_size=8, layers=1, heads=2, ffn_size=8, positions="relative")
+    module = nn.ModuleDict({"model": skeleton(config)})
+    table = module["model"].encoder.relative.table
+    for kind, settings in (("muon", {}), ("adamw", {"no_decay": ["embeddings"]})):
+        groups = parameter_groups(module, optimizer_config(kind, **settings), Uniform())
+        (group,) = (g for g in groups if any(parameter is table for parameter in g["params"]))
+        assert group["states"] == ("exp_avg", "exp_avg_sq")
+        assert (group["weight_decay"] == 0.0) == bool(settings)
 
 
 def step_of(optimizer, module):

@@ -20,6 +20,7 @@ from torch import nn
 from configs.kinds import add_kind, chosen
 from configs.rules import PROBABILITY, Length, OneOf, Range, positive
 from configs.section import Section
+from model.parts import RelativePositions
 
 MATRICES, EMBEDDINGS, BIASES, NORMS = PARTS = ("matrices", "embeddings", "biases", "norms")
 KIND = (
@@ -125,7 +126,7 @@ def parameter_groups(
     tables = {
         id(parameter)
         for child in module.modules()
-        if isinstance(child, nn.Embedding)
+        if isinstance(child, nn.Embedding | RelativePositions)
         for parameter in child.parameters(recurse=False)
     }
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
