@@ -102,9 +102,9 @@ class MaskingConfig(Section):
         return round(self.mask_fraction * 2**32), round(either * 2**32)
 
     def rate_at(self, step: int) -> float:
-        """The masking rate of a step."""
-        if self.final_rate is None:
-            return self.rate
+        """The fraction of the ordinary tokens that is predicted at a step."""
+        if self.final_rate is None or self.is_causal:
+            return self.highest_rate
         progress = min(step / self.final_rate_step, 1.0)
         rate = self.rate + progress * (self.final_rate - self.rate)
         return min(rate, self.highest_rate)  # rounding may go beyond, and there are no slots then

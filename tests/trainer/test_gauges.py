@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 import configs
 from configs.devices import DeviceConfig
-from data_pipeline import DEFAULT_VIEW, DataConfig
+from data_pipeline import DEFAULT_VIEW, DataConfig, MaskingConfig
 from model import describe
 from tests.distributed import run_distributed
 from tests.trainer import tiny
@@ -183,6 +184,9 @@ def test_mfu_is_model_flops_over_the_peak():
     size = describe(teacher.model, 16, 0.15)
     seconds = seconds_at_peak([teacher], data, 0, h100)
     assert seconds == pytest.approx(size.flops_per_token / 494.7e12)
+    next_tokens = replace(data, masking=MaskingConfig(unit="next_token"))
+    seconds = seconds_at_peak([teacher], next_tokens, 0, h100)
+    assert seconds == pytest.approx(describe(teacher.model, 16, 1.0).flops_per_token / 494.7e12)
     assert known_device(torch.device("cpu")) is None
 
 
