@@ -9,6 +9,7 @@ import pytest
 
 import configs
 from data_pipeline import DataError, contents
+from data_pipeline.tokenization.training import train
 from tests.trainer.test_sentence_tasks import lines, write
 from trainer.checkpoint.folder import write_json
 from trainer.checkpoint.manifest import Manifest
@@ -127,6 +128,15 @@ def test_a_path_that_is_named_at_the_fork_has_to_hold_the_examples(folder) -> No
     run = begun(job)
     with pytest.raises(DataError, match=r"^data\.path: .* holds other examples; name another"):
         fork(run, STEP, "forked", ["data.train=c.tsv", f"data.path={job.data.path}"])
+    assert not (folder / "runs" / "forked").exists()
+
+
+def test_a_fork_reads_no_tokens_of_another_tokenizer(folder) -> None:
+    run = begun(load(folder / "one.yaml"))
+    (folder / "text.txt").write_text("another text\n")
+    train([str(folder / "text.txt")], "bpe", 261, str(folder / "other"))
+    with pytest.raises(DataError, match=r"than the model's .* a fork keeps its tokenizer"):
+        fork(run, STEP, "forked", [f"data.tokenizer={folder}/other"])
     assert not (folder / "runs" / "forked").exists()
 
 

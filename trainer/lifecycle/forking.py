@@ -20,7 +20,7 @@ from configs.durable import atomic_write, fsync
 from configs.errors import OptionError
 from configs.rules import FolderName
 from configs.runs import REVISION
-from data_pipeline import contents
+from data_pipeline import DataError, contents, open_corpora
 from data_pipeline.shards.locking import unfinished
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.carried import branch
@@ -55,7 +55,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
         OptionError: `name` cannot be a folder's.
         TrainingError: the checkpoint does not exist, the new run already exists, `overrides` name
             it otherwise, or the teacher would change its shape.
-        DataError: a corpus is missing, or examples are bad.
+        DataError: a corpus is missing or of other tokens, or examples are bad.
     """
     rule = FolderName()
     if not rule.allows(name):
@@ -81,6 +81,7 @@ def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) ->
     if new.path.exists():
         raise TrainingError(f"{new.path}: exists; give the fork another name")
     now = _with_own_examples(before, now, overrides)
+    _require_same_tokens(before, now)
     learners = _that_come_along(checkpoint, before, now)
     all_changes = list(changes(before, now))
     new.path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,18 @@ def _with_own_examples(before: JobConfig, now: JobConfig, overrides: Sequence[st
     had = {(task.path_key, task.data.path) for task in tasks_of(before)}
     kept = {(task.path_key, task.data.path) for task in tasks_of(now)} & had
     return with_examples(now, {key for key, _ in kept} - named)
+
+
+def _require_same_tokens(before: JobConfig, now: JobConfig) -> None:
+    """Raise DataError for a corpus of another tokenizer than the source's, where that exists."""
+    try:
+        read = next(iter(open_corpora(before.data, urls=False).values()), None)
+    except DataError:
+        return
+    if read is not None:
+        for corpus in open_corpora(now.data).values():
+            remedy = "a fork keeps its tokenizer; build it with that, or start another run"
+            corpus.require_vocabulary(corpus.vocab_size, read.tokenizer_dir, remedy)
 
 
 @contextlib.contextmanager
