@@ -18,9 +18,8 @@ from configs.typed import shown
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
     """Count parameters, bytes and FLOPs of a model or a job.
 
-    CONFIG is the file of a model or of a job.
+    CONFIG is a model or a job: a file, or a name of `tandem list`.
     """
-
     from configs.strict_json import strict_json
     from model import describe
 
