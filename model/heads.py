@@ -306,8 +306,9 @@ def mean_over_tokens(states: Tensor, attention_mask: AttentionMask | None) -> Te
     mask = token_mask(states, attention_mask)
     if mask is None:
         return states.mean(dim=1)
-    weights = mask.to(states.dtype)[..., None]
-    return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    weights = mask.to(wide.dtype)[..., None]
+    return ((wide * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)).to(states.dtype)
 
 
 BRANCH_WIDTH, BRANCH_HEADS = 128, 2

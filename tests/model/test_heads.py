@@ -16,6 +16,7 @@ from transformers import AutoModel, BertConfig, BertModel
 import model
 from configs import ConfigError, typed
 from model import Capture, EncoderConfig, TaskHeadConfig, with_task_head
+from model.heads import mean_over_tokens
 from model.hugging_face.task_heads import ENDINGS, label_order
 
 FINE_TUNED = [kind for kind in ENDINGS if kind != "detection"]
@@ -200,6 +201,14 @@ def test_the_mean_over_tokens_goes_to_transformers_and_back(tmp_path: Path) -> N
     compare(ours(IDS, None, lengths).heads["classification"], expected)
     assert model.save_pretrained(ours, tmp_path / "ours") == ""
     assert model.from_pretrained(tmp_path / "ours").config == ours.config
+
+
+def test_the_mean_over_tokens_is_summed_in_float32() -> None:
+    states = torch.full((1, 512, 2), 200.0, dtype=torch.float16)
+    lengths = torch.tensor([509])  # whose sum overflows in float16
+    assert torch.equal(mean_over_tokens(states, lengths), states[:, 0])
+    exact = mean_over_tokens(states.bfloat16(), lengths)  # where 509 is no number
+    assert torch.equal(exact, states[:, 0].bfloat16())
 
 
 def test_an_encoder_without_any_head_is_imported_and_exported(tmp_path: Path) -> None:
