@@ -23,6 +23,7 @@ from tests.distributed import run_distributed
 from tests.trainer import tiny
 from tests.trainer.test_exactness import record_first_gradients
 from trainer.batch_config import StepShape
+from trainer.batches import to_device
 from trainer.config import JobConfig
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
@@ -32,7 +33,7 @@ from trainer.objectives import ObjectiveConfig
 from trainer.objectives.task import Part
 from trainer.run_folder import metrics
 from trainer.step import train_step
-from trainer.tasks.vectors import VectorMSE, Vectors, VectorSimilarities
+from trainer.tasks.vectors import SimilaritiesTerm, VectorMSE, Vectors, VectorSimilarities
 
 ROWS, UNREADABLE, TEMPERATURE = 8, 5, 0.2
 STUDENT = student_key("small")
@@ -148,6 +149,24 @@ def test_losses_and_gradients_are_those_of_the_whole_batch(loss, ranks, cuts) ->
         for name, gradient in gradients.items():
             if not name.endswith("key.bias"):  # whose true gradient is zero
                 assert (ours[name] - gradient).norm() / gradient.norm() < 2e-5, name
+
+
+def similarities() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Losses and gradients of float32 products, and of a pass that multiplies in bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (F.normalize(torch.randn(5, 16, generator=generator)) for _ in range(2))
+    batch = to_device(texts().rows(0, 5), torch.device("cpu"))
+    term, results = SimilaritiesTerm(VectorSimilarities(tasks=["vectors"])), []
+    for narrow in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            (examples,) = term.over_batch([ours], [batch], [theirs])
+        results.append((examples.losses, examples.gradients))
+    return results
+
+
+def test_similarities_do_not_depend_on_the_precision_of_the_pass() -> None:
+    ((wide, narrow),) = run_distributed(similarities, 1)
+    assert all(map(torch.equal, wide, narrow))
 
 
 # Whole jobs

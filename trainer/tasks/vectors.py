@@ -237,17 +237,19 @@ class SimilaritiesTerm(WholeBatchTerm):
     def over_batch(
         self, outputs: Sequence[Tensor], batches: Sequence[MicroBatch], theirs: Sequence[Tensor]
     ) -> list[ExampleLosses]:
-        ours, teacher = torch.cat([*outputs]).float(), torch.cat([*theirs]).float()
+        ours = torch.cat([*outputs]).float()
+        teacher = F.normalize(torch.cat([*theirs]).float(), dim=1)
         sequences, sizes = batches[0].sequences, [len(output) for output in outputs]
         is_labelled = torch.cat([_is_labelled(batch, self.head) for batch in batches])
         is_text = is_labelled.repeat_interleave(sequences)
         places = dist.get_rank() * len(ours) + torch.arange(len(ours), device=ours.device)
         is_other = over_ranks(is_text)[None].repeat(len(ours), 1)
         is_other[torch.arange(len(ours)), places] = False
-        target = F.normalize(teacher, dim=1) @ F.normalize(over_ranks(teacher), dim=1).t()
+        teachers = over_ranks(teacher)
 
         def loss(rows: Tensor, everyone: Tensor) -> Tensor:
             cosines = F.normalize(rows, dim=1) @ F.normalize(everyone, dim=1).t()
+            target = teacher @ teachers.t()  # here, where nothing autocasts
             losses = similarity_losses(cosines, target, is_other, self.temperature)
             return losses * is_text / sequences
 
