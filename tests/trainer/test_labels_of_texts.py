@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from trainer.config import JobConfig
 from trainer.job_data.examples import with_examples
 from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy
 from trainer.run_folder.folder import RunFolder
+from trainer.tasks.sentences import SentenceTerm, SingleSentence
 
 LABELS = ["dull", "long", "new"]
 JOB = """
@@ -155,15 +158,24 @@ def check_scores_and_export(run: RunFolder, dev: Path) -> None:
 def test_weights_are_those_of_torch() -> None:
     torch.manual_seed(0)
     logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, -100, 1, 0])
-    weights = torch.tensor([0.5, 1.0, 4.0])
+    weights = [0.5, 1.0, 4.0]
     loss, count = label_cross_entropy(logits, labels, weights)
-    torch.testing.assert_close(
-        loss / count, torch.nn.CrossEntropyLoss(weight=weights)(logits, labels)
-    )
+    wanted = torch.nn.CrossEntropyLoss(weight=torch.tensor(weights))(logits, labels)
+    torch.testing.assert_close(loss / count, wanted)
     several = torch.tensor([[0, 1, 1], [1, 0, 0]])
     loss, count = binary_cross_entropy(logits[:2], several)
     wanted = torch.nn.BCEWithLogitsLoss()(logits[:2], several.float())
     torch.testing.assert_close(loss / count, wanted)
+
+
+def test_weights_are_not_rounded_to_the_precision_of_the_outputs() -> None:
+    task = SingleSentence(labels=["a", "b"], class_weights={"a": 0.3})
+    outputs, labels = torch.zeros(3, 2, dtype=torch.bfloat16), torch.tensor([0, 0, 1])
+    features = SimpleNamespace(heads={task.head: outputs})
+    batch = SimpleNamespace(row_labels={task.head: labels}.get)
+    loss, count = SentenceTerm(task)(SimpleNamespace(features=features, batch=batch))
+    assert float(count) == pytest.approx(1.6)  # 0.3 is 0.3008 in bfloat16
+    assert float(loss) == pytest.approx(1.6 * math.log(2))
 
 
 def test_the_shipped_yaml_runs(corpus, tmp_path) -> None:

@@ -84,39 +84,43 @@ def _in_order(places: Mapping[str, str]) -> list[str]:
 
 
 def label_cross_entropy(
-    logits: Tensor, labels: Tensor, weights: Tensor | None = None
+    logits: Tensor, labels: Tensor, weights: Sequence[float] = ()
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of one class per row.
 
     For classifiers, next-sentence prediction (BERT, arXiv 1810.04805; label 0: the segment follows)
     and sentence-order prediction (ALBERT, arXiv 1909.11942; label 0: the right order).
 
-    logits: [B, classes]; labels: [B] int64, -100 where a row has none; weights: of each class.
-    Count: labelled rows, or the sum of their weights, as torch's CrossEntropyLoss has it.
+    logits: [B, classes]; labels: [B] int64, -100 where a row has none; weights: of each class,
+    none: all 1. Count: labelled rows, or the sum of their weights, as in torch's CrossEntropyLoss.
     """
-    if weights is not None:
-        weights = weights.float()
-    loss = F.cross_entropy(logits.float(), labels, weights, ignore_index=NO_LABEL, reduction="sum")
+    of_class = _of_each(weights, logits) if weights else None
+    loss = F.cross_entropy(logits.float(), labels, of_class, ignore_index=NO_LABEL, reduction="sum")
     is_labelled = labels != NO_LABEL
-    return loss, is_labelled.sum() if weights is None else (
-        weights[labels.clamp(min=0)] * is_labelled
-    ).sum()
+    if of_class is None:
+        return loss, is_labelled.sum()
+    return loss, (of_class[labels.clamp(min=0)] * is_labelled).sum()
 
 
 def binary_cross_entropy(
-    logits: Tensor, labels: Tensor, weights: Tensor | None = None
+    logits: Tensor, labels: Tensor, weights: Sequence[float] = ()
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of labels that are right (1) or wrong (0), each by itself.
 
-    logits: [B, K]; labels: [B, K] int64, -100 where a row has none; weights: of each label.
+    logits: [B, K]; labels: [B, K] int64, -100 where a row has none; weights: of each label, if any.
     Count: decisions, as torch's BCEWithLogitsLoss has it, or the sum of their weights.
     """
     decisions = (labels != NO_LABEL).expand(logits.shape).float()
-    if weights is not None:
-        decisions = decisions * weights.float()
+    if weights:
+        decisions = decisions * _of_each(weights, logits)
     right = labels.clamp(min=0).expand(logits.shape).float()
     loss = F.binary_cross_entropy_with_logits(logits.float(), right, decisions, reduction="sum")
     return loss, decisions.sum()
+
+
+def _of_each(weights: Sequence[float], logits: Tensor) -> Tensor:
+    """Float32, also of narrower logits: the loss is divided by the sum of the exact weights."""
+    return torch.tensor(weights, dtype=torch.float32, device=logits.device)
 
 
 def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -311,4 +311,4 @@ class SentenceTerm(TaskTerm):
         if self.target == NUMBER:
             return squared_error(outputs, labels)
         loss = binary_cross_entropy if self.target == LABELS else label_cross_entropy
-        return loss(outputs, labels, outputs.new_tensor(self.weights) if self.weights else None)
+        return loss(outputs, labels, self.weights)

@@ -157,8 +157,7 @@ class TaggingTerm(TaskTerm):
         transitions = inputs.features.transitions.get(self.head)
         if transitions is None:
             at_words = logits.flatten(0, 1).index_select(0, target.positions)
-            weights = logits.new_tensor(self.weights) if self.weights else None
-            return label_cross_entropy(at_words, target.labels, weights)
+            return label_cross_entropy(at_words, target.labels, self.weights)
         # A spare slot stands for no position, so it writes to an extra place behind the last.
         slots = torch.where(is_labelled, target.positions, inputs.batch.input_ids.numel())
         dense = target.labels.new_full((inputs.batch.input_ids.numel() + 1,), NO_LABEL)
