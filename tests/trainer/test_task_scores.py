@@ -50,6 +50,9 @@ def test_examples_ranked_by_the_second_of_two_labels() -> None:
     metric = MarginMetric("task", ["average_precision"])
     found = total(metric, outputs(logits, torch.tensor([0, 0, 1, 1, NO_LABEL])))
     assert found == {"task_average_precision": pytest.approx(0.8333, abs=1e-4)}
+    narrow = torch.tensor([[-3.5, 3.5], [-3.5, 3.515625]], dtype=torch.bfloat16)
+    found = total(metric, outputs(narrow, torch.tensor([0, 1])))
+    assert found == {"task_average_precision": 1.0}  # a tie, if the margins were rounded
 
 
 def test_pairs_ranked_in_groups() -> None:

@@ -99,7 +99,8 @@ class MarginMetric(TaskMetric):
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 2]: the second label's logit less the first's, and the right label."""
-        labels, logits = outputs.batch.row_labels(self.head), outputs.features.heads[self.head]
+        labels = outputs.batch.row_labels(self.head)
+        logits = outputs.features.heads[self.head].double()  # in 16 bits, more margins would tie
         return _labelled(logits[:, 1] - logits[:, 0], labels, labels != NO_LABEL)
 
 
