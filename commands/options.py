@@ -113,7 +113,7 @@ FIELD = click.option(
     "--field",
     "text_field",
     type=TEXT,
-    help="Key or column of the text; a.b if nested. Default: text. Files without it are refused.",
+    help="Key or column of the text; a.b if nested. Default: text.",
 )
 
 

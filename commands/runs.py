@@ -317,7 +317,7 @@ def _ask(run: str, kind: str, wait: float) -> None:
 def fork_run(run: str, overrides: tuple[str, ...], step: int, name: str) -> None:
     """Create a run from a checkpoint of RUN, with other settings.
 
-    Every key may change except the shape of the teacher.
+    Every key may change except the shape of the teacher. The tokenizer stays, too.
     """
     from trainer.lifecycle.forking import fork
     from trainer.run_folder.folder import RunFolder
