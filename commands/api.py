@@ -8,7 +8,9 @@ a `configs.errors.UserError`, such as ConfigError, DataError or TrainingError, o
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -182,10 +184,11 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The predictions of a fine-tuned model, in the order of `examples`.
 
-    `examples` are a file, as for ``tandem predict``, or a list. An item of the list is a text, a
-    sequence of texts (a pair, for a task about pairs) followed by the numbers that the head reads,
-    or a mapping with the columns of the training file. `head` names one of several heads; `speed`
-    lets examples leave at a branch. Raises DataError, ModelError.
+    `examples` are a file, as for ``tandem predict``, a DataFrame with the columns of the training
+    file, or a list. An item of the list is a text, a sequence of texts (a pair, for a task about
+    pairs) followed by the numbers that the head reads, or a mapping with those columns. `head`
+    names one of several heads; `speed` lets examples leave at a branch. Raises DataError,
+    ModelError.
     """
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions
@@ -218,18 +221,36 @@ def embed(
         return np.stack([missing if row is None else row for row in embedder.rows(path, columns)])
 
 
-def _listed(examples: str | Path | Sequence[Example]) -> str | Path | list[Example]:
+def _listed(examples: Any) -> str | Path | list[Example]:
     """The examples as a list, since an iterator can be read once only; a file as it is."""
-    return examples if isinstance(examples, str | Path) else [*examples]
+    from data_pipeline import DataError
+
+    if isinstance(examples, str | Path):
+        return examples
+    if isinstance(examples, Mapping):  # its names would be read as texts
+        raise DataError("examples: is a mapping; give a list with a mapping for each example")
+    if hasattr(examples, "iterrows"):  # a DataFrame of pandas, whose items are its columns' names
+        return examples.astype(object).where(examples.notna(), None).to_dict("records")
+    return [*examples]
 
 
 @contextmanager
 def _examples_file(
     examples: str | Path | list[Example], folder: Path | None = None, head: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The file that holds `examples`, and where it has the fields of the model's task."""
+    """The file that holds `examples`, and where it has the fields of the model's task.
+
+    What is said about a list names its items instead of the file.
+    """
+    from data_pipeline import DataError
+
     if isinstance(examples, str | Path):
-        yield str(examples), {}
+        try:
+            yield str(examples), {}
+        except DataError as error:
+            if isinstance(examples, Path) or os.path.exists(examples):
+                raise
+            raise DataError(f"{error}; if it is a text, give a list: [text]") from None
         return
     named = all(isinstance(row, Mapping) for row in examples)
     fields: Sequence[str] = ["text"]
@@ -237,9 +258,40 @@ def _examples_file(
         fields = _fields_of(folder, head)
     with tempfile.TemporaryDirectory() as made:
         path = Path(made) / "examples.jsonl"
-        rows = (json.dumps(_row(place, row, fields)) for place, row in enumerate(examples))
-        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-        yield str(path), {} if named else {field: field for field in fields}
+        rows = (_row(place, row, fields) for place, row in enumerate(examples))
+        lines = (json.dumps(row, default=_json_value) for row in rows)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        with _names_items(str(path)):
+            yield str(path), {} if named else {field: field for field in fields}
+
+
+def _json_value(value: Any) -> Any:
+    """The number or list that an array of numpy or torch holds; any other object as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+@contextmanager
+def _names_items(path: str) -> Iterator[None]:
+    """Let errors and notes about the file `path` name the item of the list that a line holds."""
+    from data_pipeline import DataError
+    from trainer.prediction import fine_tuned
+
+    def renamed(text: str) -> str:
+        text = re.sub(f"{re.escape(path)}:(\\d+)", lambda at: f"item {int(at[1]) - 1}", text)
+        return text.replace(path, "examples")
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg, record.args = renamed(record.getMessage()), ()
+        return True
+
+    log = logging.getLogger(fine_tuned.__name__)
+    log.addFilter(rename)
+    try:
+        yield
+    except DataError as error:
+        raise DataError(renamed(str(error))) from None
+    finally:
+        log.removeFilter(rename)
 
 
 def _fields_of(folder: Path, head: str | None) -> list[str]:

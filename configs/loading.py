@@ -50,7 +50,9 @@ def find(name: str, kind: str) -> Path:
     if given.parts[:1] == ("configs",) and not given.exists():
         given = SHIPPED.joinpath(*given.parts[1:])
     if given.is_dir():
-        raise ConfigError(f"{name}: is a folder; name a YAML file in it")
+        has_files = any(given.glob("*.yaml"))
+        remedy = "name a YAML file in it" if has_files else f"give the YAML file of a {kind}"
+        raise ConfigError(f"{name}: is a folder; {remedy}")
     if given.is_fifo():
         raise ConfigError(f"{name}: is a pipe; write its content to a file")
     if not _is_file(given):

@@ -7,15 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
 import tandem
-from commands.api import _examples_file, _listed
+from commands.api import Example, _examples_file, _listed
 from configs.errors import OptionError
+from data_pipeline import DataError
+from data_pipeline.task_files.tables import read_table
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
+from trainer.prediction.fine_tuned import tell_incomplete
 
 PAGE = REPOSITORY / "docs/python.md"
 # What the last block of the page leaves in its variables.
@@ -99,11 +103,49 @@ def test_the_names_are_those_of_the_page() -> None:
 
 
 def test_an_iterator_of_examples_is_read_from_its_first() -> None:
-    rows = _listed(iter([{"text": "one"}, {"text": "two"}]))  # type: ignore[arg-type]
+    rows = _listed(iter([{"text": "one"}, {"text": "two"}]))
     with _examples_file(rows, Path("unread")) as (path, columns):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["one", "two"]
     assert columns == {}
+
+
+def test_the_rows_of_a_data_frame_are_examples() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"text": ["good", None], "stars": [1, 2], "share": [0.5, float("nan")]}
+    )
+    rows = _listed(frame)
+    assert rows == [
+        {"text": "good", "stars": 1, "share": 0.5},
+        {"text": None, "stars": 2, "share": None},
+    ]
+    with _examples_file([{"n": np.int64(3), "list": np.arange(2)}]) as (path, _):
+        assert json.loads(Path(path).read_text()) == {"n": 3, "list": [0, 1]}
+
+
+def test_columns_are_not_taken_for_texts(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"^examples: is a mapping; give a list with a mapping for "
+    ):
+        tandem.predict(tmp_path, {"text": ["good", "bad"]})  # type: ignore[arg-type]
+
+
+def test_errors_and_notes_about_a_list_name_its_items(caplog: pytest.LogCaptureFixture) -> None:
+    given: list[Example] = [{"Text": "good"}]
+    with (
+        pytest.raises(DataError, match=r"^item 0: columns\.text: no column 'text'; did you mean"),
+        _examples_file(given) as (path, _),
+    ):
+        [*read_table(path, {"text": "text"})]
+    with _examples_file(given) as (path, _):
+        tell_incomplete(path, 3, SimpleNamespace(cut=[]))  # type: ignore[arg-type]
+    assert "examples: rows without a text, whose answers are null: 3" in caplog.messages
+    with (
+        pytest.raises(DataError, match=r"^a fine film: cannot be read: .*give a list: \[text\]$"),
+        _examples_file("a fine film") as (path, _),
+    ):
+        [*read_table(path, {"text": "text"}, "csv")]
 
 
 def test_of_no_texts_there_are_no_answers(tmp_path: Path) -> None:

@@ -393,7 +393,7 @@ class JobConfig(Section):
         if self.epochs is None and not self.steps:
             yield "steps", "must be set, or the epochs of a task"
         if self.epochs is not None and self.steps:
-            yield "epochs", "set either this or steps: steps to 0, or epochs to null"
+            yield "epochs", "steps is set too; set epochs to null, or steps to 0"
         if self.epochs is not None and not self.data.has_examples:
             yield "epochs", "are for examples: name data.train, or tasks; for text, set steps"
         if self.data.has_examples and (self.batch.tokens or self.batch.growth):

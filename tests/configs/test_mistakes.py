@@ -117,10 +117,10 @@ def test_a_file_that_is_not_a_config(text, reason):
 def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
     assert "binary.yaml: is not UTF-8; convert it" in message(str(tmp_path / "binary.yaml"))
-    assert message(str(tmp_path / "here")).endswith("here: is a folder; name a YAML file in it")
-    assert message("configs/job").startswith("configs/job: is a folder")
+    assert message(str(tmp_path / "here")).endswith("is a folder; give the YAML file of a job")
+    assert message("configs/job") == "configs/job: is a folder; name a YAML file in it"
     os.mkdir("folder")
-    assert message("folder") == "folder: is a folder; name a YAML file in it"
+    assert message("folder") == "folder: is a folder; give the YAML file of a job"
     assert message("dmo") == "dmo: no such job config; did you mean demo?"
     assert message("configs/job/dmo.yaml") == (
         "configs/job/dmo.yaml: no such file; did you mean demo.yaml?"

@@ -227,7 +227,7 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
         (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
         (["students.small.objective.soft_labels.loss=mse"], "temperature: has no part in mse"),
-        (["epochs=2"], "epochs: set either this or steps: steps to 0, or epochs to null"),
+        (["epochs=2"], "epochs: steps is set too; set epochs to null, or steps to 0"),
         (["data.validation=''", "data.max_scored=5"], "max_scored: is for a task that names its v"),
         (["data.validation=''", "data.max_trained=5"], "max_trained: is for a task that names its"),
         (["students.small.objective.single_sentence.target=number"], "must have the settings of"),
