@@ -55,10 +55,10 @@ def main(words: Sequence[str] | None = None) -> int:
             for side, revision in (("old", asked.old), ("new", asked.new))
         ]
         tokenizer = make_tokenizer(checkouts[0])
-        old, new = (Side(one, tokenizer, names, asked.steps, asked.learners) for one in checkouts)
-        print("\n".join(one.commit for one in checkouts), flush=True)
+        old, new = (Side(code, tokenizer, names, asked.steps, asked.learners) for code in checkouts)
+        print("\n".join(checkout.commit for checkout in checkouts), flush=True)
         jobs = chosen(asked.jobs, old, new)
-        trials = [Trial(*one) for one in product(jobs, asked.world_size, asked.stages)]
+        trials = [Trial(*case) for case in product(jobs, asked.world_size, asked.stages)]
         differing = sum(not is_same for is_same in compared(old, new, trials, asked))
     print(f"{differing} of {len(trials) + 1} differ" if differing else "Nothing differs")
     return int(differing > 0)
@@ -93,7 +93,7 @@ def chosen(asked: Sequence[str] | None, old: Side, new: Side) -> list[str]:
         if not fnmatch.filter(shared, pattern):
             raise SystemExit(f"--jobs: {pattern}: both ship {', '.join(shared)}")
     patterns = ["*"] if asked is None else asked
-    return [name for name in shared if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    return [name for name in shared if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
 
 def compared(
@@ -107,10 +107,10 @@ def compared(
     with ThreadPoolExecutor(2) as pool:
 
         def both(what: str, of: Callable[[Side], Results]) -> bool:
-            found = [pool.submit(of, side) for side in (old, new)]
-            wait(found)
+            futures = [pool.submit(of, side) for side in (old, new)]
+            wait(futures)
             try:
-                ours, theirs = (results.leave_out(one.result(), asked.without) for one in found)
+                ours, theirs = (results.leave_out(f.result(), asked.without) for f in futures)
                 return shown(what, ours, theirs, asked.within)
             except CommandFailed as failure:
                 print(f"{what}: {failure}", flush=True)
@@ -123,14 +123,14 @@ def compared(
 
 def shown(what: str, old: Results, new: Results, within: float = 0.0) -> bool:
     """Print how two runs compare; whether they are the same."""
-    found = differences(old, new, within)
-    verdict = f"{len(found)} results differ" if found else "the same"
+    changes = differences(old, new, within)
+    verdict = f"{len(changes)} results differ" if changes else "the same"
     print(f"{what}: {verdict} ({len(old)} compared)", flush=True)
-    for difference in found[:LISTED]:
+    for difference in changes[:LISTED]:
         print(f"  {difference}")
-    if len(found) > LISTED:
-        print(f"  ... and {len(found) - LISTED} more")
-    return not found
+    if len(changes) > LISTED:
+        print(f"  ... and {len(changes) - LISTED} more")
+    return not changes
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
     python benchmarks/data_speed.py CORPUS [--length 512] [--rows 32] [--tokens 8000000]
 
 CORPUS is a folder made by ``tandem data build``. The others are given the same tokens, cut into
-sequences beforehand: one tar sample for each (`mosaicml-streaming`, if it is installed: one of its
-own samples). Times are CPU seconds of this process, which is
+sequences beforehand: one tar sample for each. Times are CPU seconds of this process, which is
 pinned to one core, so that other work on the machine disturbs little. Every row is the best of
 `REPEATS` runs, taken in turns.
 """
@@ -12,15 +11,12 @@ pinned to one core, so that other work on the machine disturbs little. Every row
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.machinery
 import io
+import itertools
 import os
-import sys
 import tarfile
 import tempfile
 import time
-import types
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -60,7 +56,6 @@ def main() -> None:
         contestants: dict[str, Callable[[], Batches]] = {
             **ours(split, length, rows),
             "webdataset: not packed, not masked": lambda: loader(tar, rows),
-            **mosaic(sequences, rows, Path(scratch) / "mds"),
             "transformers' collator: masking alone": lambda: collate(sequences, rows, collator),
             "webdataset and collator: what a user has": lambda: both(tar, rows, collator),
         }
@@ -91,33 +86,28 @@ def ours(split: CorpusSplit, length: int, rows: int) -> dict[str, Callable[[], B
     """Batches of this project, by packing and masking."""
     kinds: dict[str, dict[str, Any]] = {
         "tandem: full_sentences, tokens": {},
-        "tandem: contiguous, tokens": {"packing": "contiguous"},
-        "tandem: segment_pair, tokens": {"packing": "segment_pair"},
         "tandem: full_sentences, whole words": {"masking": MaskingConfig(unit="word")},
         "tandem: sop, n-grams": {"packing": "sop", "masking": MaskingConfig(unit="ngram")},
-        "tandem: full_sentences, smoothed": {"masking": MaskingConfig(smoothing=0.7)},
     }
 
     def stream(options: dict[str, Any]) -> Batches:
         config = DataConfig(path="unused", sequence_length=length, **options)
-        found = BatchStream(split, config, 1, rows)
-        step = 0
-        while True:
-            yield found.batch(step).input_ids.size
-            step += 1
+        batches = BatchStream(split, config, 1, rows)
+        for step in itertools.count():
+            yield batches.batch(step).input_ids.size
 
     return {name: partial(stream, options) for name, options in kinds.items()}
 
 
 def slices(split: CorpusSplit, length: int, tokens: int) -> NDArray[Any]:
     """[sequences, length] consecutive tokens of a corpus."""
-    found, size = [], 0
+    parts, size = [], 0
     for number in range(len(split.index.blocks)):
-        found.append(split.read_block(number).tokens)
-        size += len(found[-1])
+        parts.append(split.read_block(number).tokens)
+        size += len(parts[-1])
         if size >= tokens:
             break
-    joined = np.concatenate(found)
+    joined = np.concatenate(parts)
     return joined[: len(joined) // length * length].reshape(-1, length)
 
 
@@ -146,37 +136,11 @@ def loader(tar: str, rows: int) -> Batches:
         yield torch.from_numpy(batch.astype(np.int64)).numel()
 
 
-def mosaic(sequences: NDArray[Any], rows: int, folder: Path) -> dict[str, Callable[[], Batches]]:
-    """mosaicml-streaming with a DataLoader over the same sequences, where it is installed."""
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms.functional"):
-        # streaming imports torchvision for images, and there is none for every torch.
-        stand_in: Any = sys.modules.setdefault(name, types.ModuleType(name))
-        stand_in.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        stand_in.VisionDataset = stand_in.to_tensor = object
-    try:
-        streaming = importlib.import_module("streaming")
-    except ImportError as error:
-        print(f"mosaicml-streaming is left out: {error}", file=sys.stderr)
-        return {}
-    columns = {"tokens": f"ndarray:{sequences.dtype.name}:{sequences.shape[1]}"}
-    with streaming.MDSWriter(out=str(folder), columns=columns) as writer:
-        for sequence in sequences:
-            writer.write({"tokens": sequence})
-    dataset = streaming.StreamingDataset(local=str(folder), batch_size=rows)
-
-    def batches() -> Batches:
-        while True:
-            for batch in torch.utils.data.DataLoader(dataset, batch_size=rows):
-                yield batch["tokens"].long().numel()
-
-    return {"mosaicml-streaming, DataLoader: not packed, not masked": batches}
-
-
 def collate(sequences: NDArray[Any], rows: int, collator: Callable[..., Any]) -> Batches:
     """Masking by transformers of sequences that are in memory."""
     while True:
         for first in range(0, len(sequences) - rows, rows):
-            examples = [{"input_ids": one} for one in sequences[first : first + rows].tolist()]
+            examples = [{"input_ids": row} for row in sequences[first : first + rows].tolist()]
             yield collator(examples)["input_ids"].numel()
 
 

@@ -41,7 +41,7 @@ SPEEDS = ",".join(str(tenths / 10) for tenths in range(11))
 
 @dataclass(frozen=True)
 class Point:
-    """What one threshold gives; a `speed` of None is the whole model."""
+    """The results of one threshold; a `speed` of None is the whole model."""
 
     speed: float | None
     accuracy: float
@@ -69,7 +69,7 @@ def encoded(tuned: FineTuned, file: TaskFile) -> tuple[list[Segments], list[str]
     fields = tuned.facts.fields
     rows = list(present(read_table(str(file.path), file.columns_of(*fields, LABEL))))
     texts = [([row[name] for name in fields], where) for where, row in rows]
-    return [tuned.encoder.sequence(*one) for one in texts], [row[LABEL] for _, row in rows]
+    return [tuned.encoder.sequence(*text) for text in texts], [row[LABEL] for _, row in rows]
 
 
 def curve(
@@ -83,12 +83,12 @@ def curve(
     points: list[Point] = []
     for turn in range(rounds):
         for number, speed in enumerate(speeds):
-            found = measured(tuned, sequences, labels, speed)
+            point = measured(tuned, sequences, labels, speed)
             if turn == 0:
-                points.append(found)
+                points.append(point)
             before = points[number]
-            best = min(found.seconds, before.seconds), min(found.worked, before.worked)
-            points[number] = replace(found, seconds=best[0], worked=best[1])
+            best = min(point.seconds, before.seconds), min(point.worked, before.worked)
+            points[number] = replace(point, seconds=best[0], worked=best[1])
     return points
 
 
@@ -99,40 +99,40 @@ def measured(
     config, head = tuned.model.config, tuned.head
     assert isinstance(config, EncoderConfig)
     vocabulary = tuned.encoder.vocabulary
-    lengths = [len(vocabulary.with_special(one)[0]) for one in sequences]
+    lengths = [len(vocabulary.with_special(segments)[0]) for segments in sequences]
     if speed is None:
         outputs, seconds, worked = timed(lambda: tuned.outputs(sequences))
         layers = [config.layers] * len(labels)
         flops = [length * flops_per_token(config, length, 0.0) for length in lengths]
     else:
         early, seconds, worked = timed(lambda: tuned.early_outputs(sequences, speed))
-        outputs, layers = [one for one, _ in early], [layer for _, layer in early]
+        outputs, layers = [logits for logits, _ in early], [layer for _, layer in early]
         pairs = zip(layers, lengths, strict=True)
         flops = [float(flops_to_leave(config, head, *pair)) for pair in pairs]
-    told = [head.labels[int(one.argmax())] for one in outputs]
+    told = [head.labels[int(logits.argmax())] for logits in outputs]
     right = [a == b for a, b in zip(told, labels, strict=True)]
     mean = statistics.fmean
     return Point(speed, mean(right), mean(layers), mean(flops), seconds, worked)
 
 
 def timed(run: Callable[[], Result]) -> tuple[Result, float, float]:
-    """What `run` returns, and how long it took, by the clock and of the processors."""
+    """The result of `run`, and how long it took, by the clock and of the processors."""
     began, worked = time.perf_counter(), time.process_time()
-    found = run()
-    return found, time.perf_counter() - began, time.process_time() - worked
+    result = run()
+    return result, time.perf_counter() - began, time.process_time() - worked
 
 
 def table(points: Sequence[Point], examples: int) -> Iterator[str]:
     """The curve in Markdown; the first point is what the others are compared with."""
     yield "| speed | accuracy | mean layer | MFLOPs | times fewer | examples/s | CPU ms | times |"
     yield "|---|---|---|---|---|---|---|---|"
-    whole = points[0]
-    for one in points:
+    first = points[0]
+    for point in points:
         cells = (
-            "none" if one.speed is None else f"{one.speed:.2f}",
-            f"{one.accuracy:.4f}", f"{one.layer:.2f}", f"{one.flops / 1e6:.1f}",
-            f"{whole.flops / one.flops:.2f}", f"{examples / one.seconds:.0f}",
-            f"{1000 * one.worked / examples:.2f}", f"{whole.worked / one.worked:.2f}",
+            "none" if point.speed is None else f"{point.speed:.2f}",
+            f"{point.accuracy:.4f}", f"{point.layer:.2f}", f"{point.flops / 1e6:.1f}",
+            f"{first.flops / point.flops:.2f}", f"{examples / point.seconds:.0f}",
+            f"{1000 * point.worked / examples:.2f}", f"{first.worked / point.worked:.2f}",
         )  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 

@@ -1,4 +1,4 @@
-"""What random kills cost: a real run whose processes are killed again and again.
+"""The cost of random kills: a real run whose processes are killed again and again.
 
     python benchmarks/faults.py CONFIG [KEY=VALUE]... [--minutes 8] [--mtbf 60] [--max-restarts 99]
 
@@ -6,14 +6,14 @@ SIGKILL strikes after exponentially distributed times with a mean of `--mtbf` se
 ranks or the launcher. The job is started again at once, by the launcher if it lives and has
 `--max-restarts`, and in the end stopped politely. Printed
 are the share of the time whose steps are part of the final run, the steps that were done in vain,
-and where the time between a kill and the next new step goes; beside it, right afterwards, how long
-a process takes that only imports what the launcher imports for all ranks, or only PyTorch and
-DeepSpeed.
+and where the time between a kill and the next new step goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import re
 import shutil
@@ -26,15 +26,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from trainer.checkpoint.folder import all_steps
 from trainer.run_folder import metrics
 
-IMPORTS = {
-    "PyTorch and DeepSpeed": "import torch, deepspeed",
-    "all that the launcher imports": "import configs, cluster.local, trainer.run",
-}
 PARTS = re.compile(r"first step ([\d.]+) s after the start: (.*)")
 
 
@@ -71,14 +69,13 @@ class Victim:
     def kill(self, chance: random.Random) -> None:
         """Kill something of it, and wait until its ranks are gone."""
         assert self.process is not None
-        ranks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        pids = [int(pid) for pid in ranks.split()]
-        chosen = chance.choice([[self.process.pid], pids, pids[-1:]])
-        for pid in chosen or [self.process.pid]:
-            subprocess.run(
-                ["kill", f"-{signal.SIGKILL.value}", str(pid)], stderr=subprocess.DEVNULL
-            )
-        if not self.restarts or chosen == [self.process.pid]:
+        pids = [child.pid for child in psutil.Process(self.process.pid).children()]
+        launcher = [self.process.pid]
+        chosen = chance.choice([launcher, pids, pids[-1:]]) or launcher
+        for pid in chosen:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        if not self.restarts or chosen == launcher:
             self.process.wait()
         while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
             time.sleep(0.01)
@@ -92,8 +89,8 @@ class Victim:
     def parts(self) -> dict[str, float]:
         """Where the newest start spent its time, as rank 0 logged it; empty before its step."""
         text = (self.folder / "logs" / "rank-000.log").read_text()
-        found = list(PARTS.finditer(text))
-        named = (part.rpartition(" ") for part in found[-1][2].split(", "))
+        *_, newest = PARTS.finditer(text)
+        named = (part.rpartition(" ") for part in newest[2].split(", "))
         return {name: float(seconds) for name, _, seconds in named}
 
     def starts_logged(self) -> int:
@@ -135,16 +132,6 @@ def recovery(job: Victim, killed: float, started: float, stepped: float) -> dict
     }
 
 
-def import_seconds(statement: str) -> float:
-    """Seconds that a process takes to import something: the median of three."""
-    seconds = []
-    for _ in range(3):
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-c", statement], check=True)
-        seconds.append(time.monotonic() - began)
-    return statistics.median(seconds)
-
-
 def newest_checkpoint(folder: Path) -> int:
     """The step of the newest checkpoint; 0 without one."""
     return max(all_steps(folder / "checkpoints"), default=0)
@@ -157,11 +144,13 @@ def report(tally: Tally, seconds: float, final: metrics.Row) -> None:
     print(f"{tally.kills} kills in {seconds:.0f} s; the run is at step {steps}")
     print(f"time that made lasting progress: {final['seconds'] / seconds:.1%}")
     print(f"steps done in vain: {vain} of {tally.steps_done} ({vain / tally.steps_done:.1%})")
-    totals = [sum(one.values()) for one in tally.recoveries]
+    if not tally.recoveries:
+        return
+    totals = [sum(parts.values()) for parts in tally.recoveries]
     median = statistics.median
     print(f"from a kill to the next new step, median of {len(totals)}: {median(totals):.1f} s")
     for part in tally.recoveries[0]:
-        print(f"  {part}: {median([one[part] for one in tally.recoveries]):.2f} s")
+        print(f"  {part}: {median([parts[part] for parts in tally.recoveries]):.2f} s")
 
 
 def main() -> None:
@@ -188,9 +177,6 @@ def main() -> None:
         seconds = time.monotonic() - began
         final = [row for row in metrics.read(job.folder / "metrics.jsonl") if "seconds" in row][-1]
         report(tally, seconds, final)
-        job.stop()
-        for name, statement in IMPORTS.items():
-            print(f"{name}: {import_seconds(statement):.2f} s")
     finally:
         job.stop()
         shutil.rmtree(runs)

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,9 +40,17 @@ from benchmarks import gpu_facts
 from benchmarks.cotraining_speed import forward, learn
 from benchmarks.gpu_cluster import ON_GPU, TURNS, cluster, mfu
 from benchmarks.gpu_facts import Row
-from benchmarks.gpu_learners import Size, Step, batch_of, our_step, student, teacher, their_step
 from benchmarks.gpu_runs import job, tests
-from benchmarks.masked_batches import MASKED_FRACTION
+from benchmarks.learners import (
+    MASKED_FRACTION,
+    Size,
+    Step,
+    batch_of,
+    our_step,
+    student,
+    teacher,
+    transformers_step,
+)
 from benchmarks.turns import median_seconds, wall_clock
 from cluster.ranks import Ranks, export, free_port
 from model import describe
@@ -167,13 +175,14 @@ def speed(device: torch.device) -> Iterator[Row]:
     for size in SIZES if ON_GPU else [TOY]:
         batch = batch_of(size)
         arms = {
-            f"Tandem, {precision}": our_step(teacher(size, precision=precision), batch)
+            f"Tandem, {precision}": our_step(teacher_of(size, precision=precision), batch)
             for precision in ("bf16", "bf16_weights")
         }
         if ON_GPU:
-            arms["Tandem, bf16, eager"] = our_step(teacher(size, is_compiled=False), batch)
+            arms["Tandem, bf16, eager"] = our_step(teacher_of(size, compile=False), batch)
+        arms["transformers"] = transformers_step(size.encoder, batch, device, "bf16")
         flops = describe(size.encoder, size.length, MASKED_FRACTION).flops_per_token
-        seconds = in_turns({**arms, "transformers": their_step(size, batch, device)})
+        seconds = in_turns(arms)
         for name, median in seconds.items():
             what = f"{size.name}, {size.rows} x {size.length}, {name}"
             tokens = batch.input_ids.size / median
@@ -183,41 +192,49 @@ def speed(device: torch.device) -> Iterator[Row]:
 def joint(device: torch.device) -> Iterator[Row]:
     """A step of a teacher and three students, and the cost of training them one after another."""
     size, shapes = (LARGE, STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
-    one, batch = teacher(size), batch_of(size)
-    students = [student(number, size, *shape) for number, shape in enumerate(shapes)]
+    main, students = company(size, shapes)
+    batch = batch_of(size)
 
     def sequential() -> None:
-        train_step(one, [], batch, 0)
-        for each in students:
-            features = forward(one, [each], batch)
-            learn(each, detach(features, one.output_projection()), batch)
+        train_step(main, [], batch, 0)
+        for learner in students:
+            features = forward(main, [learner], batch)
+            learn(learner, detach(features, main.output_projection()), batch)
 
-    together = partial(train_step, one, students, batch, 0)
+    together = partial(train_step, main, students, batch, 0)
     seconds = in_turns({"joint": together, "sequential": sequential})
     ratio = seconds["joint"] / seconds["sequential"]
     yield f"{size.name} + 3 students, joint step", f"{1e3 * seconds['joint']:.1f} ms"
     yield "the same, one after the other", f"{1e3 * seconds['sequential']:.1f} ms ({ratio:.3f})"
 
 
-def company(stage: int) -> tuple[Learner, list[Learner], Size]:
-    """A teacher and three students at a ZeRO stage."""
-    size, shapes = (BASE, STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
-    others = [
-        student(number, size, *shape, zero_stage=stage) for number, shape in enumerate(shapes)
+def teacher_of(size: Size, **settings: Any) -> Learner:
+    """A teacher whose last layer computes masked positions only; in bf16 by default."""
+    return teacher(size.encoder, size.rows, masked_only=True, **{"precision": "bf16", **settings})
+
+
+def company(
+    size: Size, shapes: Sequence[tuple[int, int]], stage: int = 0
+) -> tuple[Learner, list[Learner]]:
+    """A teacher and its students at a ZeRO stage."""
+    students = [
+        student(number, size, *shape, precision="bf16", zero_stage=stage)
+        for number, shape in enumerate(shapes)
     ]
-    return teacher(size, stage), others, size
+    return teacher_of(size, zero_stage=stage), students
 
 
 def syncs(device: torch.device) -> Iterator[Row]:
     """The number of times the host waits for its GPU in a step, from the profiler."""
+    size, shapes = (BASE, STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
+    batch = batch_of(size, dist.get_rank())
     for stage in STAGES:
-        one, students, size = company(stage)
-        batch = batch_of(size, dist.get_rank())
+        step = partial(train_step, *company(size, shapes, stage), batch, 0)
         for _ in range(3):
-            train_step(one, students, batch, 0)
+            step()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if ON_GPU else [])]
         with profile(activities=activities) as seen:
-            train_step(one, students, batch, 0)
+            step()
         count = sum(event.count for event in seen.key_averages() if event.key in WAITS)
         figures = f"{count} (budget {SYNCS[stage]})" if ON_GPU else "- (needs a GPU)"
         yield f"host syncs of a step, T+3, stage {stage}", figures
@@ -225,10 +242,11 @@ def syncs(device: torch.device) -> Iterator[Row]:
 
 def zero(device: torch.device) -> Iterator[Row]:
     """A joint step at each ZeRO stage."""
+    size, shapes = (BASE, STUDENTS) if ON_GPU else (TOY, TOY_STUDENTS)
+    batch = batch_of(size, dist.get_rank())
     for stage in STAGES:
-        one, students, size = company(stage)
-        batch = batch_of(size, dist.get_rank())
-        median = in_turns({"step": partial(train_step, one, students, batch, 0)})["step"]
+        step = partial(train_step, *company(size, shapes, stage), batch, 0)
+        median = in_turns({"step": step})["step"]
         peak = f", {torch.cuda.max_memory_allocated() / 1e9:.1f} GB at most" if ON_GPU else ""
         ranks = dist.get_world_size()
         yield f"{size.name} + 3, stage {stage}, {ranks} rank(s)", f"{1e3 * median:.1f} ms{peak}"
@@ -239,14 +257,14 @@ def zero(device: torch.device) -> Iterator[Row]:
 def stall(device: torch.device) -> Iterator[Row]:
     """How much longer a step takes while a checkpoint is saved, and the time of a save alone."""
     size = LARGE if ON_GPU else TOY
-    one, batch = teacher(size, 1), batch_of(size, dist.get_rank())
-    step = our_step(one, batch)
+    learner = teacher_of(size, zero_stage=1)
+    step = our_step(learner, batch_of(size, dist.get_rank()))
     with shared_folder() as folder:
         writer = CheckpointWriter(folder / "checkpoints", Retention(last=1))
         number = iter(range(1, 100))
 
         def save(wait: bool) -> None:
-            writer.save(next(number), {one.name: one.engine}, {}, wait=wait)
+            writer.save(next(number), {learner.name: learner.engine}, {}, wait=wait)
 
         alone = in_turns({"step": step})["step"]
         waited = in_turns({"save": lambda: save(wait=True)})["save"]  # the first one allocates
@@ -264,14 +282,14 @@ def resumed(device: torch.device) -> Iterator[Row]:
     fix_order_of_sums()
     for stage in STAGES:
         size = BASE if ON_GPU else TOY
-        once = teacher(size, stage)
+        once = teacher_of(size, zero_stage=stage)
         with shared_folder() as folder:
             steps(once, size, range(3))
             writer = CheckpointWriter(folder / "checkpoints", Retention(last=1))
             writer.save(3, {once.name: once.engine}, {}, wait=True)
-            again = teacher(size, stage)
+            again = teacher_of(size, zero_stage=stage)
             Checkpoint(folder / "checkpoints", 3).load(again.name, again.engine)
-        digests = [bits(steps(one, size, range(3, 6))) for one in (once, again)]
+        digests = [bits(steps(learner, size, range(3, 6))) for learner in (once, again)]
         same = "the same bits" if digests[0] == digests[1] else "OTHER BITS"
         yield f"{size.name}, resumed at step 3, at step 6, stage {stage}", same
 
@@ -307,7 +325,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 SECTIONS: dict[str, Callable[[torch.device], Iterator[Row]]] = {
-    one.__name__: one for one in (joint, cluster, resumed, syncs, zero, stall, speed)
+    section.__name__: section for section in (joint, cluster, resumed, syncs, zero, stall, speed)
 }
 RUNS = {"job": job, "tests": tests}
 ORDER = ("cluster", "zero", "joint", "stall", "speed", "tests", "job", "resumed", "syncs")

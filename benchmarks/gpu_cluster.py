@@ -16,12 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 
 import configs
 from benchmarks.gpu_facts import Row
-from benchmarks.masked_batches import MASKED_FRACTION, masked_batch
+from benchmarks.learners import MASKED_FRACTION, masked_batch
 from benchmarks.turns import median_seconds, seconds_of, wall_clock
 from model import describe
 from trainer.batch_config import StepShape
 from trainer.config import JobConfig
-from trainer.learner_config import LearnerConfig
 from trainer.learners.learner import Learner
 from trainer.record.gauges import known_device
 from trainer.rehearsal import rehearsal
@@ -46,12 +45,14 @@ def cluster(device: torch.device) -> Iterator[Row]:
     for precision, attention in ARMS:
         torch.compiler.reset()  # compiled code keeps its kernel of attention
         teacher, *students = (
-            Learner(name, in_precision(one, precision), job.teacher.model, shape)
-            for name, one in job.learners.items()
+            Learner(
+                name, dataclasses.replace(config, precision=precision), job.teacher.model, shape
+            )
+            for name, config in job.learners.items()
         )
         for company in ([], students):
             step = partial(train_step, teacher, company, batch, 0)
-            flops = rows * length * sum(flops_per_token(length, one) for one in (teacher, *company))
+            flops = rows * length * sum(flops_per_token(length, x) for x in (teacher, *company))
             kind = f"{precision}, cuDNN attention" if attention else precision
             what = f"bert_large_cluster, {rows} x {length}, {kind}, T+{len(company)}"
             with sdpa_kernel([*attention]) if attention else contextlib.nullcontext():
@@ -84,11 +85,6 @@ def mfu(flops_per_second: float, device: torch.device) -> str:
     """MFU relative to the device's bf16 peak; "-" where the peak is unknown."""
     known = known_device(device)
     return f"{flops_per_second / known.flops('bf16'):.1%}" if known else "-"
-
-
-def in_precision(config: LearnerConfig, precision: str) -> LearnerConfig:
-    """The learner in this precision."""
-    return dataclasses.replace(config, precision=precision)
 
 
 def flops_per_token(length: int, learner: Learner) -> float:

@@ -1,4 +1,4 @@
-"""What has been run on a GPU, in one file, and the pages that say so.
+"""The facts of what has been run on a GPU, in one file, and the pages that say so.
 
     python benchmarks/gpu_facts.py figures/gpu_facts.json    # adopt what `gpu.py` left
 

@@ -73,7 +73,7 @@ def closure(roots: Iterable[str], python: str) -> dict[str, str]:
     """
     environment = {"python_version": python, "python_full_version": f"{python}.0"}
     environment |= {"sys_platform": "linux", "platform_machine": "x86_64"}
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     waiting, seen = [Requirement(root) for root in roots], set[str]()
     while waiting:
         required = waiting.pop()
@@ -86,13 +86,14 @@ def closure(roots: Iterable[str], python: str) -> dict[str, str]:
             package = distribution(name)
         except PackageNotFoundError:
             continue
-        found[name] = package.version
+        versions[name] = package.version
         for line in package.requires or []:
-            one = Requirement(line)
+            requirement = Requirement(line)
             cases = [{**environment, "extra": extra} for extra in {*extras, ""}]
-            if one.marker is None or any(one.marker.evaluate(case) for case in cases):
-                waiting.append(one)
-    return found
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate(case) for case in cases):
+                waiting.append(requirement)
+    return versions
 
 
 def fetch(folder: Path, versions: dict[str, str], python: str) -> None:

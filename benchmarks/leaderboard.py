@@ -95,7 +95,7 @@ def run(cost: Path, command: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.argument("model", type=Path)
 @click.option("--cost", "cost_file", type=FILE, required=True, help="Written by `run`.")
-@click.option("--budget", type=click.Choice([str(one) for one in BUDGETS]), required=True,
+@click.option("--budget", type=click.Choice([*map(str, BUDGETS)]), required=True,
               help="Core-seconds, which choose the table.")  # fmt: skip
 @click.option("--wikipedia", type=FILE, required=True, help="Held-out articles.")
 @click.option("--books", type=FILE, required=True, help="Held-out novels.")
@@ -116,15 +116,15 @@ def score(
     if cost.cpu_seconds > int(budget):
         raise click.ClickException(f"{name}: took {cost.cpu_seconds} core-seconds, over {budget}")
     held_out = " ".join(digest_of(file)[:8] for file in (wikipedia, books, pairs))
-    others = [one for one in read(entries) if (one.name, one.budget) != (name, int(budget))]
-    if any(one.held_out != held_out for one in others):
+    others = [known for known in read(entries) if (known.name, known.budget) != (name, int(budget))]
+    if any(other.held_out != held_out for other in others):
         raise click.ClickException(f"{entries}: its entries were scored on other files")
     try:
         parameters, scores = scores_of(model, {"wikipedia": wikipedia, "books": books}, pairs)
     except EntryError as error:
         raise click.ClickException(str(error)) from error
     entry = Entry(name, int(budget), cost, parameters, held_out, scores)
-    lines = [json.dumps(dataclasses.asdict(one)) + "\n" for one in [*others, entry]]
+    lines = [json.dumps(dataclasses.asdict(each)) + "\n" for each in [*others, entry]]
     atomic_write(entries, "".join(lines))
     render(entries)
 

@@ -1,4 +1,4 @@
-"""What steps and checkpoints cost on many ranks, counted in one process without a GPU.
+"""The cost of steps and checkpoints on many ranks, counted in one process without a GPU.
 
     python benchmarks/many_ranks.py [--ranks 2 512 4096] [--stages 0 1 2 3]
 
@@ -54,26 +54,25 @@ def main() -> None:
             print(checkpoint_row(ranks, commit(ranks, Path(folder))), flush=True)
 
 
-def joint_row(stage: int, ranks: int, found: Counted) -> str:
+def joint_row(stage: int, ranks: int, counted: Counted) -> str:
     """The row of a step of a teacher and three students, two micro-batches."""
-    added = len(found.sent) - len(found.sent_without_one)
-    more = total(found.sent) - total(found.sent_without_one)
-    syncs = sum(found.syncs.values())
-    return row(stage, ranks, syncs, len(found.sent), total(found.sent), f"{added}, {more:,} bytes")
+    sent, without_one = counted.sent, counted.sent_without_one
+    added = f"{len(sent) - len(without_one)}, {total(sent) - total(without_one):,} bytes"
+    return row(stage, ranks, sum(counted.syncs.values()), len(sent), total(sent), added)
 
 
-def engine_row(stage: int, ranks: int, found: EngineStep) -> str:
+def engine_row(stage: int, ranks: int, measured: EngineStep) -> str:
     """The row of a step of one learner with BERT-large's number of tensors, one micro-batch."""
-    seconds = [found.start, *found.parts.values(), found.seconds]
+    seconds = [measured.start, *measured.parts.values(), measured.seconds]
     times = [f"{1e3 * each:,.0f} ms" for each in seconds]
-    return row(stage, ranks, len(found.sent), total(found.sent), *times)
+    return row(stage, ranks, len(measured.sent), total(measured.sent), *times)
 
 
-def checkpoint_row(ranks: int, found: Committed) -> str:
+def checkpoint_row(ranks: int, committed: Committed) -> str:
     """The row of the largest shipped job."""
-    seconds = [f"{each:.2f} s" for each in (found.unpickling, found.committing)]
-    sizes = [f"{each / 1e6:.1f} MB" for each in (found.gathered, found.manifest)]
-    return row(ranks, sizes[0], *seconds, sizes[1], found.files)
+    seconds = [f"{each:.2f} s" for each in (committed.unpickling, committed.committing)]
+    sizes = [f"{each / 1e6:.1f} MB" for each in (committed.gathered, committed.manifest)]
+    return row(ranks, sizes[0], *seconds, sizes[1], committed.files)
 
 
 def row(*cells: int | str) -> str:
@@ -84,7 +83,7 @@ def row(*cells: int | str) -> str:
 
 def total(sent: Sequence[Collective]) -> int:
     """Bytes."""
-    return sum(one.bytes for one in sent)
+    return sum(collective.bytes for collective in sent)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ may read.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -32,24 +32,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configs
-from benchmarks.masked_batches import LENGTH, masked_batch
-from benchmarks.one_rank import join_alone
-from benchmarks.transformers_step import transformers_step
-from benchmarks.turns import UNCOUNTED, clock_for, medians, seconds_of, take_turns
+from benchmarks.learners import (
+    LENGTH,
+    Step,
+    join_alone,
+    masked_batch,
+    our_step,
+    teacher,
+    transformers_step,
+)
+from benchmarks.turns import clock_for, medians, seconds_of, take_turns
 from data_pipeline import Batch
 from model import EncoderConfig
-from trainer.batch_config import StepShape
-from trainer.learner_config import PRECISIONS, LearnerConfig
-from trainer.learner_names import TEACHER
-from trainer.learners.learner import Learner
-from trainer.objectives import ObjectiveConfig
-from trainer.step import train_step
-from trainer.tasks.pretraining import MaskedLanguageModelling
+from trainer.learner_config import PRECISIONS
 
 SMALL = ["hidden_size=256", "layers=4", "heads=4", "ffn_size=1024"]
 
-Step = Callable[[], object]
 Build = Callable[[argparse.Namespace, Batch], Step]
+_step: Callable[[], float]  # of a process that takes steps
 
 
 def main() -> None:
@@ -58,42 +58,38 @@ def main() -> None:
     builds: dict[str, Build] = {"transformers": _theirs, "tandem": partial(_ours, masked_only=True)}
     if arguments.whole:
         builds["tandem, whole last layer"] = partial(_ours, masked_only=False)
-    pipes = {name: started(build, arguments) for name, build in builds.items()}
-    arms = {name: partial(_seconds_of_step, name, pipe) for name, pipe in pipes.items()}
-    seconds = medians(take_turns(arms, arguments.steps))
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(process_of(build, arguments))
+            for name, build in builds.items()
+        }
+
+        def step_of(process: ProcessPoolExecutor) -> float:
+            return process.submit(_seconds_of_step).result()
+
+        arms = {name: partial(step_of, process) for name, process in processes.items()}
+        seconds = medians(take_turns(arms, arguments.steps))
     for name, median in seconds.items():
         speed = arguments.rows * arguments.length / median
         print(f"{name}: {speed:.0f} tokens/s, {seconds['transformers'] / median:.2f}")
 
 
-def started(build: Build, arguments: argparse.Namespace) -> Connection:
-    """The pipe to a process of its own that takes steps."""
-    context = multiprocessing.get_context("spawn")
-    pipe, end = context.Pipe()
-    context.Process(target=_time_steps, args=(build, arguments, end), daemon=True).start()
-    end.close()  # so that a process that ends early ends the wait for it
-    return pipe
+def process_of(build: Build, arguments: argparse.Namespace) -> ProcessPoolExecutor:
+    """A process of its own that takes steps, as `_seconds_of_step`."""
+    return ProcessPoolExecutor(1, get_context("spawn"), _prepare, (build, arguments))
 
 
-def _seconds_of_step(name: str, pipe: Connection) -> float:
-    """The seconds of the next step of the process behind the pipe."""
-    try:
-        pipe.send(None)
-        seconds: float = pipe.recv()
-    except (EOFError, OSError):
-        sys.exit(f"{name}: its process has ended; see its error above")
-    return seconds
-
-
-def _time_steps(build: Build, arguments: argparse.Namespace, pipe: Connection) -> None:
-    """A step for each message, whose seconds are sent back."""
+def _prepare(build: Build, arguments: argparse.Namespace) -> None:
+    """Build the step that this process takes."""
+    global _step
     torch.set_num_threads(arguments.threads)
     batch = masked_batch(arguments.rows, arguments.length, _encoder(arguments).vocab_size)
-    step, clock = build(arguments, batch), clock_for(arguments.threads)
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the benchmark has ended
-        while True:
-            pipe.recv()
-            pipe.send(seconds_of(step, clock))
+    _step = partial(seconds_of, build(arguments, batch), clock_for(arguments.threads))
+
+
+def _seconds_of_step() -> float:
+    """The seconds of a step in this process."""
+    return _step()
 
 
 def _arguments() -> argparse.Namespace:
@@ -121,18 +117,8 @@ def _theirs(arguments: argparse.Namespace, batch: Batch) -> Step:
 
 def _ours(arguments: argparse.Namespace, batch: Batch, masked_only: bool) -> Step:
     join_alone()
-    encoder = _encoder(arguments)
-    config = LearnerConfig(
-        model=encoder,
-        objective=ObjectiveConfig(mlm=MaskedLanguageModelling()),
-        precision=arguments.precision,
-        masked_only=masked_only,
-    )
-    steps = UNCOUNTED + arguments.steps
-    step_shape = StepShape(steps, seed=0, micro_batch=arguments.rows, accumulation=1)
-    learner = Learner(TEACHER, config, encoder, step_shape)
-    at = iter(range(steps))
-    return lambda: train_step(learner, [], batch, next(at))
+    settings = {"precision": arguments.precision, "masked_only": masked_only}
+    return our_step(teacher(_encoder(arguments), arguments.rows, **settings), batch)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> None:
             stack.enter_context(checked_out(revision, folder / str(number)))
             for number, revision in enumerate(given.revisions)
         )
-        turns = [(turn(old, words, one), turn(new, words, one)) for one in range(given.rounds)]
+        turns = [(turn(old, words, n), turn(new, words, n)) for n in range(given.rounds)]
     print_table(turns)
 
 
@@ -56,15 +56,15 @@ def turn(checkout: Checkout, words: list[str], number: int) -> dict[str, float]:
 
 def print_table(turns: list[tuple[dict[str, float], dict[str, float]]]) -> None:
     """Markdown; the last line is of all learners together."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_learner: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for old, new in turns:
         for learner in old.keys() & new.keys():
-            found[learner].append((old[learner], new[learner]))
-        found["all"].append((sum(old.values()), sum(new.values())))
+            by_learner[learner].append((old[learner], new[learner]))
+        by_learner["all"].append((sum(old.values()), sum(new.values())))
     print("| learner | old, ms | new, ms | times as fast | by turn |\n|---|---|---|---|---|")
-    for learner, pairs in found.items():
+    for learner, pairs in by_learner.items():
         old, new = (1000 * statistics.median(side) for side in zip(*pairs, strict=True))
-        ratios = ", ".join(f"{one / other:.2f}" for one, other in pairs)
+        ratios = ", ".join(f"{before / after:.2f}" for before, after in pairs)
         print(f"| {learner} | {old:.1f} | {new:.1f} | {old / new:.2f} | {ratios} |")
 
 

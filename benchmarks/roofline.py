@@ -89,7 +89,8 @@ def longest(job: JobConfig) -> int:
 def at_precision(job: JobConfig, precision: str) -> JobConfig:
     """The job with all learners at one precision."""
     students = {
-        name: dataclasses.replace(one, precision=precision) for name, one in job.students.items()
+        name: dataclasses.replace(student, precision=precision)
+        for name, student in job.students.items()
     }
     teacher = dataclasses.replace(job.teacher, precision=precision)
     return dataclasses.replace(job, teacher=teacher, students=students)
@@ -102,16 +103,16 @@ def run(
 
     Learners are scored as well, unless their layers are compiled.
     """
-    found = {}
+    kernels = {}
     with fake_cuda() as mode:
         batch = fake_batch(mode.from_tensor, job, rows, length, CUDA, is_padded)
         meter = partial(_Meter, is_compiled=is_compiled)
         modules = fake_modules(job, job.learners, CUDA)
         for name, learner, _ in fake_step(modules, job.learners, batch, meter):
-            found[name] = [*learner.mode.all]
+            kernels[name] = [*learner.mode.all]
             if not is_compiled:
                 learner.score(job.learners[name], batch)
-    return found
+    return kernels
 
 
 class _Meter:
@@ -127,7 +128,7 @@ class _Meter:
             loss, shares, features = self.module(program, batch)
             if loss.requires_grad:
                 loss.backward()
-        gradients = [one.grad for one in self.module.parameters() if one.grad is not None]
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         for tensor in (loss, shares, *gradients) if gradients else ():
             assert tensor.device == CUDA, f"a loss or gradient is on {tensor.device}"
         return features

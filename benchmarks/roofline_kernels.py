@@ -85,8 +85,8 @@ class Kernels(TorchDispatchMode):
         packet = function.overloadpacket
         name = packet.__name__
         is_kernel = function.namespace in ("aten", "torch_attn") and not function.is_view
-        results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        is_empty = bool(results) and not any(one.numel() for one in results)  # none is launched
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        is_empty = bool(results) and not any(t.numel() for t in results)  # none is launched
         if is_kernel and name not in NO_KERNEL and not is_empty and not self._is_replaced:
             count = flop_registry.get(packet)
             flops = count(*args, **kwargs, out_val=result) if count else 0
@@ -95,12 +95,12 @@ class Kernels(TorchDispatchMode):
 
 
 def _bytes(name: str, given: Any, result: Any) -> int:
-    """What a kernel reads and writes. A lookup reads only the rows that it returns."""
+    """The bytes that a kernel reads and writes. A lookup reads only the rows that it returns."""
     if name == "embedding":
         return 2 * int(result.nbytes)
-    leaves = [one for one in tree_leaves((given, result)) if isinstance(one, Tensor)]
-    places = ((one.untyped_storage()._cdata, one.storage_offset(), one.numel()) for one in leaves)
-    return sum(one.nbytes for one in dict(zip(places, leaves, strict=True)).values())
+    tensors = [leaf for leaf in tree_leaves((given, result)) if isinstance(leaf, Tensor)]
+    by_place = {(t.untyped_storage()._cdata, t.storage_offset(), t.numel()): t for t in tensors}
+    return sum(tensor.nbytes for tensor in by_place.values())
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Ceiling:
         cls, kernels: Iterable[Kernel], device: DeviceConfig, precision: str, flops: float
     ) -> Ceiling:
         """The ceiling of one learner, whose model's matrix products take these FLOPs."""
-        seconds = [one.seconds(device, precision) for one in kernels]
+        seconds = [kernel.seconds(device, precision) for kernel in kernels]
         launched = max(sum(seconds), LAUNCH * len(seconds))
         return cls(flops / device.flops(precision), sum(seconds), launched)
 

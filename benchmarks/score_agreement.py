@@ -26,11 +26,11 @@ from benchmarks.study import RESULTS, load
 @click.option("--results", "kept", default=RESULTS, type=Path, help="Where results are kept.")
 def main(x: str, y: str, kept: Path) -> None:
     """Say whether the scores X and Y, columns of studies' tables, order models alike."""
-    found = scored(kept, x, y)
-    if not found:
+    models = scored(kept, x, y)
+    if not models:
         raise click.ClickException(f"{kept}: no study has both {x} and {y}")
-    name, table = f"{x}_and_{y}", agreement.table(found)
-    (kept / f"{name}.svg").write_text(agreement.drawn(found, x, y), encoding="utf-8")
+    name, table = f"{x}_and_{y}", agreement.table(models)
+    (kept / f"{name}.svg").write_text(agreement.drawn(models, x, y), encoding="utf-8")
     page.renew(kept, name, table)
     click.echo(table)
 

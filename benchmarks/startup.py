@@ -35,11 +35,11 @@ def main() -> None:
     parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[1])
     given = parser.parse_args()
     words = [str(given.job.resolve()), *given.overrides, "--nproc", str(given.nproc)]
-    found = [start(given.checkout.resolve(), words) for _ in range(given.starts)]
-    for (clock, processor), parts in found:
+    starts = [start(given.checkout.resolve(), words) for _ in range(given.starts)]
+    for (clock, processor), parts in starts:
         print(f"{clock:6.2f} s by the clock, {processor:6.2f} s of processor time; {parts}")
-    clock = statistics.median(times[0] for times, _ in found)
-    processor = statistics.median(times[1] for times, _ in found)
+    clock = statistics.median(times[0] for times, _ in starts)
+    processor = statistics.median(times[1] for times, _ in starts)
     print(f"{clock:6.2f} s by the clock, {processor:6.2f} s of processor time: medians")
 
 

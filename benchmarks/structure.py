@@ -4,7 +4,8 @@
     python benchmarks/structure.py /src/torchtitan        # another tree, counted only
     python benchmarks/structure.py --words                # where names and docstrings are vague
 
-Lines of code are lines without blanks, comments and docstrings. Tests and benchmarks are left out.
+Lines of code are lines without blanks, comments and docstrings. Tests are left out, and benchmarks
+except of the vague names.
 The traced step is an optimizer step of a masked language model of two layers, alone and with two
 students that learn from it, after two steps that are not counted: the files, functions and calls of
 this project that `sys.setprofile` sees in it.
@@ -29,7 +30,7 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-LEFT_OUT = {"tests", "benchmarks", "build", "docs"}
+LEFT_OUT = frozenset({"tests", "benchmarks", "build", "docs"})
 VAGUE = ("one", "own", "found", "there", "whole")  # as names of variables
 OPENINGS = re.compile(r"(The same|What|Those|Each|As)\b")  # of docstrings
 INLINED = {"<listcomp>", "<dictcomp>", "<setcomp>"}  # functions before Python 3.12
@@ -114,13 +115,13 @@ def _variables(function: Function) -> set[str]:
     return stored | {node.arg for node in inside if isinstance(node, ast.arg)}
 
 
-def files_of(root: Path) -> list[Path]:
-    """The Python files of a checkout, without tests, benchmarks and hidden folders."""
+def files_of(root: Path, left_out: frozenset[str] = LEFT_OUT) -> list[Path]:
+    """The Python files of a checkout without hidden folders, tests and, by default, benchmarks."""
     return [
         path
         for path in sorted(root.rglob("*.py"))
         if not any(
-            part in LEFT_OUT or part.startswith(".") for part in path.relative_to(root).parts
+            part in left_out or part.startswith(".") for part in path.relative_to(root).parts
         )
     ]
 
@@ -177,31 +178,12 @@ def traced(step: Callable[[int], object]) -> CallTrace:
 
 def a_step(students: int) -> Callable[[int], object]:
     """A function that trains a small teacher and `students`, given the step's number."""
-    from benchmarks.masked_batches import masked_batch
-    from model import EncoderConfig
-    from trainer.batch_config import StepShape
-    from trainer.learner_config import LearnerConfig
-    from trainer.learner_names import TEACHER
-    from trainer.learners.learner import Learner
-    from trainer.objectives import ObjectiveConfig
-    from trainer.objectives.terms.predictions import SoftKL
+    from benchmarks.learners import Size, batch_of, student, teacher
     from trainer.step import train_step
-    from trainer.tasks.pretraining import MaskedLanguageModelling
 
-    encoder = EncoderConfig(vocab_size=600, hidden_size=32, layers=2, heads=2, ffn_size=64)
-    mlm = MaskedLanguageModelling()
-    shape = StepShape(3, seed=0, micro_batch=8, accumulation=1)
-
-    def learner(name: str, objective: ObjectiveConfig) -> Learner:
-        config = LearnerConfig(model=encoder, objective=objective)
-        return Learner(name, config, encoder, shape)
-
-    teacher = learner(TEACHER, ObjectiveConfig(mlm=mlm))
-    names = [f"students/{number}" for number in range(students)]
-    objective = ObjectiveConfig(mlm=mlm, soft_kl=SoftKL(min_lead=None))  # heard in every step
-    taught = [learner(name, objective) for name in names]
-    batch = masked_batch(8, length=32, vocabulary=600)
-    return partial(train_step, teacher, taught, batch)
+    size = Size("tiny", 32, 2, length=32, rows=8, vocabulary=600)
+    taught = [student(number, size, 32, 2) for number in range(students)]
+    return partial(train_step, teacher(size.encoder, size.rows), taught, batch_of(size))
 
 
 def main() -> None:
@@ -212,11 +194,12 @@ def main() -> None:
     asked = parser.parse_args()
     tree = asked.tree.resolve()
     if asked.words:
-        places = [place for path in files_of(tree) for place in vague_words(path)]
+        paths = files_of(tree, LEFT_OUT - {"benchmarks"})
+        places = [place for path in paths for place in vague_words(path)]
         sys.exit("\n".join(places) or None)
     rows = list(rows_of([count_file(path) for path in files_of(tree)]))
     if tree == ROOT:
-        from benchmarks.one_rank import join_alone
+        from benchmarks.learners import join_alone
 
         join_alone()
         for students in (0, 2):

@@ -82,8 +82,8 @@ def main(
 
     Without STUDY, say which there are.
     """
-    overrides = tuple(one for one in told if "=" in one)
-    studies = {Path(one).stem: load(one) for one in told if "=" not in one}
+    overrides = tuple(word for word in told if "=" in word)
+    studies = {Path(word).stem: load(word) for word in told if "=" not in word}
     if not studies:
         for path in sorted(Path(configs.__file__).parent.glob("study/*.yaml")):
             click.echo(f"{path.stem}: {load(path.stem).question}")
@@ -157,8 +157,8 @@ def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
         if results.is_recorded(job, file):
             continue
         pairs = minimal_pairs(job)
-        started = [one for one in (*job.needed(), job) if not one.has_finished]
-        if all(prepare(one) and train(one.write(), one.words) for one in started):
+        unfinished = [run for run in (*job.needed(), job) if not run.has_finished]
+        if all(prepare(run) and train(run.write(), run.words) for run in unfinished):
             results.append(file, results.of_run(job, pairs))
             render(job.name, job.study, kept, job.overrides)
         else:
@@ -168,10 +168,10 @@ def run_missing(jobs: Iterable[StudyJob], kept: Path) -> list[str]:
 
 def render(name: str, study: StudyConfig, kept: Path, overrides: Sequence[str]) -> str:
     """Return the table of a study; without overrides draw it, and renew it in its page, too."""
-    found = results.read(kept / f"{name}.jsonl")
-    table = tables.of_scores(study, found, overrides)
+    rows = results.read(kept / f"{name}.jsonl")
+    table = tables.of_scores(study, rows, overrides)
     if not overrides:
-        pictures.write(kept / f"{name}.svg", study, found)
+        pictures.write(kept / f"{name}.svg", study, rows)
         page.renew(kept, name, table)
     return table
 

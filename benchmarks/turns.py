@@ -20,7 +20,7 @@ UNCOUNTED = 2 if torch.cuda.is_available() else 1
 def take_turns(
     arms: Mapping[str, Callable[[], Result]], rounds: int, uncounted: int = UNCOUNTED
 ) -> dict[str, list[Result]]:
-    """What each arm returns in each of `rounds`, after the `uncounted` ones."""
+    """The results of each arm in each of `rounds`, after the `uncounted` ones."""
     results: dict[str, list[Result]] = {name: [] for name in arms}
     for turn in range(uncounted + rounds):
         for name, arm in arms.items():
@@ -40,7 +40,7 @@ def median_seconds(
 
 def medians(results: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each arm's results."""
-    return {name: statistics.median(found) for name, found in results.items()}
+    return {name: statistics.median(values) for name, values in results.items()}
 
 
 def seconds_of(work: Callable[[], object], clock: Clock) -> float:

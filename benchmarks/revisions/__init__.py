@@ -1,1 +1,1 @@
-"""What `compare_revisions.py` consists of. Nothing here imports a revision's packages."""
+"""The parts of `compare_revisions.py`. Nothing here imports a revision's packages."""

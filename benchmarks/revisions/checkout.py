@@ -89,7 +89,7 @@ def checked_out(revision: str, folder: Path) -> Iterator[Checkout]:
 
 
 def git(*words: str) -> str:
-    """What git prints, run in this repository."""
+    """The output of git, run in this repository."""
     done = subprocess.run(
         ["git", "-C", str(REPOSITORY), *words], check=True, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""What differs between two runs' results, to the last bit or by more than a tolerance."""
+"""Differences between two runs' results, to the last bit or by more than a tolerance."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def differences(old: Results, new: Results, within: float = 0.0) -> list[Differe
 
     Floating-point numbers and tensors may differ by `within`, relative to their norm; 0: in no bit.
     """
-    found: dict[tuple[str, str], Difference] = {}
+    by_name: dict[tuple[str, str], Difference] = {}
     for place in sorted({*old, *new}):
         name = (place.kind, place.name)
-        if name not in found and not _is_same(place, old, new, within):
-            found[name] = Difference(place, *_shown(place, old, new))
-    return list(found.values())
+        if name not in by_name and not _is_same(place, old, new, within):
+            by_name[name] = Difference(place, *_shown(place, old, new))
+    return list(by_name.values())
 
 
 def _is_same(place: Place, old: Results, new: Results, within: float) -> bool:
     if place not in old or place not in new:
         return False
-    one, other = old[place], new[place]
-    if within and _is_near(_floats(one), _floats(other), within):
+    ours, theirs = old[place], new[place]
+    if within and _is_near(_floats(ours), _floats(theirs), within):
         return True
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return one == other
-    return repr(one) == repr(other)  # tells -0.0 from 0.0
+    if isinstance(ours, Tensor) or isinstance(theirs, Tensor):
+        return ours == theirs
+    return repr(ours) == repr(theirs)  # tells -0.0 from 0.0
 
 
-def _is_near(one: NDArray[Any] | None, other: NDArray[Any] | None, within: float) -> bool:
-    if one is None or other is None or one.shape != other.shape:
+def _is_near(ours: NDArray[Any] | None, theirs: NDArray[Any] | None, within: float) -> bool:
+    if ours is None or theirs is None or ours.shape != theirs.shape:
         return False
-    return bool(norm(one - other) <= within * norm(one))
+    return bool(norm(ours - theirs) <= within * norm(ours))
 
 
 def _floats(result: Result) -> NDArray[Any] | None:
@@ -62,22 +62,22 @@ def _floats(result: Result) -> NDArray[Any] | None:
 
 
 def _shown(place: Place, old: Results, new: Results) -> tuple[str, str]:
-    one, other = (results.get(place, "absent") for results in (old, new))
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _tensors(one, other)
-    return _text(one), _text(other)
+    ours, theirs = (results.get(place, "absent") for results in (old, new))
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return _tensors(ours, theirs)
+    return _text(ours), _text(theirs)
 
 
-def _tensors(one: Tensor, other: Tensor) -> tuple[str, str]:
+def _tensors(ours: Tensor, theirs: Tensor) -> tuple[str, str]:
     """Their first elements that differ, and how many do."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape) or len(one.data) != len(other.data):
-        return _text(one), _text(other)
-    width = one.values.itemsize
-    bits = [np.frombuffer(t.data, np.uint8).reshape(-1, width) for t in (one, other)]
+    if len({(tensor.dtype, tensor.shape, len(tensor.data)) for tensor in (ours, theirs)}) > 1:
+        return _text(ours), _text(theirs)
+    width = ours.values.itemsize
+    bits = [np.frombuffer(t.data, np.uint8).reshape(-1, width) for t in (ours, theirs)]
     (changed,) = np.nonzero((bits[0] != bits[1]).any(axis=1))
     first = changed[0]
-    where = f"(element {first}; {len(changed)} of {len(one.values)} differ)"
-    return f"{one.values[first]}", f"{other.values[first]} {where}"
+    where = f"(element {first}; {len(changed)} of {len(ours.values)} differ)"
+    return f"{ours.values[first]}", f"{theirs.values[first]} {where}"
 
 
 def _text(result: Result) -> str:

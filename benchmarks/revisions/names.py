@@ -30,7 +30,7 @@ class Names:
 
     @classmethod
     def read(cls, path: Path) -> Names:
-        """Those of a JSON file."""
+        """The names in a JSON file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def config_key(self, path: str) -> str:
@@ -61,6 +61,6 @@ def _renamed(path: str, names: Mapping[str, str], separator: str) -> str:
     return path
 
 
-def _replaced(path: str, one: str, other: str, separator: str) -> str:
+def _replaced(path: str, old: str, new: str, separator: str) -> str:
     mark = re.escape(separator)
-    return re.sub(rf"(?:^|(?<={mark})){re.escape(one)}(?={mark}|$)", lambda _: other, path)
+    return re.sub(rf"(?:^|(?<={mark})){re.escape(old)}(?={mark}|$)", lambda _: new, path)

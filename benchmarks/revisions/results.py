@@ -1,4 +1,4 @@
-"""What a run made, read from its files: every number of it by name and step."""
+"""The results of a run, read from its files: every number by name and step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def read(run: Path, batches: list[Path], steps: int, names: Names) -> Results:
     return {
         place: result
         for place, result in (
-            *(one for rank, path in enumerate(batches) for one in _batches(path, rank, names)),
+            *chain.from_iterable(_batches(path, rank, names) for rank, path in enumerate(batches)),
             *_metrics(run / "metrics.jsonl", names),
             *_checkpoints(run / "checkpoints", names),
             *_scores(run / "evaluation.json", steps, names),
@@ -71,11 +72,11 @@ def read(run: Path, batches: list[Path], steps: int, names: Names) -> Results:
     }
 
 
-def leave_out(found: Results, without: re.Pattern[str] | None) -> Results:
+def leave_out(results: Results, without: re.Pattern[str] | None) -> Results:
     """The results but those in whose names a pattern is found."""
     if without is None:
-        return found
-    return {place: one for place, one in found.items() if not without.search(place.name)}
+        return results
+    return {place: x for place, x in results.items() if not without.search(place.name)}
 
 
 def read_files(folder: Path) -> Results:
@@ -145,12 +146,12 @@ def _exports(folder: Path, step: int, names: Names) -> Iterator[tuple[Place, Res
 
 
 def _content(path: Path, names: Names) -> Iterator[tuple[str, Result]]:
-    """What a file of an export says, by name; the digest of one that has no names."""
+    """The contents of a file of an export, by name; the digest of one that has no names."""
     if path.suffix == ".safetensors":
         yield from _tensors(path)
     elif path.suffix in (".json", ".yaml"):
         leaves = _leaves(yaml.safe_load(path.read_text(encoding="utf-8")), "")
-        yield from {**names.defaults, **{names.config_key(key): one for key, one in leaves}}.items()
+        yield from {**names.defaults, **{names.config_key(key): x for key, x in leaves}}.items()
     else:
         yield "", _digest(path)
 
@@ -161,8 +162,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path for path in found if path.name not in UNCOMPARED]
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in paths if path.name not in UNCOMPARED)
 
 
 def _digest(path: Path) -> str:

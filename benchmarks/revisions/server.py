@@ -44,8 +44,8 @@ def answer(argv: Sequence[str], ranks: int) -> dict[str, Any]:
         errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in environments]
         imported = stack.enter_context(tempfile.TemporaryFile())
         reports = [imported, *[None] * (len(environments) - 1)]
-        each = zip(environments, errors, reports, strict=True)
-        children = [start(argv, *one) for one in each]
+        ranks_files = zip(environments, errors, reports, strict=True)
+        children = [start(argv, *of_rank) for of_rank in ranks_files]
         codes = wait_for(children)
         import_all(text(imported).split())
         failed = [rank for rank, code in codes.items() if code]  # in the order of their ends
@@ -72,7 +72,7 @@ def reserved_port() -> Iterator[int]:
 
 
 def rank_environments(ranks: int, port: int) -> list[dict[str, str]]:
-    """What a launcher tells each of the ranks of one machine."""
+    """The environment that a launcher gives each of the ranks of one machine."""
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -159,7 +159,7 @@ def import_all(names: Sequence[str]) -> None:
 
 
 def text(file: IO[bytes]) -> str:
-    """What was written to a file."""
+    """The text that was written to a file."""
     file.seek(0)
     return file.read().decode("utf-8", "replace")
 

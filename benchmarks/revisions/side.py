@@ -78,7 +78,7 @@ class Side:
         self.checkout.tandem(*words, ranks=trial.ranks)
 
     def _batches(self, trial: Trial) -> list[Path]:
-        """What each rank of the trial reads, the same at every stage."""
+        """The batches that each rank of the trial reads, the same at every stage."""
         folder = self.checkout.made / "batches" / f"{trial.job.replace('/', '-')}-{trial.ranks}"
         files = [folder / f"{rank}.npz" for rank in range(trial.ranks)]
         words = ["data", "dump", self.jobs[trial.job].config, *self._overrides(trial, folder)]
@@ -107,13 +107,13 @@ class Side:
                     tiny[f"{place}.init.pretrained"] = str(self._export(BASE))
         if job.is_task and "model" in learners["teacher"]:
             tiny["data.tokenizer"] = str(self.tokenizer)
-        trained = [place for place, one in learners.items() if not tiny_jobs.is_frozen(one)]
-        more = [f"{place}.{one}" for place in trained for one in self.learners]
+        trained = [place for place, x in learners.items() if not tiny_jobs.is_frozen(x)]
+        more = [f"{place}.{setting}" for place in trained for setting in self.learners]
         as_text = [tiny_jobs.as_override(key, value) for key, value in tiny.items()]
         return [self._spoken(job.config, override) for override in (*as_text, *more)]
 
     def _spoken(self, config: str, override: str) -> str:
-        return self.names.spoken(override, lambda one: self.checkout.accepts(config, one))
+        return self.names.spoken(override, lambda name: self.checkout.accepts(config, name))
 
     def _teacher(self, job: str) -> Path:
         """The export of a job's frozen teacher."""

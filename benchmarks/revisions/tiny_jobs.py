@@ -60,8 +60,9 @@ def load_all(code: Path) -> dict[str, Shipped]:
         for name, part in section["tasks"].items():
             task = tasks[part.get("task", name)]
             changes = _merged(section.get("job", {}), part.get("job", {}))
-            whole = _merged(task.section, changes)
-            jobs[f"suite/{suite}/{name}"] = Shipped(task.config, whole, flat(changes), is_task=True)
+            merged = _merged(task.section, changes)
+            shipped = Shipped(task.config, merged, flat(changes), is_task=True)
+            jobs[f"suite/{suite}/{name}"] = shipped
     return jobs
 
 
@@ -92,8 +93,8 @@ def learners(job: Section) -> dict[str, Section]:
     teachers = job.get("teachers", {})
     return {
         "teacher": job["teacher"],
-        **{f"teachers.{key}": one for key, one in teachers.items()},
-        **{f"students.{key}": one for key, one in students.items()},
+        **{f"teachers.{key}": section for key, section in teachers.items()},
+        **{f"students.{key}": section for key, section in students.items()},
     }
 
 
@@ -199,15 +200,15 @@ def _resolved(code: Path, kind: str, section: str | Section) -> Section:
         text = (code / "configs" / kind / f"{section}.yaml").read_text(encoding="utf-8")
         section = yaml.safe_load(text)
     assert isinstance(section, dict)
-    own = {key: value for key, value in section.items() if key != "base"}
+    changes = {key: value for key, value in section.items() if key != "base"}
     if "base" not in section:
-        return own
-    return _merged(_resolved(code, kind, section["base"]), own)
+        return changes
+    return _merged(_resolved(code, kind, section["base"]), changes)
 
 
-def _merged(base: Section, own: Section) -> Section:
+def _merged(base: Section, changes: Section) -> Section:
     merged = dict(base)
-    for key, value in own.items():
+    for key, value in changes.items():
         below = merged.get(key)
         if isinstance(below, dict) and isinstance(value, dict):
             value = _merged(below, value)

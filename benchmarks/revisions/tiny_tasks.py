@@ -72,7 +72,7 @@ def _terms(task: Section) -> Section:
     """The terms of all learners by name."""
     learners = [task["teacher"], *task.get("students", {}).values()]
     objectives = [learner.get("objective", {}) for learner in learners]
-    return {name: term for one in objectives for name, term in one.items() if term is not None}
+    return {name: term for terms in objectives for name, term in terms.items() if term is not None}
 
 
 def _labels(terms: Section) -> list[str]:
@@ -113,8 +113,8 @@ def _write_questions(path: Path, texts: Sequence[str], is_span: bool) -> None:
     if not path.suffix:
         path.mkdir(exist_ok=True)
         path /= "questions.json"
-    whole = {"version": "1.1", "data": [{"title": "", "paragraphs": records}]}
-    path.write_text(json.dumps(whole if is_span else records), encoding="utf-8")
+    squad = {"version": "1.1", "data": [{"title": "", "paragraphs": records}]}
+    path.write_text(json.dumps(squad if is_span else records), encoding="utf-8")
 
 
 def _write_collection(path: Path, split: str, texts: Sequence[str]) -> None:
@@ -124,10 +124,10 @@ def _write_collection(path: Path, split: str, texts: Sequence[str]) -> None:
         form = "<top><num>{}</num><title>{}</title></top>"
         if split == "documents":
             form = "<doc><docno>{}</docno><text>{}</text></doc>"
-        lines = [form.format(one, text) for one, text in zip(ids, texts, strict=True)]
+        lines = [form.format(number, text) for number, text in zip(ids, texts, strict=True)]
     elif split in ("documents", "queries"):
         pairs = zip(ids, texts, strict=True)
-        lines = [json.dumps({"_id": str(one), "text": text}) for one, text in pairs]
+        lines = [json.dumps({"_id": str(number), "text": text}) for number, text in pairs]
     elif split == "candidates":
         lines = [f"{q} Q0 {1 + (q + d) % EXAMPLES} {d} {1 / d} x" for q in ids for d in (1, 2, 3)]
     else:

@@ -33,12 +33,12 @@ def scored(study: StudyConfig, results: Sequence[Result], x: str, y: str) -> lis
     """The models of a study's table that have both scores, each as it was asked last."""
     again = _asked_again(study)
     return [
-        Scored(f"{name}.{row}, seed {one.seed}", one.scores[row][x], one.scores[row][y])
+        Scored(f"{name}.{row}, seed {run.seed}", run.scores[row][x], run.scores[row][y])
         for name, arm in study.arms.items()
         if name not in again
-        for one in current(study, name, results)
+        for run in current(study, name, results)
         for row in arm.rows
-        if {x, y} <= one.scores.get(row, {}).keys()
+        if {x, y} <= run.scores.get(row, {}).keys()
     ]
 
 
@@ -46,7 +46,7 @@ def _asked_again(study: StudyConfig) -> set[str]:
     """The arms whose model another scores on other text, after a step that changes nothing."""
     asked = [arm.job for arm in study.arms.values() if arm.job.get("steps") == 1]
     begun = [str(job["teacher"]["init"]["pretrained"]) for job in asked]
-    return {name for name in study.arms if any(f"$runs/{name}-$seed/" in one for one in begun)}
+    return {name for name in study.arms if any(f"$runs/{name}-$seed/" in path for path in begun)}
 
 
 def table(studies: Mapping[str, Sequence[Scored]]) -> str:
@@ -65,8 +65,8 @@ def table(studies: Mapping[str, Sequence[Scored]]) -> str:
 
 def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
     """The SVG: a dot for each of at least one model, `x` to the right and `y` upwards."""
-    models = [(name, one) for name, found in studies.items() for one in found]
-    columns = _columns([one for _, one in models])
+    models = [(name, model) for name, scored in studies.items() for model in scored]
+    columns = _columns([model for _, model in models])
     (left, right), (low, high) = padded(columns[0]), padded(columns[1])
     across, up = Scale(left, right), Scale(low, high)
     edge, bottom = 4 * MARGIN, HEIGHT - 3 * MARGIN
@@ -83,9 +83,9 @@ def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
         _, at = place(left, tick)
         parts.append(f'<path class="tick" d="M{edge} {at}H{WIDTH - MARGIN}"/>')
         parts.append(label_left_of(edge, at, f"{tick:g}"))
-    for name, one in models:
-        cx, cy = place(one.x, one.y)
-        title = f"<title>{escape(f'{name}: {one.model}')}</title>"
+    for name, model in models:
+        cx, cy = place(model.x, model.y)
+        title = f"<title>{escape(f'{name}: {model.model}')}</title>"
         parts.append(f'<circle class="dot" cx="{cx}" cy="{cy}" r="4.5">{title}</circle>')
     parts.append(f'<text x="{edge}" y="{MARGIN}">{escape(y)}</text>')
     parts.append(
@@ -96,7 +96,7 @@ def drawn(studies: Mapping[str, Sequence[Scored]], x: str, y: str) -> str:
 
 def _columns(models: Sequence[Scored]) -> NDArray[Any]:
     """Both scores, float64 [2, models]."""
-    return np.array([[one.x for one in models], [one.y for one in models]])
+    return np.array([(model.x, model.y) for model in models]).T
 
 
 def _spearman(columns: NDArray[Any]) -> str:

@@ -31,7 +31,7 @@ _FILE = re.compile(r"\$runs/([\w.-]+\.[\w.]+)")
 
 @dataclass(frozen=True)
 class Sources:
-    """What studies read that is not of their own making; `data` and `models` are for tasks."""
+    """The inputs of studies that are not of their own making; `data` and `models` are for tasks."""
 
     corpus: Path
     data: Path | None = None
@@ -119,7 +119,7 @@ class StudyJob:
         """The jobs whose runs it begins with, each after those that it needs itself."""
         arms = _needed_arms(self.study, self.arm)
         direct = [replace(self, arm=arm) for arm in arms]
-        return [one for job in direct for one in (*job.needed(), job)]
+        return [needed for job in direct for needed in (*job.needed(), job)]
 
     def missing_files(self) -> list[list[str]]:
         """The words of `tandem` that make the study's files which it reads and are not there."""
@@ -197,7 +197,7 @@ def digest(study: StudyConfig, arm: str, overrides: Sequence[str] = ()) -> str:
     told = {
         "job": study.job,
         "arm": study.arms[arm].job,
-        "needed": [digest(study, one) for one in _needed_arms(study, arm)],
+        "needed": [digest(study, needed) for needed in _needed_arms(study, arm)],
         "overrides": [*overrides],
         **{key: value for key, value in of_tasks.items() if value},
     }

@@ -44,10 +44,10 @@ def rows_of(study: StudyConfig, results: Sequence[Result]) -> list[Row]:
     """The rows that have results, those of one learner together, otherwise as in the study."""
     score, rows = study.scores[0], list[Row]()
     for name, arm in study.arms.items():
-        found = current(study, name, results)
+        runs = current(study, name, results)
         for learner in arm.rows:
-            scores = [one.scores.get(learner, {}).get(score) for one in found]
-            if values := tuple(one for one in scores if one is not None):
+            scores = [run.scores.get(learner, {}).get(score) for run in runs]
+            if values := tuple(value for value in scores if value is not None):
                 rows.append(Row(learner, name, values))
     order = [*dict.fromkeys(row.learner for row in rows)]
     return sorted(rows, key=lambda row: order.index(row.learner))
@@ -77,12 +77,12 @@ def drawn(rows: Sequence[Row], title: str, score: str) -> str:
 
 def _heights(rows: Sequence[Row]) -> list[int]:
     """Where the middle of each row is."""
-    changes = [0, *(int(one.learner != other.learner) for one, other in pairwise(rows))]
+    changes = [0, *(int(row.learner != above.learner) for above, row in pairwise(rows))]
     moved = accumulate(changes)
     return [ROW * number + ROW // 2 + GAP * gaps for number, gaps in enumerate(moved, start=1)]
 
 
 def _marks(dots: Sequence[float], mean: float, y: int) -> Iterator[str]:
     """A row's dots and its mean."""
-    yield from (f'<circle class="dot" cx="{one}" cy="{y}" r="4.5"/>' for one in dots)
+    yield from (f'<circle class="dot" cx="{x}" cy="{y}" r="4.5"/>' for x in dots)
     yield f'<path class="mean" d="M{mean} {y - 7}v14"/>'

@@ -1,4 +1,4 @@
-"""What the finished runs of a study came to: a line of JSON for each, in a file that is kept.
+"""The results of the finished runs of a study: a line of JSON for each, in a file that is kept.
 
 Tables are made from these files alone, and a job whose result is in one is not run again.
 """
@@ -86,12 +86,11 @@ def is_recorded(job: StudyJob, file: Path) -> bool:
     Raises ClickException where results of its study, as it now is, are of another corpus, or of
     other files of its task or other pre-trained models.
     """
-    found = read(file)
-    if task_of(job.study, job.arm):
-        _require_same_sources(job, found, file)
-    else:
-        _require_same_corpus(job, [one for one in found if _is_current(one, job)], file)
-    return any(is_of(one, job) for one in found)
+    results = read(file)
+    current = [result for result in results if _is_current(result, job)]
+    check = _require_same_sources if task_of(job.study, job.arm) else _require_same_corpus
+    check(job, current, file)
+    return any(is_of(result, job) for result in results)
 
 
 def _is_current(result: Result, job: StudyJob) -> bool:
@@ -100,13 +99,12 @@ def _is_current(result: Result, job: StudyJob) -> bool:
     return arm in study.arms and result.digest == digest(study, arm, job.overrides)
 
 
-def _require_same_sources(job: StudyJob, found: Sequence[Result], file: Path) -> None:
+def _require_same_sources(job: StudyJob, current: Sequence[Result], file: Path) -> None:
     """Raise ClickException where a table would show results of other data beside this job's.
 
     Shipped results do not say of which data and models they are. Each seed may have its own models.
     """
     here = functools.cache(lambda seed: dataclasses.replace(job, seed=seed).sources_digest())
-    current = [result for result in found if _is_current(result, job)]
     if any(
         not result.sources or (result.arm == job.arm and result.sources != here(result.seed))
         for result in current
@@ -117,19 +115,19 @@ def _require_same_sources(job: StudyJob, found: Sequence[Result], file: Path) ->
         )
 
 
-def _require_same_corpus(job: StudyJob, found: Sequence[Result], file: Path) -> None:
+def _require_same_corpus(job: StudyJob, current: Sequence[Result], file: Path) -> None:
     here = _held_out_tokens(job.sources.corpus)
-    known = {one.sources for one in found if one.sources}
+    known = {result.sources for result in current if result.sources}
     if here is not None and known - {job.sources_digest()}:
         raise click.ClickException(
             f"{job.sources.corpus}: is not the corpus of the results in {file}; keep yours in "
             "another folder: --results FOLDER"
         )
-    there = next((one.held_out_tokens for one in found if one.held_out_tokens != here), None)
-    if here is not None and there is not None:
+    others = {result.held_out_tokens for result in current} - {here}
+    if here is not None and others:
         raise click.ClickException(
             f"{job.sources.corpus}: has {here:,} held-out tokens, and the corpus of the results in "
-            f"{file} had {there:,}; keep yours in another folder: --results FOLDER"
+            f"{file} had {others.pop():,}; keep yours in another folder: --results FOLDER"
         )
 
 
@@ -151,8 +149,8 @@ def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
     config = configs.load(str(job.run / "config.yaml"), JobConfig, "job")
     columns = [column["name"] for column in facts["columns"]]
     scores = {
-        name.removeprefix("students/"): _known(one, [*columns, *SIZES])
-        for name, one in facts["learners"].items()
+        name.removeprefix("students/"): _known(learner, [*columns, *SIZES])
+        for name, learner in facts["learners"].items()
     }
     if pairs is not None:
         for name in job.study.arms[job.arm].learners:
@@ -171,7 +169,7 @@ def of_run(job: StudyJob, pairs: Path | None = None) -> Result:
 
 
 def early_scores(job: StudyJob, config: JobConfig, metric: str) -> dict[str, dict[str, float]]:
-    """What the teacher of a finished run scores at each speed of the arm, by `at_speed`.
+    """The scores of the teacher of a finished run at each speed of the arm, by `at_speed`.
 
     `metric`, FLOPS_RATIO (how many times fewer they are than those of the whole model) and examples
     per second, as `benchmarks/early_leaving.py` measures them on the validation file.
@@ -182,14 +180,14 @@ def early_scores(job: StudyJob, config: JobConfig, metric: str) -> dict[str, dic
     data = config.data
     tuned = FineTuned.open(job.run / "exports/teacher", own_device())
     sequences, labels = encoded(tuned, TaskFile(data.task_files["validation"], data.columns))
-    whole, *points = curve(tuned, sequences, labels, [None, *speeds], ROUNDS)
+    unhurried, *points = curve(tuned, sequences, labels, [None, *speeds], ROUNDS)
     return {
         at_speed(speed): {
-            metric: one.accuracy,
-            FLOPS_RATIO: whole.flops / one.flops,
-            SPEED: len(labels) / one.seconds,
+            metric: point.accuracy,
+            FLOPS_RATIO: unhurried.flops / point.flops,
+            SPEED: len(labels) / point.seconds,
         }
-        for speed, one in zip(speeds, points, strict=True)
+        for speed, point in zip(speeds, points, strict=True)
     }
 
 
@@ -198,28 +196,28 @@ def flops(config: JobConfig) -> dict[str, float]:
     job = demands(config, "cpu")
     rows = job.steps * job.rows
     return {
-        one.name: one.active * rows * (one.forward_flops + one.backward_flops)
-        for one in job.learners
+        learner.name: learner.active * rows * (learner.forward_flops + learner.backward_flops)
+        for learner in job.learners
     }
 
 
 def seconds(config: JobConfig, a_step: Mapping[tuple[str, bool], float]) -> dict[str, float]:
-    """What each learner takes of a job, where it takes so many seconds of a step.
+    """The seconds that each learner takes of a job, given those that it takes of a step.
 
     A teacher whose budget is used up takes what a step takes that does not train it.
     """
-    job, found = demands(config, "cpu"), {}
-    for one in job.learners:
-        trained, untrained = (a_step.get((one.name, trains), 0.0) for trains in (True, False))
-        share = one.training if trained else 0.0
+    job, by_learner = demands(config, "cpu"), {}
+    for learner in job.learners:
+        trained, untrained = (a_step.get((learner.name, trains), 0.0) for trains in (True, False))
+        share = learner.training if trained else 0.0
         mean = share * trained + (1 - share) * untrained
-        found[one.name] = one.active * job.steps * mean
-    return found
+        by_learner[learner.name] = learner.active * job.steps * mean
+    return by_learner
 
 
 def seconds_per_step(run: Path) -> dict[tuple[str, bool], float]:
     """The median of what each learner takes of a step, by whether the step trains it."""
-    found = defaultdict(list)
+    by_kind = defaultdict(list)
     for row in _rows(run):
         parts: dict[str, dict[str, float]] = defaultdict(dict)
         for key, taken in row.items():
@@ -227,8 +225,8 @@ def seconds_per_step(run: Path) -> dict[tuple[str, bool], float]:
             if learner and part in ("forward", "backward", "step"):
                 parts[learner.removeprefix("students/")][part] = taken
         for learner, by_part in parts.items():
-            found[learner, "backward" in by_part].append(sum(by_part.values()))
-    return {key: statistics.median(taken) for key, taken in found.items()}
+            by_kind[learner, "backward" in by_part].append(sum(by_part.values()))
+    return {key: statistics.median(taken) for key, taken in by_kind.items()}
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What all pictures of results share: width, style, frame, and the labels of their axes."""
+"""Shared parts of all pictures of results: width, style, frame, and the labels of their axes."""
 
 from __future__ import annotations
 

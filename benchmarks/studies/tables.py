@@ -21,16 +21,16 @@ def of_scores(study: StudyConfig, results: Sequence[Result], overrides: Sequence
     blur it. That row is named by its arm where the learner is the same. Results with seeds that the
     study does not name count too, those of an arm as it was earlier do not.
     """
-    found = {arm: current(study, arm, results, overrides) for arm in study.arms}
+    by_arm = {arm: current(study, arm, results, overrides) for arm in study.arms}
     rows = []
     for name, arm in study.arms.items():
         for row in arm.rows:
-            seeds = sum(row in one.scores for one in found[name])
-            scores = [(score, _by_seed(found[name], row, score)) for score in study.scores]
-            cells = [cell(*one) for one in scores]
+            seeds = sum(row in run.scores for run in by_arm[name])
+            scores = {score: _by_seed(by_arm[name], row, score) for score in study.scores}
+            cells = [cell(score, values) for score, values in scores.items()]
             other, its_row = study.reference(name, row)
-            score, values = next((one for one in scores if one[1]), scores[0])
-            reference = _by_seed(found[other], its_row, score)
+            score = next((score for score, values in scores.items() if values), study.scores[0])
+            values, reference = scores[score], _by_seed(by_arm[other], its_row, score)
             compared = ["", ""]
             if (other, its_row) != (name, row):
                 difference = spread(_differences(values, reference))
@@ -58,7 +58,7 @@ def current(
 ) -> list[Result]:
     """The results of an arm as the study now has it."""
     now = digest(study, arm, overrides)
-    return [one for one in results if (one.arm, one.digest) == (arm, now)]
+    return [result for result in results if (result.arm, result.digest) == (arm, now)]
 
 
 def cell(score: str, by_seed: Mapping[int, float]) -> str:
@@ -75,13 +75,13 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
 
 
-def _differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
-    return [one[seed] - other[seed] for seed in one.keys() & other.keys()]
+def _differences(values: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
+    return [values[seed] - reference[seed] for seed in values.keys() & reference.keys()]
 
 
-def _by_seed(found: Sequence[Result], learner: str, score: str) -> dict[int, float]:
-    there = {one.seed: one.scores.get(learner, {}).get(score) for one in found}
-    return {seed: value for seed, value in there.items() if value is not None}
+def _by_seed(runs: Sequence[Result], learner: str, score: str) -> dict[int, float]:
+    scores = {run.seed: run.scores.get(learner, {}).get(score) for run in runs}
+    return {seed: value for seed, value in scores.items() if value is not None}
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 
 from benchmarks import turns
-from benchmarks.masked_batches import masked_batch
+from benchmarks.learners import masked_batch
 from data_pipeline import MASKED
 
 
