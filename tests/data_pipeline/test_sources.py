@@ -248,6 +248,13 @@ def test_mixtures(corpus: Corpus, make_corpus, tmp_path: Path) -> None:
         rows_of_sources([100.0, 1.0], 3)
 
 
+def test_rows_follow_the_weights_and_are_spread_over_the_batch() -> None:
+    """The rows that are left go to the largest remainders."""
+    assert rows_of_sources([2.0, 1.0], 4).tolist() == [0, 0, 1, 0]
+    assert rows_of_sources([5.0, 3.0, 2.0], 6).tolist() == [0, 1, 0, 2, 1, 0]
+    assert np.bincount(rows_of_sources([0.31, 0.0, 0.27, 0.42], 64)).tolist() == [20, 0, 17, 27]
+
+
 def test_a_mixture_of_vocabularies_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     copied = tmp_path / "corpus"
     shutil.copytree(corpus.folder, copied)

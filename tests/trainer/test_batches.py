@@ -7,12 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from data_pipeline import MASKED, NO_LABEL, PAIRS
+from data_pipeline import DEFAULT_VIEW, MASKED, NO_LABEL, PAIRS
+from tests.distributed import run_distributed
 from tests.trainer import tiny
 from trainer import denominators
 from trainer.batch_config import BatchConfig, StepShape
 from trainer.batches import to_device, to_micro_batches
+from trainer.denominators import StepSums, WeightedLabels
 from trainer.evaluation.held_out import _share
 
 CPU = torch.device("cpu")
@@ -37,6 +40,25 @@ def test_pair_labels_follow_their_rows_and_are_counted():
     assert [len(one) for one in found] == [3, 3, 2]
     assert torch.cat(found).tolist() == labels.tolist()
     assert denominators.count(PAIRS, batch) == 7
+
+
+def sums_of_two_ranks():
+    """The totals of a step, and all of its sums; only rank 1 has labels."""
+    rank = dist.get_rank()
+    batch = tiny.with_pairs(tiny.random_batch(1), np.full(8, 0 if rank else NO_LABEL))
+    names = (WeightedLabels.of(PAIRS, [0.05, 2.0]), PAIRS, "absent")
+    in_use = {(DEFAULT_VIEW, name) for name in names}
+    sums = StepSums.over_ranks(batch, in_use, 10.0 + rank, CPU)
+    totals = [sums.totals[DEFAULT_VIEW, name].item() for name in names]
+    return totals, dict(zip(sums.keys, sums.values.tolist(), strict=True))
+
+
+def test_a_step_divides_by_the_sum_over_ranks_also_below_1_and_never_by_0():
+    for totals, sums in run_distributed(sums_of_two_ranks, 2):
+        assert totals == pytest.approx([0.4, 8, 1])
+        assert sums[DEFAULT_VIEW, "absent"] == 0
+        assert sums["tokens", DEFAULT_VIEW] == 2 * tiny.random_batch(1).attention_mask.sum()
+        assert (sums["unreadable"], sums["seconds"]) == (0, 10.0)
 
 
 def test_rows_of_single_segments_have_no_pair_label():
