@@ -92,6 +92,21 @@ def test_labels_say_where_a_token_is_not_the_original():
     assert view.input_ids.flatten()[asked].eq(4).all()
 
 
+def states_of_a_generator():
+    """Three predictions of a generator with dropout, and whether it then has its dropout."""
+    config = dataclasses.replace(learner_configs((0, 0, 0))[GENERATOR], dropout=0.3)
+    generator = Learner(GENERATOR, config, config.model, StepShape(tiny.STEPS, tiny.SEED, 8, 1))
+    batch, projection = micro_batch(), generator.output_projection()
+    told = [generator.predictions(batch, projection).distributions[MASKED] for _ in range(3)]
+    return [choices.teachers[0].x.clone() for choices in told], generator.model.training
+
+
+def test_a_generator_predicts_without_its_dropout_and_keeps_it():
+    ((first, *others), is_training) = run_distributed(states_of_a_generator, 1)[0]
+    assert is_training
+    assert all(torch.equal(first, states) for states in others)
+
+
 def learner_configs(stages):
     """A discriminator, its generator, and a student of its states that reads the same text."""
     rtd = ReplacedTokenDetection(50.0)
