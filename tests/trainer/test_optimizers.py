@@ -298,6 +298,20 @@ def test_a_mean_of_the_weights_is_read_by_a_learner_that_has_one(names):
     assert MASTER in without
 
 
+def test_the_mean_of_weights_that_are_frozen_later_moves_on_towards_them():
+    module = nn.Linear(3, 2)
+    optimizer = build_optimizer(module, optimizer_config(), Uniform())
+    optimizer.mean_kept, weights, means = 0.5, [], []
+    for step in range(4):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (step < 2)
+        step_of(optimizer, module)
+        weights.append(module.weight.detach().clone())
+        means.append(optimizer.state[module.weight][AVERAGE].clone())
+    assert torch.equal(weights[3], weights[1])
+    torch.testing.assert_close(means[3], weights[1] + (means[1] - weights[1]) / 4)
+
+
 def adamax(w, gradients):
     """The weights after these gradients, as in MT-DNN's optim.py, in float64."""
     w, m, largest = w.double(), torch.zeros(w.shape).double(), torch.zeros(w.shape).double()

@@ -81,7 +81,8 @@ class GatedOptimizer(torch.optim.Optimizer):
 
     Gradients are multiplied by `gradient_factor` before each step; None skips the step. Groups
     whose learning rate is 0 stay untouched: their moments do not advance either. `mean_kept` is
-    the part of the weights' means that stays in a step (`AverageConfig`); None: there are none.
+    the part of the weights' means that stays in a step (`AverageConfig`), also at a rate of 0;
+    None: there are no means.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -148,17 +149,19 @@ class GatedOptimizer(torch.optim.Optimizer):
     def _put_means(
         self, parameters: Sequence[Tensor], means: Sequence[Tensor | None], kept: float
     ) -> None:
-        """Put them back, moved towards `parameters`; a missing one begins as its parameter.
+        """Put them back, and move all means, also at rate 0, towards what they are the means of.
 
-        With a `kept` of 1 they stay as they are.
+        A missing one begins as its parameter. With a `kept` of 1 they stay as they are.
         """
         for parameter, mean in zip(parameters, means, strict=True):
             if mean is not None or kept < 1:
                 mean = parameter.detach().clone() if mean is None else mean
                 self.state[parameter][AVERAGE] = mean
-        if kept < 1 and parameters:
-            current = [self.state[parameter][AVERAGE] for parameter in parameters]
-            torch._foreach_lerp_(current, list(parameters), weight=1 - kept)
+        every = (parameter for group in self.param_groups for parameter in group["params"])
+        averaged = [parameter for parameter in every if AVERAGE in self.state.get(parameter, {})]
+        if kept < 1 and averaged:
+            current = [self.state[parameter][AVERAGE] for parameter in averaged]
+            torch._foreach_lerp_(current, averaged, weight=1 - kept)
 
     def _clip_each(self, holders: list[Tensor], gradients: list[Tensor]) -> None:
         """Clip each parameter's gradient as `torch.nn.utils.clip_grad_norm_` does. Collective."""
