@@ -19,6 +19,19 @@ from typing import Any, NoReturn
 import click
 
 
+def open_closed_streams() -> None:
+    """Put the null device where the standard streams are closed, as some daemons start commands.
+
+    Otherwise Python has no stream there, and the next file that is opened takes its descriptor, to
+    which libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # takes the lowest descriptor that is free
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def ignore_write_errors() -> None:
     """Make standard output and error drop text that cannot be written.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from commands.ending import open_closed_streams
 from configs.errors import UserError
 from configs.kinds import in_plugin
 
@@ -41,6 +42,7 @@ class OneLineErrors(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the command line. An interruption here is told as one of the command."""
+        open_closed_streams()
         try:
             return super().make_context(*args, **kwargs)
         except KeyboardInterrupt:

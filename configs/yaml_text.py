@@ -85,6 +85,8 @@ def parse(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         problem = " ".join(str(error).replace('"<unicode string>", ', "").split())
         raise ConfigError(f"{source}: not valid YAML: {problem}") from error
+    except UnicodeEncodeError as error:  # a word of the command line in another encoding
+        raise ConfigError(f"{source}: is not UTF-8; write it in UTF-8") from error
     return tree
 
 

@@ -140,6 +140,25 @@ def test_ctrl_c_is_one_line_whenever_it_comes(when: str) -> None:
     assert (done.returncode, done.stderr) == (1, b"tandem: interrupted\n")
 
 
+WITHOUT_STREAMS = """
+import os, pathlib, sys
+import tandem
+try:
+    tandem.main(["list", "devices"])
+finally:
+    ends = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    pathlib.Path(sys.argv[1]).write_text(" ".join(ends))
+"""
+
+
+def test_a_command_whose_standard_streams_are_closed_runs(tmp_path: Path) -> None:
+    """And no file that it opens gets a descriptor to which libraries print."""
+    words = [sys.executable, "-c", WITHOUT_STREAMS, str(tmp_path / "ends")]
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words]
+    assert subprocess.run(closing, cwd=REPOSITORY, check=False).returncode == 0
+    assert (tmp_path / "ends").read_text().split() == [os.devnull] * 3
+
+
 AT_EXIT = """
 import atexit, os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

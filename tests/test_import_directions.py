@@ -115,7 +115,7 @@ ROOMS = {
     ),
     "cluster/planning": "machine failures memory plan text",
     "commands": (
-        "errors options job_texts starting ending job_configs api data tokenizers "
+        "ending errors options job_texts starting job_configs api data tokenizers "
         "models prediction embedding training finetuning suite_runs suites results runs "
         "analysis reference listing"
     ),

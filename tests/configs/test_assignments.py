@@ -48,3 +48,9 @@ def test_an_assignment_whose_end_yaml_would_leave_out_is_refused(word):
     with pytest.raises(configs.ConfigError, match=r"# starts a comment; put the value in quotes"):
         configs.assigned([word])
     assert configs.assigned(["a='issue #5'", "b=x#5"]) == {"a": "issue #5", "b": "x#5"}
+
+
+@pytest.mark.parametrize("word", ["name=\udcff", "name=a: \udce9"])
+def test_an_assignment_in_another_encoding_is_refused(word):
+    with pytest.raises(configs.ConfigError, match=r"^'name=.*': is not UTF-8; write it in UTF-8"):
+        configs.assigned([word])
