@@ -13,7 +13,7 @@ import configs
 from cluster.config import ClusterConfig, with_options
 from cluster.errors import LaunchError
 from cluster.run_files import trains
-from cluster.scheduler import cancel, expected_start, of_run, queued_jobs
+from cluster.scheduler import QueuedJob, cancel, expected_start, of_run, queued_jobs
 from cluster.script import TRAINING, Work, build
 from cluster.slurm import plan_job
 from cluster.slurm import submit as submit_job
@@ -83,9 +83,11 @@ def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:
                 )
 
 
-def cancel_waiting(run: Path) -> tuple[list[str], bool]:
-    """``tandem stop``, for jobs still in SLURM's queue: the rest of a chain, or a requeued job.
+def cancel_waiting(run: Path, is_live: bool) -> tuple[list[str], bool]:
+    """``tandem stop``, for jobs of SLURM that read no request: the rest of a chain, or a start.
 
+    is_live: whether a process of the run can be asked to stop. Without one, a job that SLURM has
+    started is before its training, or between two starts.
     Returns lines that say what was done, and whether a job of the run has or may have started.
     An unreadable queue becomes one of the lines, so that a live run can still be stopped.
     Raises LaunchError where SLURM refuses to cancel.
@@ -104,13 +106,18 @@ def cancel_waiting(run: Path) -> tuple[list[str], bool]:
     if waiting:
         cancel(waiting)
         lines = [f"{run}: cancelled before it started: job {', '.join(waiting)}"]
-    if started and not trains(run):  # its processes read no requests
+    if started and not (trains(run) and (is_live or is_array(run) or _is_finished(run, jobs))):
         cancel(started)
         lines += [f"{run}: cancelled job {', '.join(started)}; what it has done stays"]
         started = []
     if started and is_array(run):
         lines += [f"{run}: job {', '.join(started)} keeps running; stop each run: {run}-seedN"]
     return lines, bool(started) and not is_array(run)
+
+
+def _is_finished(run: Path, jobs: Sequence[QueuedJob]) -> bool:
+    """Whether only commands of `at_end` are left of a run."""
+    return read_one(run, jobs).state == "finished"
 
 
 def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:

@@ -287,10 +287,11 @@ def stop(run: str, wait: float) -> None:
     from trainer.run_folder.folder import RunFolder
 
     folder = RunFolder.begun(run)
-    lines, has_started = cancel_waiting(folder.path)
+    is_live = live_owner(folder.path) is not None
+    lines, has_started = cancel_waiting(folder.path, is_live)
     for line in lines:
         click.echo(line)
-    if not lines or has_started or live_owner(folder.path):
+    if not lines or has_started or is_live:
         _ask(run, "stop", wait)
 
 

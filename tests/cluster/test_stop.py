@@ -1,7 +1,9 @@
 """`tandem stop` for a run that has jobs in SLURM's queue."""
 
+import contextlib
 import json
 import os
+import threading
 import time
 
 import pytest
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 
 import tandem
 from tests.cluster.folders import Folder
+from trainer.checkpoint.attempts import send_heartbeat
 
 
 @pytest.fixture
@@ -37,18 +40,35 @@ def chain(tmp_path, name="demo"):
     return folder
 
 
+@contextlib.contextmanager
+def sending_heartbeats(record):
+    ended = threading.Event()
+
+    def beat():
+        while not ended.wait(0.1):
+            send_heartbeat(record)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
 def test_a_chain_ends_as_a_whole(tmp_path, queue, monkeypatch):
     monkeypatch.setattr("trainer.checkpoint.attempts.SILENT_SECONDS", 1.0)
     folder = chain(tmp_path)
     (folder.path / "attempts").mkdir()
     record = {"host": "n1", "process": 1, "machine": "", "started": 0, "time": time.time()}
-    (folder.path / "attempts/000001.json").write_text(json.dumps({**record, "ended": False}))
+    file = folder.path / "attempts/000001.json"
+    file.write_text(json.dumps({**record, "ended": False}))
     lines = ["7|7|RUNNING|None|x", "8|8|PENDING|Dependency|x"]
     queue.write_text("\n".join([*lines, "9|9|PENDING|Dependency|x", "10|10|PENDING||x"]))
-    code, said, cancelled = stop(tmp_path)
+    with sending_heartbeats(file):
+        code, said, cancelled = stop(tmp_path)
     assert cancelled == ["8", "9"]
     assert "runs/demo: cancelled before it started: job 8, 9\n" in said
-    assert code == 1, "the rank of the first job did not answer: there is none here"
+    assert (code, "has not answered" in said) == (1, True), "there is no rank here"
 
 
 def test_a_queue_that_cannot_be_read_keeps_no_run_from_being_stopped(tmp_path, queue):
@@ -71,6 +91,15 @@ def test_a_job_that_waits_to_start_again_is_cancelled(tmp_path, queue):
     code, said, cancelled = stop(tmp_path)
     assert (code, cancelled) == (0, ["7"])
     assert said == "runs/demo: cancelled before it started: job 7\n"
+
+
+def test_a_job_that_has_started_but_does_not_train_yet_is_cancelled(tmp_path, queue):
+    """It is importing, or its node checks the GPUs: no process of it reads requests."""
+    chain(tmp_path)
+    queue.write_text("7|7|RUNNING|None|x\n8|8|PENDING|Dependency|x\n")
+    code, said, cancelled = stop(tmp_path)
+    assert (code, cancelled) == (0, ["8", "7"])
+    assert "runs/demo: cancelled job 7; what it has done stays\n" in said
 
 
 def test_a_run_that_never_began_can_be_stopped(tmp_path, queue):

@@ -14,7 +14,7 @@ import tandem
 from data_pipeline import open_corpora
 from tests.conftest import TINY_JOB
 from trainer import run as conclusion
-from trainer.evaluation import final_scores
+from trainer.evaluation import export, final_scores
 from trainer.evaluation import finished as saved
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
@@ -116,6 +116,26 @@ def test_an_export_has_the_final_figures_and_the_ids_of_its_tokenizer(finished, 
     for key in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         assert getattr(config, key) == getattr(tokenizer, key) is not None
     assert (config.bos_token_id, config.eos_token_id) == (config.cls_token_id, config.sep_token_id)
+
+
+def test_an_export_is_complete_once_all_of_its_files_are_written(ended, monkeypatch):
+    """A kill before that leaves an export that the next start writes again."""
+    complete = []
+    results = json.loads(ended.evaluation.read_text())
+
+    def watched(write):
+        def watch(*arguments):
+            complete.append("teacher" not in ended.missing_exports(results))
+            return write(*arguments)
+
+        return watch
+
+    for step in ("save_pretrained", "_write_task_facts", "_write_modules"):
+        monkeypatch.setattr(export, step, watched(getattr(export, step)))
+    shutil.rmtree(ended.export("teacher"))
+    conclusion.finalize(ended)
+    assert complete == [False] * 3
+    assert not ended.missing_exports(results)
 
 
 def test_a_card_has_the_last_scores_where_a_run_goes_on(ended):

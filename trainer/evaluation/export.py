@@ -74,10 +74,10 @@ def export_learner(
     ids = _special_ids(corpus.vocabulary)
     with written_whole(out):
         note = save_pretrained((config, weights), out, corpus.tokenizer_dir, card, ids)
-        write_config(config, out, title)
         _write_task_facts(saved, name, config, results, out)
         if not note:
             _write_modules(saved, config, out)
+        write_config(config, out, title)  # last: with it a run's export is complete
     if note:
         _log.warning("%s: %s", name, note)
     return note
