@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from configs.errors import ConfigError, UserError
 
 KIND = "kind"
 _Schema = TypeVar("_Schema", bound=type)
+_Value = TypeVar("_Value")
 
 _KINDS: dict[Any, dict[str, Any]] = {}
 
@@ -122,17 +124,48 @@ def _import_file(name: str, path: Path) -> None:
 def in_plugin(error: BaseException) -> ConfigError | None:
     """An error that says where in a plugin an exception was raised, or passed through.
 
-    None for one of no plugin, and for one that names what the user can fix already.
+    A call that does not fit a plugin's function is raised by the caller: the error names where the
+    function begins. None for an exception of no plugin, and for one that names what the user can
+    fix already.
     """
     passed = [
         (frame.f_code, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if str(frame.f_globals.get("__name__")).startswith(_PLUGIN)
     ]
-    if not passed or isinstance(error, UserError):
+    if isinstance(error, UserError):
         return None
+    if not passed:
+        return _in_signature(error)
     code, line = passed[-1]
     name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified name
     function = "" if name == "<module>" else f"{name}: "
     what = f"{function}{type(error).__name__}: {error}"
     return ConfigError(f"plugins: {code.co_filename}:{line}: {what}")
+
+
+def _in_signature(error: BaseException) -> ConfigError | None:
+    """An error that names the function of a plugin which does not take the arguments of a call."""
+    called = re.match(r"([\w.]+)\(\) (takes|missing|got)", str(error))
+    if called is None or not isinstance(error, TypeError):
+        return None
+    for name, module in [*sys.modules.items()]:
+        function: Any = module if name.startswith(_PLUGIN) else None
+        for part in called[1].split("."):
+            function = getattr(function, part, None)
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_filename == module.__file__:
+            where = f"{code.co_filename}:{code.co_firstlineno}"
+            return ConfigError(f"plugins: {where}: TypeError: {error}")
+    return None
+
+
+def require_returned(value: Any, expected: type[_Value], function: str) -> _Value:
+    """The `value` that a function, perhaps of a plugin, has returned.
+
+    Raises ConfigError where it is of another type than `expected`.
+    """
+    if not isinstance(value, expected):
+        types = f"{expected.__name__}, not {type(value).__name__}"
+        raise ConfigError(f"{function}: must return {types}")
+    return value

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from configs.kinds import require_returned
 from model.attention_kernel import PLAIN, AttentionPattern, attend, visible_keys
 from model.documents import AttentionMask, Documents
 from model.errors import ModelError
@@ -233,7 +234,9 @@ class TaskHead(nn.Module):
         self.module: nn.Module | None = None
         self.linear: nn.Module | None = None
         if head.module is not None:
-            self.module = head.module.build(size, head.outputs)
+            built = head.module.build(size, head.outputs)
+            name = f"{type(head.module).__name__}.build"
+            self.module = require_returned(built, nn.Module, name)
             self.linear = OutputOrder(head.outputs)
         elif head.outputs:
             self.linear = Dense(size + len(head.numbers), head.outputs)
@@ -250,8 +253,8 @@ class TaskHead(nn.Module):
         if self.module is not None:
             shape = (*x.shape[: 2 if self.head.per_token else 1], self.head.outputs)
             x = self.module(self.dropout(x), token_mask(x, attention_mask))
-            if x.shape != shape:
-                name = type(self.module).__name__
+            name = type(self.module).__name__
+            if require_returned(x, Tensor, f"{name}.forward").shape != shape:
                 raise ModelError(f"{name}: must return {list(shape)}, not {list(x.shape)}")
         if self.transform is not None:
             x = self.transform(x)

@@ -6,16 +6,20 @@ import dataclasses
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from configs.errors import ConfigError
+from configs.kinds import import_plugins, in_plugin, require_returned
 from tests.conftest import TINY_JOB, tandem
 from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.manifest import read_manifest
 from trainer.errors import TrainingError
 from trainer.optimizers.config import AdamConfig, register_optimizer
-from trainer.optimizers.gated import GatedOptimizer
+from trainer.optimizers.gated import GatedOptimizer, build_optimizer
 from trainer.run_folder import metrics
 from trainer.tracking.kinds.tensorboard import TensorBoard
 from trainer.tracking.trackers import register_tracker
@@ -120,6 +124,32 @@ def test_what_fails_in_a_plugin_is_named_by_its_line(words: list[object], tmp_pa
     first, then = ended.stderr.splitlines()[:2]
     assert re.search(rf"tandem: plugins: {plugin}:\d+: .*__post_init__: NameError: ", first)
     assert then.startswith("Traceback")
+
+
+def test_a_function_of_a_plugin_that_does_not_take_its_arguments_is_named(tmp_path: Path) -> None:
+    """Python raises that in the caller, so no frame of the plugin is in the traceback."""
+    plugin = tmp_path / "short.py"
+    plugin.write_text("class Short:\n    def loss(self, log_q):\n        return log_q\n")
+    import_plugins([str(plugin)])
+    (module,) = [m for m in sys.modules.values() if getattr(m, "__file__", "") == str(plugin)]
+    with pytest.raises(TypeError) as raised:
+        module.Short().loss(1, 2, 3)
+    said = "Short.loss() takes 2 positional arguments but 4 were given"
+    assert str(in_plugin(raised.value)) == f"plugins: {plugin}:2: TypeError: {said}"
+    assert in_plugin(TypeError("Other.loss() takes 2 positional arguments")) is None
+
+
+def test_an_optimizer_a_head_and_a_loss_of_another_type_are_refused() -> None:
+    class Forgetful(AdamConfig):
+        def build(self, groups):  # type: ignore[no-untyped-def]
+            return None
+
+    rates: Any = SimpleNamespace(group=lambda name: "all", factor=lambda group, step: 1.0)
+    said = r"^Forgetful\.build: must return Optimizer, not NoneType$"
+    with pytest.raises(ConfigError, match=said):
+        build_optimizer(torch.nn.Linear(2, 2), Forgetful(), rates)
+    with pytest.raises(ConfigError, match=r"^Mine\.loss: must return Tensor, not tuple$"):
+        require_returned((1, 2), torch.Tensor, "Mine.loss")
 
 
 def test_states_that_the_config_does_not_name_are_refused() -> None:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from configs.kinds import require_returned
 from configs.rules import COUNT, PowerOfTwo, Unit
 from configs.section import Section
 from trainer.checkpoint.snapshot import AVERAGE, elementwise
@@ -266,4 +267,6 @@ def build_optimizer(
     With `masters`, one that can keep masters itself (`MasterOptimizer`).
     """
     wrapper = MasterOptimizer if masters else GatedOptimizer
-    return wrapper(config.build(parameter_groups(module, config, rates)))
+    built = config.build(parameter_groups(module, config, rates))
+    name = f"{type(config).__name__}.build"
+    return wrapper(require_returned(built, torch.optim.Optimizer, name))

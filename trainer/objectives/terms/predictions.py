@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from configs.kinds import require_returned
 from configs.rules import COUNT, FRACTION, OneOf, Unit, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
@@ -159,10 +160,11 @@ class DivergenceTerm(VocabularyTerm):
         return RowLoss(some, weights, ours, operands=operands)
 
     def _loss(self, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        name = f"{type(self.config).__name__}.loss"
         losses = self.config.loss(log_q, log_probabilities(p), labels)
-        if losses.shape != labels.shape:  # a mean would count at each position
-            raise TrainingError(
-                f"{type(self.config).__name__}.loss: must return the loss of each position, "
+        if require_returned(losses, Tensor, name).shape != labels.shape:
+            raise TrainingError(  # a mean would count at each position
+                f"{name}: must return the loss of each position, "
                 f"{list(labels.shape)}, not {list(losses.shape)}"
             )
         return losses
