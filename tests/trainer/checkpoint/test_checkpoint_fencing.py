@@ -56,6 +56,24 @@ def test_one_that_goes_stale_while_writing_does_not_publish(
     assert os.listdir(run / "checkpoints") == ["step-000000001"]
 
 
+def test_one_that_goes_stale_before_its_folder_is_cleared_does_not_publish(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Attempt.begin(run)
+    save(run, 1, first)
+    write, records = publication.write_durably, run / "attempts"
+
+    def overtaken(folder: Path, name: str, *content: object) -> object:
+        if name == publication.MANIFEST:
+            shutil.copy(records / "000001.json", records / "000002.json")
+        return write(folder, name, *content)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publication, "write_durably", overtaken)
+    with pytest.raises(StaleAttempt):
+        save(run, 2, first)
+    assert os.listdir(run / "checkpoints") == ["step-000000001"]
+
+
 def test_a_folder_that_this_node_does_not_see_yet_is_tried_again(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
