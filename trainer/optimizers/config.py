@@ -20,7 +20,6 @@ from torch import nn
 from configs.kinds import add_kind, chosen
 from configs.rules import PROBABILITY, Length, OneOf, Range, positive
 from configs.section import Section
-from model.parts import RelativePositions
 
 MATRICES, EMBEDDINGS, BIASES, NORMS = PARTS = ("matrices", "embeddings", "biases", "norms")
 KIND = (
@@ -120,14 +119,15 @@ def parameter_groups(
     """The trained parameters, grouped by `rates.group` and by the optimizer's `settings`.
 
     As in BERT's and LAMB's original code, biases and norm parameters (one dimension) do not decay
-    unless the config says so and, under LAMB, get no trust ratio. Keys of a group: params, name,
-    and those of the settings.
+    unless the config says so and, under LAMB, get no trust ratio. A parameter named `table` is an
+    embedding, as those of `nn.Embedding` are. Keys of a group: params, name, and those of the
+    settings.
     """
     tables = {
         id(parameter)
         for child in module.modules()
-        if isinstance(child, nn.Embedding | RelativePositions)
-        for parameter in child.parameters(recurse=False)
+        for name, parameter in child.named_parameters(recurse=False)
+        if isinstance(child, nn.Embedding) or name == "table"
     }
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
