@@ -67,7 +67,8 @@ from model.task_head_config import (
 )
 
 # DeepSpeed, which `transformers` imports too, would print that it had to guess.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+# `torch.cuda.is_available` would initialise CUDA, and `device: cpu` would come too late.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.device_count() else "cpu")
 
 __all__ = [
     "CHOICE",

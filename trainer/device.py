@@ -121,7 +121,7 @@ def choose_device(wanted: str, env: MutableMapping[str, str] = os.environ) -> No
     used, or none although `wanted` is "cuda".
     """
     if wanted == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
+        env["CUDA_VISIBLE_DEVICES"], env["DS_ACCELERATOR"] = "", "cpu"
     elif not torch.cuda.device_count():
         _refuse_unused_gpu(env, refuse=True)
         if wanted == "cuda":

@@ -54,12 +54,16 @@ class StepClock:
 
     def __init__(self) -> None:
         self.running = False
-        self._on_gpu = torch.cuda.is_available()
         self._most = 0
         self._learner = ""
         self._spans: dict[tuple[str, str], list[tuple[Instant, Instant]]] = defaultdict(list)
         self._sent: dict[str, int] = defaultdict(int)
         self._peaks: dict[str, int] = defaultdict(int)
+
+    @functools.cached_property
+    def _on_gpu(self) -> bool:
+        """Read when the device of the process has been chosen."""
+        return torch.cuda.is_available()
 
     @contextlib.contextmanager
     def part(self, learner: str, part: str) -> Iterator[None]:

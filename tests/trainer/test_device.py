@@ -175,7 +175,7 @@ def test_a_job_beside_an_unused_gpu_is_refused_unless_its_device_is_cpu(
         device.choose_device(wanted, {})
     environment: dict[str, str] = {}
     device.choose_device("cpu", environment)
-    assert environment == {"CUDA_VISIBLE_DEVICES": ""}
+    assert environment == {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 def test_a_job_for_gpus_is_refused_where_there_is_none(gpus, monkeypatch, tmp_path):
@@ -230,6 +230,40 @@ def test_a_run_on_the_cpu_by_request_says_first_how_it_computes(
         f"CPU · {ranks} · 1 thread each · fp32 · batch 8 = {batch} "
         f"(micro-batch x accumulation x ranks) · {tmp_path}/tiny"
     )
+
+
+ON_THE_CPU = """
+import os, sys, torch
+
+def is_available():
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == "", "it would initialise CUDA, with all GPUs"
+    return False
+
+torch.cuda.is_available, torch.cuda.device_count = is_available, lambda: 2 * (
+    os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+)
+from tandem import main
+try:
+    main()
+finally:
+    print(os.environ["DS_ACCELERATOR"])
+"""
+
+
+def test_a_job_on_the_cpu_asks_for_no_gpu_before_it_has_hidden_them(tmp_path):
+    """CUDA reads which GPUs it may see once: at the first `torch.cuda.is_available()`."""
+    words = [f"data.path={tmp_path}", f"output_dir={tmp_path}", "device=cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    for variable in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
+        environment.pop(variable, None)
+    ran = subprocess.run(
+        [sys.executable, "-c", ON_THE_CPU, "train", TINY_JOB, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "it would initialise CUDA" not in ran.stderr
+    assert ran.stdout.splitlines()[-1] == "cpu", ran.stderr
 
 
 def rank_3_with_one_gpu():
