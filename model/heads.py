@@ -280,9 +280,9 @@ class TaskHead(nn.Module):
         numbers = numbers.double()
         if not self.head.means:  # until the training file is read
             return numbers
-        return (numbers - numbers.new_tensor(self.head.means)) / numbers.new_tensor(
-            self.head.deviations
-        )
+        statistics = torch.tensor([self.head.means, self.head.deviations], dtype=numbers.dtype)
+        means, deviations = statistics.to(numbers.device, non_blocking=True)
+        return (numbers - means) / deviations
 
 
 def token_mask(states: Tensor, attention_mask: Tensor | None) -> Tensor | None:

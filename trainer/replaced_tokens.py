@@ -60,7 +60,8 @@ def _samples(batch: MicroBatch, positions: Tensor, predictions: Distribution, se
     assert batch.sample_ids is not None
     length = batch.input_ids.shape[1]
     row_keys = array_keys(scalar_key(seed, MaskChoice.REPLACED), batch.epochs, batch.sample_ids)
-    keys = torch.from_numpy(row_keys.view("int64")).to(positions.device)[positions // length]
+    by_row = torch.from_numpy(row_keys.view("int64")).to(positions.device, non_blocking=True)
+    keys = by_row[positions // length]
     columns = (positions % length)[:, None]  # [P, 1]
     sampled = torch.empty_like(positions)
     _, vocabulary = predictions.shape

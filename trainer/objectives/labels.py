@@ -120,7 +120,7 @@ def binary_cross_entropy(
 
 def _of_each(weights: Sequence[float], logits: Tensor) -> Tensor:
     """Float32, also of narrower logits: the loss is divided by the sum of the exact weights."""
-    return torch.tensor(weights, dtype=torch.float32, device=logits.device)
+    return torch.tensor(weights, dtype=torch.float32).to(logits.device, non_blocking=True)
 
 
 def squared_error(predictions: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

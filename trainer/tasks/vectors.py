@@ -242,9 +242,9 @@ class SimilaritiesTerm(WholeBatchTerm):
         sequences, sizes = batches[0].sequences, [len(output) for output in outputs]
         is_labelled = torch.cat([_is_labelled(batch, self.head) for batch in batches])
         is_text = is_labelled.repeat_interleave(sequences)
-        places = dist.get_rank() * len(ours) + torch.arange(len(ours), device=ours.device)
+        texts = torch.arange(len(ours), device=ours.device)
         is_other = over_ranks(is_text)[None].repeat(len(ours), 1)
-        is_other[torch.arange(len(ours)), places] = False
+        is_other[texts, dist.get_rank() * len(ours) + texts] = False
         teachers = over_ranks(teacher)
 
         def loss(rows: Tensor, everyone: Tensor) -> Tensor:
