@@ -194,8 +194,10 @@ def _non_overlapping(
     number of words, 0 to `longest`. Each round accepts every open n-gram that precedes all open
     n-grams that it overlaps. In reading order only the next few can overlap an n-gram.
     """
-    bits = first.shape[1].bit_length()  # word and visit fit into 31 bits: at most 2**15 words
-    by_place = first << bits | np.arange(first.shape[1], dtype=np.int32)
+    bits = first.shape[1].bit_length()
+    fits = int(first.max(initial=0)) < 1 << (31 - bits)  # word and visit, up to L = 100,000 or so
+    by_place = first.astype(np.int32 if fits else np.int64, copy=False) << bits
+    by_place |= np.arange(first.shape[1], dtype=np.int32)
     by_place.sort(axis=1)
     visit, words = by_place & ((1 << bits) - 1), by_place >> bits
     place = np.arange(0, first.size, first.shape[1])[:, None] + visit

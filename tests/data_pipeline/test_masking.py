@@ -312,6 +312,18 @@ def test_words_and_ngrams_are_taken_as_by_a_plain_loop(seed, length, rate, longe
         assert columns[chosen_rows == row].tolist() == sorted(expected)
 
 
+def test_ngrams_of_very_long_rows_do_not_overlap() -> None:
+    """Of words up to the 80,000th, the same visits are taken as of as many from the first on."""
+    draw = np.random.default_rng(0)
+    first = draw.permutation(20_000).astype(np.int32)[None]
+    n = draw.integers(1, 4, first.shape).astype(np.int32)
+    near, far = (
+        word_masking._non_overlapping(words, n, 3) for words in (first, first + np.int32(60_000))
+    )
+    assert near.any()
+    assert (far == near).all()
+
+
 def all_lengths(keys, found, longest: int):
     """The n-gram lengths at every word, [R, W]."""
     rows = np.arange(len(keys))
