@@ -89,6 +89,11 @@ WIDER = {"hidden_size": 64, "heads": 4}
             "key_relation.relation_heads: 5 does not divide the student's",
         ),
         (ObjectiveConfig(reverse_kl=ReverseKL(top_k=2)), {}, "reverse_kl.top_k: must be null"),
+        (
+            ObjectiveConfig(decoupled_kd=DecoupledKD(top_k=1)),
+            {},
+            "decoupled_kd.top_k: must be 2 or more",
+        ),
         (ObjectiveConfig(hidden_mse=HiddenMSE(layers=[1])), {}, "hidden_mse.layers: lists 1"),
         (ObjectiveConfig(pkd=PKD()), WIDER, "pkd"),
         (ObjectiveConfig(feature_maps=FeatureMaps()), WIDER, "feature_maps"),

@@ -319,6 +319,10 @@ def test_damaged_shards_and_other_masks_are_told(runs, tmp_path):
             ["teacher.stored.top_k=4", "students.one.objective.blended.top_k=5"],
             r"objective\.blended\.top_k: must be at most teacher\.stored\.top_k, which is 4; null",
         ),
+        (
+            ["teacher.stored.top_k=1", "students.one.objective={decoupled_kd: {}}"],
+            r"decoupled_kd: compares what is beside the label, so teacher\.stored\.top_k must be 2",
+        ),
         (["students.one.stored={path: x}"], "students.one.stored: is for a frozen teacher"),
     ],
 )

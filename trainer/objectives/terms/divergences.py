@@ -4,6 +4,7 @@ Losses are functions of log-probabilities, as in `trainer.objectives.row_losses`
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -12,9 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from configs.rules import WEIGHT, Range, positive
+from configs.section import Refusal
+from model import ModelShape
 from trainer.objectives.row_losses import kl_divergence
 from trainer.objectives.term import register
 from trainer.objectives.terms.predictions import PredictionTermConfig, Temperature
+from trainer.stored_logits.format import StoredConfig
 from trainer.vocabulary_projection import ABSENT
 
 
@@ -56,6 +60,16 @@ class DecoupledKD(PredictionTermConfig):
     temperature: Temperature = 1.0
     label_weight: Annotated[float, WEIGHT, "Alpha: of label against rest."] = 1.0
     rest_weight: Annotated[float, WEIGHT, "Beta: among the rest."] = 8.0
+
+    def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
+        yield from super().misfits(student, teacher)
+        if self.top_k == 1:
+            yield "top_k", "must be 2 or more: it compares what is beside the label"
+
+    def misfits_with_stored(self, key: str, stored: StoredConfig) -> Iterator[Refusal]:
+        yield from super().misfits_with_stored(key, stored)
+        if stored.samples is None and stored.top_k == 1:
+            yield "", f"compares what is beside the label, so {key}.top_k must be 2 or more"
 
     def loss(self, log_q: Tensor, log_p: Tensor, labels: Tensor) -> Tensor:
         return decoupled(log_q, log_p, labels, self.label_weight, self.rest_weight)
