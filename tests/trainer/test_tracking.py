@@ -229,8 +229,13 @@ def test_a_follower_that_dies_does_not_disturb(run, caplog):
     (run / "config.yaml").write_text("{")  # it cannot read this
     follower = start(run)
     log(run, {"step": 1})
-    assert follower.finish(completed=True, seconds=300) is False
+    follower._follower.wait(300)
+    follower.check()
     assert "Weights & Biases ended early, see logs/wandb.log" in caplog.text
+    caplog.clear()
+    follower.check()
+    assert follower.finish(completed=True, seconds=300) is False
+    assert not caplog.text
     (run / "logs" / "wandb.log").unlink()
     (run / "logs").rmdir()
     (run / "logs").write_text("not a folder")

@@ -147,6 +147,7 @@ class Recorder:
     ) -> None:
         """Record a held-out evaluation of every learner, and name the students with setbacks.
 
+        Trackers that have ended by themselves are named too.
         None is the score of an untrained head.
         """
         if not self._speaks:
@@ -166,6 +167,8 @@ class Recorder:
         ]
         self._display.update(state.step, row, untrained=untrained)
         self._name(setbacks)
+        for follower in self._followers:
+            follower.check()
 
     def say(self, message: str) -> None:
         """Write one line to the display and to the log."""

@@ -3,9 +3,9 @@
 The process runs `main`. It ends at the end of standard input: after the line "completed" or
 "stopped", or without either when the trainer was killed.
 
-Rank 0 starts the processes, and does not contact them again until the end. The training process has
-no call per step, no network and no thread for them. So an unreachable server, a full disk in W&B's
-folder or a crash of a client cannot slow or stop it.
+Rank 0 starts the processes, and does not contact them again until the end; at evaluations it looks
+whether they still run. The training process has no network and no thread for them. So an
+unreachable server, a full disk in W&B's folder or a crash of a client cannot slow or stop it.
 
 A follower reads the file from its first row, so a resumed run has no gap. That of W&B skips the
 steps that W&B has already, so no step is logged twice. When the trainer is killed, its end of the
@@ -191,7 +191,14 @@ class Tracking:
     """A running follower; see `start`."""
 
     def __init__(self, follower: subprocess.Popen[bytes], name: str) -> None:
-        self._follower, self._name = follower, name
+        self._follower, self._name, self._is_told = follower, name, False
+
+    def check(self) -> None:
+        """Warn, once, where the follower has ended by itself, as one does that cannot start."""
+        if not self._is_told and self._follower.poll():
+            self._is_told = True
+            title = TITLES.get(self._name, self._name)
+            _log.warning("%s ended early, see logs/%s.log; %s", title, self._name, _REMEDY)
 
     def finish(self, *, completed: bool, seconds: float = LIMIT_S) -> bool:
         """Wait until the follower has sent the rest and ended; False if that takes too long.
@@ -208,15 +215,14 @@ class Tracking:
             pipe.write(b"completed\n" if completed else b"stopped\n")
 
     def _wait(self, deadline: float) -> bool:
-        title = TITLES.get(self._name, self._name)
         try:
             self._follower.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._follower.terminate()
+            title = TITLES.get(self._name, self._name)
             _log.warning("%s did not answer in time; %s", title, _REMEDY)
             return False
-        if self._follower.returncode:
-            _log.warning("%s ended early, see logs/%s.log; %s", title, self._name, _REMEDY)
+        self.check()
         return self._follower.returncode == 0
 
 
