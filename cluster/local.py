@@ -34,6 +34,7 @@ from configs.errors import OptionError
 from configs.runs import STOPPED
 
 GRACE_SECONDS = 5.0  # for the other ranks to end by themselves once one has failed
+MOST_RANKS = 1024  # on one machine: signals are blocked while they are forked
 HOLD_SECONDS = 0.5  # how long rank 0's standard error waits before it is shown
 KEPT_BYTES = 64 * 1024  # of each rank's standard error, its end
 
@@ -71,8 +72,8 @@ def launch(
     Up to `restarts` times, all ranks are started again after a signal has ended one, unless they
     were asked to stop; `before_restart` is called first.
     """
-    if nproc < 1:
-        raise OptionError(f"--nproc {nproc}: at least one process is needed")
+    if not 1 <= nproc <= MOST_RANKS:
+        raise OptionError(f"--nproc {nproc}: must be at least 1 and at most {MOST_RANKS:,}")
     launcher = _Launcher(grace, one_of_several)
     code = launcher.run(nproc)
     for left in reversed(range(restarts)):

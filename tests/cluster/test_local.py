@@ -273,6 +273,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, kind):
     until(lambda: not any(alive(rank) for rank in ranks))
 
 
-def test_no_processes_is_refused():
-    with pytest.raises(OptionError, match="--nproc 0"):
-        launch(becoming(["true"]), 0)
+@pytest.mark.parametrize("nproc", [0, 10**11])
+def test_no_processes_or_far_too_many_are_refused(nproc):
+    with pytest.raises(OptionError, match=f"--nproc {nproc}: must be at least 1 and at most 1,024"):
+        launch(becoming(["true"]), nproc)
