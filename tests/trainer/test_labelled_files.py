@@ -225,6 +225,7 @@ def test_what_cannot_be_scored_is_one_line(model: Make, tmp_path: Path) -> None:
     vectors = model({"found": TaskHeadConfig(VECTOR, pooling="mean", transform="none")})
     assert "name its task, such as teacher.objective.bi_encoder={}" in refused(vectors, key)
     assert "has no head of a task" in refused(model({}), key)
+    assert "has no head of a task" in refused(model({}))  # no file would help
     both = {name: TaskHeadConfig(CLASSIFICATION, LABELS) for name in ("mood", "taste")}
     several = model(both)
     assert "choose one with --head: mood, taste" in refused(several, key)

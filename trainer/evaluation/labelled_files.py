@@ -112,11 +112,13 @@ def evaluate_model(
     ConfigError for keys that say nothing about scores, ModelError for a model that cannot be scored
     so, DataError and TrainingError for a file that cannot be read.
     """
-    given = _given_keys(folder, overrides)
+    given = _given_keys(overrides)
     load_plugins(convert(given.get("plugins", []), list[str], "plugins"))
     model = from_pretrained(folder).to(device)
     translates = Ability.GENERATE in model.config.abilities
     head = MASKED if translates else chosen_head(folder, list(model.config.task_heads), head)
+    if not given["data"].get("validation"):
+        raise ConfigError(f"{FILE}: must be set: the labelled file to score {folder} on")
     facts = TaskFacts.read(folder, head)
     with TemporaryDirectory(prefix="tandem-evaluate-") as scratch:
         words = [*overrides, assignment("output_dir", scratch)]
@@ -144,19 +146,19 @@ def evaluate_model(
     }
 
 
-def _given_keys(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The job keys as sections. Raises ConfigError for one that is missing or without effect."""
+def _given_keys(overrides: Sequence[str]) -> dict[str, Any]:
+    """The job keys as sections, ``data`` among them. Raises ConfigError for one without effect."""
     given = configs.assigned(overrides)
     for word in overrides:
         key = word.partition("=")[0]
         if not _READ.match(key) or key == "teacher.objective":
             raise ConfigError(f"{key}: does not change how a finished model is scored; remove it")
-    data = given.get("data")
-    if not isinstance(data, dict) or not data.get("validation"):
-        raise ConfigError(f"{FILE}: must be set: the labelled file to score {folder} on")
+    data = given.get("data") or {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"data: must be a section; name the labelled file by {FILE}")
     if unread := [key for key in _NOT_READ if key in data]:
         raise ConfigError(f"data.{unread[0]}: only {FILE} is scored; remove it")
-    return given
+    return {**given, "data": data}
 
 
 def _job(
