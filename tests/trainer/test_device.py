@@ -17,6 +17,7 @@ from tests.fork_server import REPOSITORY
 from tests.gpu_kit.ranks import run_as_rank_zero
 from trainer import device
 from trainer.errors import TrainingError
+from trainer.watch.ranks import explained
 
 RANK_OF_TORCHRUN = {
     "RANK": "0",
@@ -58,6 +59,14 @@ def test_more_ranks_than_gpus_are_refused(gpus):
     gpus["count"] = 2
     with pytest.raises(TrainingError, match=r"local rank 3 sees 2 GPUs .*: 0,1"):
         device.own_device({"LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+def test_two_ranks_on_one_gpu_are_told_so(monkeypatch):
+    """Each of them sees one GPU, as a rank does that is shown its own only; NCCL knows better."""
+    monkeypatch.setenv("RANK", "1")
+    nccl = "ncclInvalidUsage\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+    for said, wanted in ((nccl, "rank 1 computes on the same GPU"), ("aborted", "lost the connec")):
+        assert wanted in str(explained(torch.distributed.DistBackendError(said)))
 
 
 def test_more_processes_than_gpus_are_refused_before_any_starts(gpus):

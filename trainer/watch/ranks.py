@@ -49,6 +49,7 @@ FAILED = 1
 FIRST_EXIT_SECONDS = 3.0
 # What gloo says in a RuntimeError when the process at the other end is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+SAME_GPU = "Duplicate GPU detected"  # what NCCL says when its ranks first meet
 SendHeartbeat = Callable[[], None]
 
 
@@ -109,10 +110,15 @@ def on_rank_0(action: Callable[[], T]) -> T:
 
 
 def explained(error: Exception) -> Exception:
-    """The error itself, or one that says what it means: that another rank has gone, or a plugin's.
+    """The error itself, or one that says what it means. The rank's log has the traceback.
 
-    The rank's log has the traceback.
+    Another rank has gone or has the same GPU, or a plugin is at fault.
     """
+    if isinstance(error, dist.DistBackendError) and SAME_GPU in str(error):
+        return TrainingError(
+            f"rank {os.environ['RANK']} computes on the same GPU as another rank; start as many "
+            "ranks per node as it has GPUs, or show each rank its own GPU only"
+        )
     is_loss = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in LOST)
     )
