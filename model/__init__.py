@@ -66,9 +66,10 @@ from model.task_head_config import (
     TaskHeadConfig,
 )
 
-# DeepSpeed, which `transformers` imports too, would print that it had to guess.
+# DeepSpeed, which `transformers` imports too, would print that it had to guess. A value from before
+# may be that of a login node without GPUs, whose environment sbatch hands on to the ranks.
 # `torch.cuda.is_available` would initialise CUDA, and `device: cpu` would come too late.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.device_count() else "cpu")
+os.environ["DS_ACCELERATOR"] = "cuda" if torch.cuda.device_count() else "cpu"
 
 __all__ = [
     "CHOICE",

@@ -275,6 +275,21 @@ def test_a_job_on_the_cpu_asks_for_no_gpu_before_it_has_hidden_them(tmp_path):
     assert ran.stdout.splitlines()[-1] == "cpu", ran.stderr
 
 
+ON_GPUS = """
+import os, torch
+torch.cuda.device_count = lambda: 2
+import model
+print(os.environ["DS_ACCELERATOR"])
+"""
+
+
+def test_a_rank_on_gpus_has_not_the_device_of_the_login_node_that_submitted_it():
+    """`tandem submit` names it too, and sbatch hands its environment on."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"}
+    ran = subprocess.run([sys.executable, "-c", ON_GPUS], env=environment, capture_output=True)
+    assert ran.stdout == b"cuda\n", ran.stderr
+
+
 def rank_3_with_one_gpu():
     """The engine of a rank whose launcher shows it one GPU, and the device DeepSpeed selects."""
     from unittest import mock
