@@ -180,7 +180,7 @@ def test_chain(slurm: RealSlurm, source: Path) -> None:
 def test_what_waits_of_a_chain_is_cancelled(slurm: RealSlurm, source: Path) -> None:
     job = Submitted(slurm, source, hold_at=2, length=3)
     job.reach(2)
-    lines, has_started = commands.cancel_waiting(job.run)
+    lines, has_started = commands.cancel_waiting(job.run, is_live=True)
     assert (lines, has_started) == (
         [f"{job.run}: cancelled before it started: job {', '.join(job.ids[1:])}"],
         True,

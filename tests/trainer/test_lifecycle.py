@@ -301,8 +301,8 @@ def test_a_fork_to_other_data_calls_no_loss_on_them_a_spike(runs):
 
 def test_a_guard_that_forgets_its_losses_does_so_for_every_task_and_keeps_count():
     guard, config = Guard(), GuardConfig(window=2)
-    for _ in range(2):
-        guard.record_step(config, 1.0, "names")
+    for loss in (1.0, 1.1):
+        guard.record_step(config, loss, "names")
     guard.record_skip(SPIKE)
     assert guard.judge(config, 9.0, "", "names") == SPIKE
     guard.forget()
