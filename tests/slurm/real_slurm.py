@@ -177,7 +177,8 @@ class RealSlurm:
             self._boot(node)
             self._start_daemon(node)
         self.marked.clear()
-        until(lambda: not self.run("squeue", "-h"), "the jobs to end", 60)
+        # A job that is cancelled as it starts may be told so only once, and again after a minute.
+        until(lambda: not self.run("squeue", "-h"), "the jobs to end", 180)
         self.wait_nodes("idle")
 
     # How it is built
