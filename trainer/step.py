@@ -107,6 +107,8 @@ def _accumulate(
 ) -> None:
     """All forward and backward passes, one micro-batch and one student's graph at a time."""
     main = teachers[0]
+    for learner in (*teachers, *students):
+        learner.turn_positions(step)
     size = main.step_shape.micro_rows(rows.input_ids.shape[1])
     count = -(-len(rows.input_ids) // size)
     if count > 1:

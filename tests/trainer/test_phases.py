@@ -24,6 +24,7 @@ JOB = [
     f"steps={STEPS}", "data.sequence_length=16", f"teacher.model={ROTARY}", "checkpoint.keep=9",
     f"students.distilbert.model={ROTARY}", "students.distilbert.start={}", "students.tinybert=null",
     "students.distilbert.init={}", "data.masking.copies=0",
+    "teacher.objective.from_student={student: distilbert}",
     f"data.phases=[{{from_step: 3, sequence_length: 32, rope_theta: {BASE}, batch: 4, "
     "masking: {rate: 0.3}}]",
 ]  # fmt: skip
@@ -32,8 +33,8 @@ STAGES = ["teacher.zero_stage=3", "students.distilbert.zero_stage=1"]
 
 def extended(corpus: Path, runs: Path) -> None:
     finish(run(tiny_job(corpus, runs, "name=straight", *JOB, *STAGES)))
-    run(tiny_job(corpus, runs, "name=stopped", *JOB, *STAGES), stop_after=2)
-    run(tiny_job(corpus, runs, "name=stopped", *JOB, *STAGES))
+    for step in (2, 4, None):
+        run(tiny_job(corpus, runs, "name=stopped", *JOB, *STAGES), stop_after=step)
 
 
 def begun(corpus: Path, runs: Path) -> None:

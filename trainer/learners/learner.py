@@ -162,7 +162,7 @@ class Learner:
         own_step = self.own_step(micro_step.step)
         read = self.objective.student_capture(own_step, batch.targets)
         capture = union([self._always, read, Capture(heads=tuple(heads))])
-        self._prepare(micro_step)
+        self._seed_dropout(micro_step)
         with self._part(FORWARD):
             features: Features = self.engine(Predict(capture), batch.view(self.reads))
         return features.heads
@@ -183,7 +183,7 @@ class Learner:
         if micro_step.micro_batch == 0 and self.is_trained and self.config.zero_stage:
             engines.forget_gradients(self.engine)
         self.engine.set_gradient_accumulation_boundary(micro_step.is_last)
-        self._prepare(micro_step)
+        self._seed_dropout(micro_step)
         sources = sources or {}
         self._peers = tuple(sorted(filter(is_student, self.objective.sources & sources.keys())))
         own_step = self.own_step(micro_step.step)
@@ -200,18 +200,20 @@ class Learner:
             self._shares += shares.detach()
         return features
 
-    def _prepare(self, micro_step: MicroStep) -> None:
-        """Set the base of rotary positions and the seed of dropout for a forward pass.
+    def turn_positions(self, step: int) -> None:
+        """Set the base of rotary positions for all forward passes of the job's `step`.
 
         The base is that of the step, or of the last one that trained the model.
         """
-        step, finished = micro_step.step, self.counters.finished_at
+        finished = self.counters.finished_at
         if self.step_shape.phases and (self.is_trained or finished is not None):
             last = step if finished is None else min(step, finished - 1)
             if (base := self.step_shape.rope_theta(last)) is not None:
                 self.model.set_rope_theta(base)
+
+    def _seed_dropout(self, micro_step: MicroStep) -> None:
         if self._has_dropout:
-            micro_batch, rank = micro_step.micro_batch, dist.get_rank()
+            step, micro_batch, rank = micro_step.step, micro_step.micro_batch, dist.get_rank()
             torch.manual_seed(derive(self.step_shape.seed, self.name, step, micro_batch, rank))
 
     @contextlib.contextmanager
