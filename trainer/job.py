@@ -70,7 +70,7 @@ class Job:
         feed = Feed(config, self.corpora, context.attempt.number)
         self.masker = feed.masker
         validation = ValidationSet(config, self.corpora, context.hang_watch.heartbeat)
-        self.evaluations = Evaluations(config, validation, device)
+        self.evaluations = Evaluations(config, validation, device, resumption.checkpoint)
         context.opened("data")
         self.state = resumption.state(self.corpora)
         shape = step_shape(config, self.corpora)

@@ -269,6 +269,19 @@ def scores_in(run, step):
     return scores_of(run.checkpoints, step), losses
 
 
+def ended_twice(corpus, runs):
+    """`scores_in` the last checkpoint of a run that is stopped in its last step, and resumes."""
+    job = with_students(tiny_job(corpus, runs, "name=twice", "steps=2"))
+    return [scores_in(run(job, stop_after=step), 2) for step in (2, None)]
+
+
+def test_a_run_that_resumes_at_its_end_keeps_the_scores_of_its_last_step(corpus, tmp_path):
+    (((scores, losses), again),) = run_distributed(ended_twice, 1, corpus, tmp_path)
+    assert scores["teacher"]["metric"] == "accuracy"
+    assert losses["teacher"][0] == 2
+    assert again == (scores, losses)
+
+
 def test_checkpoints_of_other_data_are_not_compared_with_the_one_that_was_forked(runs):
     folder = RunFolder(runs / "undisturbed")
     step = published(folder.checkpoints)[-1]

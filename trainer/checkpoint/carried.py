@@ -30,6 +30,7 @@ from trainer.checkpoint.manifest import (
     read_manifest,
 )
 from trainer.checkpoint.reader import Checkpoint
+from trainer.checkpoint.snapshot import Health
 from trainer.errors import CheckpointError
 
 
@@ -40,6 +41,7 @@ class Carried:
     source: Path = Path()
     files: list[StoredFile] = field(default_factory=list)
     learners: Mapping[str, LearnerRecord] = field(default_factory=dict)  # indices into `files`
+    health: Mapping[str, Health] = field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, names: Collection[str]) -> Carried:
@@ -51,7 +53,8 @@ class Carried:
             places = {old: len(files) + new for new, old in enumerate(stored)}
             learners[name] = _renumbered(record, places)
             files += stored.values()
-        return cls(checkpoint.path, files, learners)
+        health = {name: learner for name, learner in checkpoint.health.items() if name in learners}
+        return cls(checkpoint.path, files, learners, health)
 
     @property
     def bytes(self) -> int:
@@ -114,7 +117,7 @@ def branch(
     carried = Carried.of(Checkpoint(source, step), [n for n in manifest.learners if n in learners])
     new.mkdir(parents=True)
     trainer = {**read_trainer_file(source, step), "state": state, "attempt": 0}
-    health = {name: learner for name, learner in manifest.health.items() if name in learners}
+    health = {**carried.health}
     if not keep_scores:
         trainer |= {"metric": None, "scores": {}}
         for name, learner in health.items():

@@ -43,7 +43,6 @@ from trainer.checkpoint.snapshot import (
     health,
     measure,
     suspicions,
-    with_older_evaluations,
 )
 from trainer.device import background_group
 from trainer.errors import CheckpointError, StaleAttempt
@@ -259,13 +258,11 @@ def _judge(
     """The health of every learner, and why the checkpoint is suspect, if it is."""
     sound = newest_sound(store.folder, before=save.step)
     before = sound.health if sound else {}
-    measured = {
+    now = {
         name: health([part[name].portion for part in parts], save.evaluations.get(name))
         for name in save.learners
     }
-    now = with_older_evaluations(measured, before)
-    carried = {name: before[name] for name in save.carried.learners if name in before}
-    return {**now, **carried}, suspicions(save.step, now, before)
+    return {**now, **save.carried.health}, suspicions(save.step, now, before)
 
 
 def _rename_into_place(staging: Path, final: Path, number: int) -> None:

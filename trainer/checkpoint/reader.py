@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from trainer.checkpoint.folder import (
     all_steps,
     read_trainer_file,
     scores_by_step,
+    scores_of,
     step_name,
 )
 from trainer.checkpoint.layout import Piece
@@ -34,7 +35,7 @@ from trainer.checkpoint.manifest import (
     check_file,
     read_manifest,
 )
-from trainer.checkpoint.snapshot import AVERAGE, MASTER
+from trainer.checkpoint.snapshot import AVERAGE, MASTER, Health
 from trainer.errors import CheckpointError, UnreadableCheckpoint
 
 if TYPE_CHECKING:
@@ -230,6 +231,17 @@ class Checkpoint:
     def suspect(self) -> str:
         """Why no run should roll back to this checkpoint; empty if it is sound."""
         return self._manifest.suspect
+
+    @property
+    def health(self) -> Mapping[str, Health]:
+        """The health of each learner."""
+        return self._manifest.health
+
+    def scores_by(self, rankings: Iterable[Ranking]) -> dict[str, float]:
+        """The learners' scores of its step, by which these `rankings` rank it."""
+        stored = scores_of(self.path.parent, self.step)
+        scores = {ranking.learner: ranking.score(stored) for ranking in rankings}
+        return {learner: score for learner, score in scores.items() if score is not None}
 
     @property
     def metrics(self) -> bytes:

@@ -294,20 +294,6 @@ def _per_weight(learner: Health) -> float:
     return (learner.norm or 0.0) / math.sqrt(max(1, learner.weights))
 
 
-def with_older_evaluations(
-    now: Mapping[str, Health], before: Mapping[str, Health]
-) -> dict[str, Health]:
-    """Give learners that have not been evaluated since a resume their evaluation from before."""
-    return {
-        name: learner
-        if learner.evaluated_at is not None or name not in before
-        else replace(
-            learner, evaluated_at=before[name].evaluated_at, held_out=before[name].held_out
-        )
-        for name, learner in now.items()
-    }
-
-
 def suspicions(step: int, now: Mapping[str, Health], before: Mapping[str, Health]) -> str:
     """Why a checkpoint is suspect, with a reason per suspect learner; empty if it is sound."""
     reasons = {name: suspicion(step, learner, before.get(name)) for name, learner in now.items()}

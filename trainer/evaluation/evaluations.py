@@ -10,6 +10,7 @@ from torch import Tensor
 
 from data_pipeline import MASKED
 from trainer.batches import MicroBatch
+from trainer.checkpoint.reader import Checkpoint
 from trainer.config import JobConfig
 from trainer.evaluation.held_out import SEED, Scorer, Scores, ValidationSet, trained_heads
 from trainer.evaluation.setbacks import Setback, setbacks
@@ -25,15 +26,28 @@ from trainer.watch.guard import batch_number
 class Evaluations:
     """Scores every learner on the job's held-out text.
 
-    newest: learner -> the step and the loss (nats) of its newest evaluation in this process.
+    newest: learner -> the step and the loss (nats) of its newest evaluation.
     unigram: the scores of the unigram baseline, by column.
     """
 
-    def __init__(self, config: JobConfig, validation: ValidationSet, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        validation: ValidationSet,
+        device: torch.device,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """`checkpoint` is the one that the job resumes from, which it may save once more."""
         self.newest: dict[str, tuple[int, float]] = {}
         self.unigram = validation.unigram()
         self._config, self._validation, self._device = config, validation, device
         self._scores: tuple[int, dict[str, float]] = (0, {})  # see `scores_at`
+        if checkpoint is not None:
+            self._scores = checkpoint.step, checkpoint.scores_by(config.rankings)
+            for name, learner in checkpoint.health.items():
+                if learner.evaluated_at is not None:
+                    loss = math.nan if learner.held_out is None else learner.held_out
+                    self.newest[name] = learner.evaluated_at, loss
 
     def run(self, learners: Learners, state: JobState) -> dict[str, Scores]:
         """Every learner's scores after `state.step` steps; `state` gets the teacher's. Collective.
