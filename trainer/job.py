@@ -62,7 +62,7 @@ class Job:
         require_fit(config, self.corpora)
         on_rank_0(lambda: require_same_order(config, self.corpora))
         resumption = Resumption.find(config)
-        on_rank_0(resumption.require_no_first_stage_again)
+        on_rank_0(resumption.require_same_stage)
         context.opened("finding a checkpoint")
         require_pretrained(config, self.corpora, resumption.learners)
         # A job that is refused has written nothing to its corpora.

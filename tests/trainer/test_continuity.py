@@ -22,7 +22,7 @@ from trainer.checkpoint.manifest import Manifest
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.lifecycle import continuity
-from trainer.lifecycle.continuity import require_no_first_stage_again
+from trainer.lifecycle.continuity import require_same_stage
 from trainer.lifecycle.start import Resumption, accept, changes_since_checkpoint, start_run
 from trainer.run_folder.folder import RunFolder
 
@@ -194,18 +194,21 @@ def test_a_term_may_come_beside_a_stage_that_is_a_fraction():
             "students.tinybert.intermediate.fraction=0.9",
             "would begin again after 7 steps, with 9 steps",
         ),
+        (4, "students.tinybert.intermediate.fraction=0.3", "would be over after 4 steps, with 3"),
+        (3, "students.tinybert.intermediate.fraction=0.3", None),
+        (3, "students.tinybert.intermediate=null", None),
         (3, "steps=20", None),
         (7, "steps=12", None),
         (7, "students.tinybert.intermediate=null", None),
     ],
 )
-def test_no_learner_goes_back_into_a_first_stage(made, override, refusal):
+def test_no_learner_goes_back_into_a_first_stage_or_skips_its_end(made, override, refusal):
     before, now = job("steps=10", *STAGED), job("steps=10", *STAGED, override)
     started = {"started_at": 2, "finished_at": None}
     state = {"step": 2 + made, "learners": {"students/tinybert": started, "students/gone": started}}
     reason = f"students.tinybert.intermediate: {refusal}"
     with pytest.raises(TrainingError, match=reason) if refusal else nullcontext():
-        require_no_first_stage_again(before, now, state)
+        require_same_stage(before, now, state)
 
 
 def resume_in_stages(runs: Path) -> list[tuple[int, int]]:
@@ -221,12 +224,12 @@ def resume_in_stages(runs: Path) -> list[tuple[int, int]]:
     for checkpoint, stage in ((6, 6), (4, 4), (2, 12)):
         back = f"rollback=[{{checkpoint: {checkpoint}}}]"
         resumption = Resumption.find(job(*places, staged % stage, back))
-        resumption.require_no_first_stage_again()
+        resumption.require_same_stage()
         found.append((resumption.checkpoint.step, stage))
     for checkpoint, stage in ((6, 7), (4, 5)):
         back, made = f"rollback=[{{checkpoint: {checkpoint}}}]", f"after {checkpoint} steps"
         with pytest.raises(TrainingError, match=f"again {made}, with {stage} steps in place of 3"):
-            Resumption.find(job(*places, staged % stage, back)).require_no_first_stage_again()
+            Resumption.find(job(*places, staged % stage, back)).require_same_stage()
     return found
 
 

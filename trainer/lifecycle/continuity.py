@@ -2,8 +2,8 @@
 
 Whatever determines the order of the sequences, or the shape of a learner's tensors, must stay the
 same; rotary positions have none. Everything else may change, and changes are logged. A corpus may
-move, but its content must stay the same. More steps must not take a learner back into a first stage
-that it has left.
+move, but its content must stay the same. Other lengths of stages must not take a learner back into
+a first stage that it has left, or past the end of the one that it is in.
 """
 
 import dataclasses
@@ -270,13 +270,12 @@ def _brief(value: object) -> str:
     return text if len(text) <= BRIEF else f"{text[:BRIEF]} [...]"
 
 
-def require_no_first_stage_again(
-    before: JobConfig, now: JobConfig, state: Mapping[str, Any]
-) -> None:
-    """Raise TrainingError where a learner would go back into a first stage that it has left.
+def require_same_stage(before: JobConfig, now: JobConfig, state: Mapping[str, Any]) -> None:
+    """Raise TrainingError where a learner would go back into a first stage, or skip its end.
 
-    More `steps` lengthen a stage that is a fraction of them. `state` is that of the checkpoint,
-    which was made with the config `before`.
+    At the end the last stage begins, with fresh moments or the best weights. `steps` change the
+    length of a stage that is a fraction of them. `state` is that of the checkpoint, which was made
+    with the config `before`.
     """
     old, new = before.in_steps(), now.in_steps()
     for name, counters in state.get("learners", {}).items():
@@ -286,13 +285,17 @@ def require_no_first_stage_again(
         made = state["step"] - counters["started_at"]
         first, will_be = (job.learners[name].stages.last_begins for job in (old, new))
         if made and first <= made < will_be:
-            (key,) = new.learners[name].transfers
-            raise TrainingError(
-                f"{section_of(name)}.{key}: would begin again after {made} steps, with "
-                f"{will_be} steps in place of {first}; put the old value back (if it is a fraction "
-                f"of steps that you have raised, set {section_of(name)}.{key}.steps={first}, and "
-                "fraction to null)"
-            )
+            why = "begin again"
+        elif 0 < will_be < made <= first:
+            why = "be over"
+        else:
+            continue
+        (key,) = new.learners[name].transfers
+        raise TrainingError(
+            f"{section_of(name)}.{key}: would {why} after {made} steps, with {will_be} steps in "
+            f"place of {first}; put the old value back (if it is a fraction of steps that you have "
+            f"changed, set {section_of(name)}.{key}.steps={first}, and fraction to null)"
+        )
 
 
 def unreached_warning(config: JobConfig) -> str:

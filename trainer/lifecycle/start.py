@@ -35,7 +35,7 @@ from trainer.job_data.fit import require_inputs
 from trainer.learners.learner import Learner
 from trainer.learners.state import JobState
 from trainer.lifecycle import continuity
-from trainer.lifecycle.continuity import Change, require_no_first_stage_again
+from trainer.lifecycle.continuity import Change, require_same_stage
 from trainer.run_folder.folder import RunFolder
 from trainer.stored_logits.format import KEY, Manifest
 from trainer.tracking import trackers
@@ -263,8 +263,8 @@ class Resumption:
         resumed = checkpoint_to_resume(newest, config.rollback, dist.group.WORLD)
         return cls(config, resumed, newest)
 
-    def require_no_first_stage_again(self) -> None:
-        """Raise TrainingError where a learner would go back into a first stage. On rank 0 only.
+    def require_same_stage(self) -> None:
+        """Raise TrainingError where a learner would change its stage. On rank 0 only.
 
         The checkpoint that counts decides: learners are further on in one that is skipped.
         """
@@ -272,7 +272,7 @@ class Resumption:
             state = self.checkpoint.trainer_state
             before = config_of(RunFolder.of(self.config), state, self.config)
             if before is not self.config:
-                require_no_first_stage_again(before, self.config, state)
+                require_same_stage(before, self.config, state)
 
     @property
     def learners(self) -> set[str]:
