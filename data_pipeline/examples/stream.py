@@ -7,6 +7,7 @@ pure function of (seed, epoch, step): it depends neither on the ranks nor on res
 
 import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -92,9 +93,10 @@ class TaskSchedule:
 
     def steps(self, epochs: float) -> int:
         """The steps that this many epochs take."""
-        complete = math.floor(epochs)
+        exact = Fraction(str(epochs))  # 1.1 - 1 is more than 0.1, and would take a step more
+        complete = math.floor(exact)
         before, after = self._before(complete), self._before(complete + 1)
-        return before + math.ceil((epochs - complete) * (after - before))
+        return before + math.ceil((exact - complete) * (after - before))
 
     def _before(self, epoch: int) -> int:
         """The steps of all epochs before this one."""

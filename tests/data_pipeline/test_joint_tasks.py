@@ -47,3 +47,4 @@ def test_a_part_of_an_epoch_has_its_part_of_the_steps() -> None:
     one = schedule()
     assert one.steps(0.5) == -(-one.steps(1) // 2)
     assert one.steps(1) < one.steps(1.01) == one.steps(1) + 1
+    assert TaskSchedule({"large": 20, "small": 10}, 1, 1).steps(1.1) == 33

@@ -279,6 +279,8 @@ def test_bad_examples_are_named(job, tmp_path, rows, overrides, message) -> None
 def test_epochs_labels_and_a_held_out_part_follow_from_the_file(job) -> None:
     found = jobs.load(job, "steps=0", "epochs=2.5", "data.validation=''")
     assert found.steps == -(-180 // 16)  # 72 of 80 examples, 2.5 times
+    few = jobs.load(job, "steps=0", "epochs=1.1", "data.max_trained=50", "batch.size=5")
+    assert few.steps == 11  # in floats, 1.1 times 50 is more than 55
     assert found.teacher.objective.single_sentence.labels == LABELS
     assert found.students["small"].objective.single_sentence.weight == 2.0
     assert jobs.load(job).data.path == jobs.load(job, "name=other").data.path != found.data.path

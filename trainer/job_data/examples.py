@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
+from fractions import Fraction
 from pathlib import Path
 
 from data_pipeline import (
@@ -231,7 +232,7 @@ def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
     assert size is not None
     if job.data.tasks:
         return TaskSchedule(examples, job.seed, size).steps(job.epochs)
-    return math.ceil(job.epochs * sum(examples.values()) / size)
+    return math.ceil(Fraction(str(job.epochs)) * sum(examples.values()) / size)
 
 
 def _tokenizer_of(job: JobConfig) -> Path:
