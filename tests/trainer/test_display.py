@@ -91,7 +91,9 @@ def test_the_masked_words_of_a_learner_with_other_terms_are_shown_too(clock):
     both = {"students/half/loss": 7.5, "students/half/mlm": 5.0, "students/half/soft_kl": 2.5}
     with Display("demo", 1, console=out, clock=clock) as display:
         display.update(1, row(4.0, **{"teacher/mlm": 4.0}, **both))
-        display.update(1, {"val/all/teacher/accuracy": 0.25, "val/all/students/half/accuracy": 0.2})
+        one = {"val/one/teacher/accuracy": 0.3, "val/one/students/half/accuracy": 0.1}
+        two = {"val/two/teacher/accuracy": 0.2, "val/two/students/half/accuracy": 0.3}
+        display.update(1, {**one, **two})
     assert out.file.getvalue().endswith(shown)
 
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.progress import duration, seconds_left
-from trainer.run_folder.metrics import split_held_out
+from trainer.run_folder.metrics import held_out, split_held_out
 from trainer.scoring.columns import ACCURACY, LOSS, Column
 
 REDRAW_SECONDS = 0.1
@@ -92,10 +92,11 @@ class Display:
         self._tokens_per_second = row.get("tokens_per_second", self._tokens_per_second)
         for key, value in row.items():
             learner, _, column = key.rpartition("/")
-            if held_out := split_held_out(key):
-                _, learner, column = held_out
-                if column == self._primary.name:
-                    self._scores[learner] = value
+            if parts := split_held_out(key):
+                _, learner, column = parts
+                score = held_out(row, learner, column)
+                if column == self._primary.name and score is not None:
+                    self._scores[learner] = score
             elif column == "loss":
                 self._losses[learner] = value
             elif column == MASKED_WORDS:
