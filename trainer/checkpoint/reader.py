@@ -64,13 +64,12 @@ def restore(
     optimizer = layout.torch_optimizer(engine)
     holders = _by_holder(pieces)
     _check_same_parameters(pieces, saved.tensors)
-    for held in holders:
-        _check_same_scalars(held, saved.tensors)
+    resumed = [_resumed(held, optimizer, saved.tensors, has_average) for held in holders]
     for piece in pieces:
         if piece.group == layout.FROZEN:
             fill_piece(piece, MASTER, piece.of(piece.holder), saved.tensors, source)
-    for held in holders:
-        _restore_holder(held, optimizer, saved.tensors, source, has_average)
+    for held, record in zip(holders, resumed, strict=True):
+        _restore_holder(held, record, optimizer, saved.tensors, source)
     layout.refresh(engine)
     layout.restore_loss_scale(engine, saved.engine["loss_scale"])
     layout.restore_counters(engine, saved.engine)
@@ -101,38 +100,51 @@ def _check_same_parameters(pieces: Sequence[Piece], saved: Mapping[str, TensorRe
             raise CheckpointError(f"{name} is trained, but frozen in the checkpoint")
 
 
-def _check_same_scalars(held: Sequence[Piece], saved: Mapping[str, TensorRecord]) -> None:
-    """The scalars of a flat tensor's state (its step) must be equal for all parameters in it."""
-    first = saved[held[0].name]
-    for piece in held:
-        record = saved[piece.name]
+def _resumed(
+    held: Sequence[Piece],
+    optimizer: torch.optim.Optimizer | None,
+    saved: Mapping[str, TensorRecord],
+    has_average: bool,
+) -> TensorRecord:
+    """The states with which a flat tensor resumes: equal for all parameters in it.
+
+    All of them begin anew where one of them has states of another optimizer.
+    """
+    assert optimizer is not None
+    names = optimizer.param_groups[held[0].group].get("states")
+    stored = [saved[piece.name] for piece in held]
+    if any(_optimizer_states(record) and not _are_kept(record, names) for record in stored):
+        names = ()
+    first, *others = (resumed_states(record, names, has_average) for record in stored)
+    for piece, record in zip(held[1:], others, strict=True):
+        # The scalars (its step) are those of the whole tensor.
         if record.scalars != first.scalars or record.states.keys() != first.states.keys():
             raise CheckpointError(
                 f"{piece.name} and {held[0].name} have made different numbers of optimizer steps, "
                 "so they cannot share a ZeRO partition; resume with zero_stage: 0"
             )
+    return first
 
 
 def _restore_holder(
     held: Sequence[Piece],
+    resumed: TensorRecord,
     optimizer: torch.optim.Optimizer | None,
     saved: Mapping[str, TensorRecord],
     source: Source,
-    has_average: bool,
 ) -> None:
     assert optimizer is not None
     holder, settings = held[0].holder, optimizer.param_groups[held[0].group]
-    first = resumed_states(saved[held[0].name], settings.get("states"), has_average)
     # Padding may be uninitialised memory (stage 3), which would corrupt norms.
     holder.data.zero_()
     device = _scalar_device(settings, holder)
     # Every holder needs its own scalars: torch increments `step` in place.
-    state = {key: layout.decode_scalar(value, device) for key, value in first.scalars.items()}
-    for key, dtype in first.states.items():
+    state = {key: layout.decode_scalar(value, device) for key, value in resumed.scalars.items()}
+    for key, dtype in resumed.states.items():
         if key != MASTER:
             state[key] = torch.zeros_like(holder, dtype=getattr(torch, dtype), requires_grad=False)
     for piece in held:
-        for key in first.states:
+        for key in resumed.states:
             out = piece.of(holder if key == MASTER else state[key])
             fill_piece(piece, key, out, saved, source)
     optimizer.state[holder] = state
@@ -145,13 +157,21 @@ def resumed_states(
 
     If it keeps others, as in a run that resumes with another kind of optimizer, they begin anew.
     """
-    stored = saved.states.keys() - {MASTER, AVERAGE}
-    is_same = names is None or {*names} in (stored, stored | saved.scalars.keys() - {"step"})
-    left_out = set() if is_same else stored
+    is_same = _are_kept(saved, names)
+    left_out = set() if is_same else _optimizer_states(saved)
     if not has_average:
         left_out = left_out | {AVERAGE}
     states = {key: dtype for key, dtype in saved.states.items() if key not in left_out}
     return replace(saved, states=states, scalars=saved.scalars if is_same else {})
+
+
+def _are_kept(saved: TensorRecord, names: Sequence[str] | None) -> bool:
+    stored = _optimizer_states(saved)
+    return names is None or {*names} in (stored, stored | saved.scalars.keys() - {"step"})
+
+
+def _optimizer_states(saved: TensorRecord) -> set[str]:
+    return saved.states.keys() - {MASTER, AVERAGE}
 
 
 def fill_piece(

@@ -19,11 +19,12 @@ from tests.trainer import tiny
 from tests.trainer.checkpoint.learners import digest
 from trainer.batch_config import StepShape
 from trainer.checkpoint.folder import Retention
-from trainer.checkpoint.layout import full_state_dict
+from trainer.checkpoint.layout import full_state_dict, layout, torch_optimizer
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.learner_names import TEACHER, student_key
 from trainer.learners.learner import Learner
+from trainer.learners.module import WORD_EMBEDDING
 from trainer.learners.state import LearnerState
 from trainer.optimizers.config import ExponentialAverage, OptimizerConfig, optimizer_config
 from trainer.optimizers.gated import LossScaleConfig
@@ -172,6 +173,34 @@ def test_on_one_rank_at_other_stages_they_go_on_alike(
 ) -> None:
     moves = [(placed, (placed[1] + 1) % 4) for placed in QUICK]
     assert_goes_on(saved[0], moves, run_distributed(resume, 1, folder, moves)[0])
+
+
+def resume_with_adamw(folder: Path, name: str) -> list[tuple[bool, set[str], list[float]]]:
+    """At each stage: whether its weights are those of a learner that Muon trained, which states
+    AdamW resumes with for its word embedding, and the next losses.
+    """
+    checkpoint, results = Checkpoint(folder, SAVED_AT), []
+    for stage in range(4):
+        learner = start("adamw", stage, seed=tiny.SEED + 1)
+        checkpoint.load(name, learner.engine)
+        optimizer, pieces = torch_optimizer(learner.engine), layout(learner.engine)
+        assert optimizer is not None
+        (holder,) = (piece.holder for piece in pieces if piece.name == f"model.{WORD_EMBEDDING}")
+        weights = full_state_dict(learner.engine), checkpoint.master_weights(name)
+        states = {*optimizer.state[holder]}
+        losses = train(learner, SAVED_AT, END)
+        results.append((digest(weights[0]) == digest(weights[1]), states, losses))
+    return results
+
+
+def test_at_every_stage_another_optimizer_begins_anew_or_with_the_states_that_it_knows(
+    saved: tuple[dict[Placed, Any], list[dict[str, Any]]], folder: Path
+) -> None:
+    (first, *others) = run_distributed(resume_with_adamw, 1, folder, key(("muon", 2)))[0]
+    assert first[:2] == (True, {"step", "exp_avg", "exp_avg_sq"})
+    for weights, states, losses in others:  # beside the layers' matrices, which have none of these
+        assert (weights, states) == (True, set())
+        assert all(map(math.isfinite, losses))
 
 
 @pytest.mark.slow
