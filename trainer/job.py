@@ -161,6 +161,7 @@ class Job:
         setbacks = self.evaluations.setbacks(self.learners, self.state)
         self.recorder.held_out(self.state, scores, setbacks)
         self.learners.mark_finished(self.state.step, self._seconds)
+        self.state.seconds = self.seconds  # a run that resumes counts this evaluation too
 
     def verify_replicas(self) -> None:
         """Raise DivergenceError if the ranks' replicas differ."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 import weakref
 
 import pytest
@@ -21,6 +22,7 @@ from trainer.checkpoint.layout import full_state_dict
 from trainer.checkpoint.manifest import read_manifest
 from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import TrainingError
+from trainer.evaluation.evaluations import Evaluations
 from trainer.evaluation.finished import SavedLearners
 from trainer.learner_life import BudgetConfig, InitConfig, StartConfig, ThresholdConfig
 from trainer.learners.first_weights import model_state
@@ -35,6 +37,7 @@ from trainer.watch.guard import SPIKE, Guard, GuardConfig
 
 EVERYONE = ("teacher", "students/tinybert", "students/late")
 ALONE = ("copy", "tinybert", "late") if IS_THOROUGH else ("copy",)
+SLOW = 0.5  # seconds of an evaluation
 
 
 def students_of(job):
@@ -280,6 +283,24 @@ def test_a_run_that_resumes_at_its_end_keeps_the_scores_of_its_last_step(corpus,
     assert scores["teacher"]["metric"] == "accuracy"
     assert losses["teacher"][0] == 2
     assert again == (scores, losses)
+
+
+def slowly_scored(corpus, runs):
+    """The training time in a row of metrics, and in the checkpoint after a slow evaluation."""
+    score = Evaluations.run
+
+    def slow(*arguments):
+        time.sleep(SLOW)
+        return score(*arguments)
+
+    Evaluations.run = slow
+    folder = run(with_students(tiny_job(corpus, runs, "name=slow")), stop_after=2)
+    return metrics.read(folder.metrics)[1]["seconds"], state_at(folder, 2).seconds
+
+
+def test_training_time_counts_an_evaluation_also_if_the_run_stops_after_it(corpus, tmp_path):
+    ((row, stored),) = run_distributed(slowly_scored, 1, corpus, tmp_path)
+    assert stored >= row + SLOW
 
 
 def test_checkpoints_of_other_data_are_not_compared_with_the_one_that_was_forked(runs):
