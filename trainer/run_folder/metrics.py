@@ -126,7 +126,7 @@ def split_held_out(key: str) -> tuple[str, str, str] | None:
     return (corpus, learner, column) if val == "val" and learner else None
 
 
-def held_out(row: Row, learner: str, column: str) -> float | None:
+def held_out(row: Mapping[str, float], learner: str, column: str) -> float | None:
     """A learner's held-out score in a row, the mean over its corpora; None if it has none."""
     scores = [
         value
