@@ -3,6 +3,7 @@
 Each gloo group costs a rank one socket per other rank; each NCCL group costs GPU memory.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -10,7 +11,7 @@ import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -189,6 +190,37 @@ GLOO_GROUPS = 2  # on the CPU; on GPUs the training's group is NCCL's
 FILES = 512  # open files of a rank besides its sockets: shards, logs, libraries
 GRACE_SECONDS = 60.0  # time for a hanging rank to write its stacks before collectives time out
 ENDLESS = timedelta(days=365)
+SAME_GPU = "Duplicate GPU detected"  # what NCCL says when its ranks first meet
+
+
+@contextlib.contextmanager
+def named_meeting() -> Iterator[None]:
+    """Turn an error of ranks that connect in the block into a TrainingError that says where."""
+    try:
+        yield
+    except RuntimeError as error:
+        if SAME_GPU in str(error):
+            raise same_gpu() from error
+        reason = str(error).partition("\nException raised from")[0]  # and C++'s stack
+        reason = reason.rpartition("Last error:")[2].strip()
+        raise TrainingError(
+            f"rank {os.environ['RANK']} cannot meet the other ranks at {meeting_place()}: "
+            f"{reason}; see that this is rank 0's address, and name a network of all nodes in "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        ) from error
+
+
+def meeting_place() -> str:
+    """The address at which the ranks meet, which is rank 0's."""
+    return "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+
+
+def same_gpu() -> TrainingError:
+    """The error of a rank that has the GPU of another."""
+    return TrainingError(
+        f"rank {os.environ['RANK']} computes on the same GPU as another rank; start as many "
+        "ranks per node as it has GPUs, or show each rank its own GPU only"
+    )
 
 
 def allow_open_files(ranks: int) -> None:
@@ -230,6 +262,7 @@ def background_group() -> dist.ProcessGroup:
 
 @lru_cache(maxsize=1)
 def _beside(world: dist.ProcessGroup) -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=ENDLESS)
+    with named_meeting():
+        group = dist.new_group(backend="gloo", timeout=ENDLESS)
     assert isinstance(group, dist.ProcessGroup)
     return group

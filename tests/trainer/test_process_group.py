@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from datetime import timedelta
 from functools import partial
@@ -72,3 +73,43 @@ def test_the_limit_of_open_files_is_raised_to_what_is_needed():
         assert limits["new"] == (2 * 515 + FILES, 4096)
         with pytest.raises(TrainingError, match=r"4096 ranks need 8710 .* the limit is 4096"):
             allow_open_files(4096)
+
+
+def joining_fails(said):
+    """The message where NCCL says this as it connects the ranks, which it does as they join."""
+    from trainer.learners import engine
+
+    error = dist.DistBackendError(said)
+    with (
+        mock.patch.object(engine.deepspeed, "init_distributed", side_effect=error),
+        pytest.raises(TrainingError) as raised,
+    ):
+        engine.join_process_group()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("Duplicate GPU detected : rank 1 and rank 0", "rank 0 computes on the same GPU"),
+        (
+            "Bootstrap : no socket interface found",
+            r"rank 0 cannot meet the other ranks at \S+: Bootstrap : no socket interface found; see",
+        ),
+    ],
+)
+def test_ranks_that_nccl_cannot_connect_are_told_why(last, told):
+    said = f"NCCL error in: NCCLUtils.cpp:77\nLast error:\n{last}\nException raised from init\nat"
+    assert re.match(told, run_distributed(joining_fails, 1, said)[0])
+
+
+def a_network_that_is_not_there():
+    os.environ["GLOO_SOCKET_IFNAME"] = "no-such"
+    with pytest.raises(TrainingError) as raised:
+        background_group()
+    return str(raised.value)
+
+
+def test_a_network_that_is_not_there_is_told_in_a_line():
+    message = run_distributed(a_network_that_is_not_there, 1)[0]
+    assert re.search("cannot meet the other ranks at .* find address for: no-such; see", message)

@@ -29,7 +29,7 @@ from trainer.batch_config import bucket_size
 from trainer.checkpoint.layout import FROZEN, layout, refresh, set_masters, torch_optimizer
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.snapshot import AVERAGE
-from trainer.device import allow_open_files, own_device
+from trainer.device import allow_open_files, meeting_place, named_meeting, own_device
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import BACKWARD, FORWARD, STEP
@@ -274,7 +274,8 @@ def join_process_group() -> torch.device:
 
     The backend is gloo on CPUs and NCCL on GPUs. DeepSpeed's own entry point is not used, because
     it compiles a shared-memory extension on CPUs; its engines share the group that exists. Raises
-    TrainingError where the GPU cannot be used or the limit on open files is too low.
+    TrainingError where the GPU cannot be used, the limit on open files is too low, or the ranks
+    cannot connect.
     """
     device = own_device()
     if device.type == "cuda":
@@ -285,8 +286,8 @@ def join_process_group() -> torch.device:
         # probe every operator of DeepSpeed, each of which prints that there is no nvcc.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     allow_open_files(int(os.environ["WORLD_SIZE"]))
-    place = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
-    with work(f"meeting the other ranks at {place}", ticks=os.environ["RANK"] == "0"):
+    ticks = os.environ["RANK"] == "0"
+    with work(f"meeting the other ranks at {meeting_place()}", ticks=ticks), named_meeting():
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
     deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # else it creates a second, equal group

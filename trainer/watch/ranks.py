@@ -38,7 +38,7 @@ from torch import Tensor
 from configs.kinds import in_plugin
 from trainer.checkpoint.attempts import Attempt, Owner
 from trainer.checkpoint.layout import FROZEN, layout, torch_optimizer
-from trainer.device import background_group
+from trainer.device import SAME_GPU, background_group, same_gpu
 from trainer.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ FAILED = 1
 FIRST_EXIT_SECONDS = 3.0
 # What gloo says in a RuntimeError when the process at the other end is gone.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-SAME_GPU = "Duplicate GPU detected"  # what NCCL says when its ranks first meet
 SendHeartbeat = Callable[[], None]
 
 
@@ -115,10 +114,7 @@ def explained(error: Exception) -> Exception:
     Another rank has gone or has the same GPU, or a plugin is at fault.
     """
     if isinstance(error, dist.DistBackendError) and SAME_GPU in str(error):
-        return TrainingError(
-            f"rank {os.environ['RANK']} computes on the same GPU as another rank; start as many "
-            "ranks per node as it has GPUs, or show each rank its own GPU only"
-        )
+        return same_gpu()
     is_loss = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in LOST)
     )
