@@ -11,6 +11,8 @@ from unittest import mock
 from tests.gpu_kit.device import PretendedGpu, pretend_gpu
 from tests.gpu_kit.engine_step import deep_learner
 from tests.trainer import tiny
+from trainer.batches import to_micro_batches
+from trainer.checkpoint.layout import refresh
 from trainer.learners import zero
 from trainer.step import train_step
 
@@ -95,7 +97,10 @@ class ClockedGpu(PretendedGpu):
 
 
 def gathers_at_stage_3(steps: int) -> list[list[Read]]:
-    """The gathers of each step but the first, by a learner whose reductions overlap."""
+    """The gathers of each step but the first, by a learner whose reductions overlap.
+
+    Those of a forward pass after the weights have been written otherwise come last.
+    """
     pretend_gpu(ClockedGpu())
     learner = deep_learner(3, layers=3)
     assert learner.engine.zero_overlap_comm()
@@ -103,10 +108,13 @@ def gathers_at_stage_3(steps: int) -> list[list[Read]]:
     updates, reads = Clock(), []
     update = wrapper._reassign_or_swap_out_partitioned_parameters
 
-    def updating(group: int) -> None:
-        update(group)
+    def note() -> None:  # that partitions have been written
         stream = ClockedGpu.streams[-1]
         updates[stream.number] = stream.work()
+
+    def updating(group: int) -> None:
+        update(group)
+        note()
 
     def gathering(*arguments: Any) -> Any:
         stream = ClockedGpu.streams[-1]
@@ -121,4 +129,9 @@ def gathers_at_stage_3(steps: int) -> list[list[Read]]:
             reads.clear()
             train_step(learner, [], tiny.random_batch(1, 2), step)
             by_step.append([*reads])
-    return by_step[1:]
+        reads.clear()
+        wrapper.invalidate_secondary_tensor = note  # called next
+        refresh(learner.engine)
+        batch = next(iter(to_micro_batches(tiny.random_batch(1, 2), 2, learner.device)))
+        learner.evaluate(batch)
+    return [*by_step[1:], reads]

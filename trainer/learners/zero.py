@@ -168,7 +168,7 @@ def streamline(engine: DeepSpeedEngine) -> None:
     setattr(wrapper, f"{_STAGE_3}avg_scatter_grads", partial(_average_and_scatter, wrapper))
     if wrapper.persistent_parameters:
         first = wrapper.persistent_parameters[0]  # DeepSpeed has it gather them all
-        first.all_gather = partial(_gather_at_once, first)
+        first.all_gather = partial(_gather_at_once, wrapper, first)
     if wrapper.reduce_and_partition_stream is not None:
         _let_the_device_wait(wrapper.reduce_and_partition_stream)
 
@@ -240,11 +240,10 @@ def _step_at_stage_3(wrapper: Any) -> None:
         wrapper._reassign_or_swap_out_partitioned_parameters(group)
         wrapper._release_sub_group(group, untimed)
     wrapper._post_step(untimed)
-    _let_gathers_wait(wrapper)
 
 
 def _let_gathers_wait(wrapper: Any) -> None:
-    """Have the next step's gathers, on their own stream, wait for what this step writes.
+    """Have the layers' next gathers, on their own stream, wait for the weights written so far.
 
     DeepSpeed has the host wait for the device instead, at the end of its own `all_gather`.
     """
@@ -260,8 +259,12 @@ def _let_the_device_wait(stream: Any) -> None:
 
 
 @torch.no_grad()
-def _gather_at_once(first: Any, param_list: Sequence[Any] | None = None) -> None:
-    """Make partitioned parameters (None: `first`) whole, in one collective and not one for each."""
+def _gather_at_once(wrapper: Any, first: Any, param_list: Sequence[Any] | None = None) -> None:
+    """Make partitioned parameters (None: `first`) whole, in one collective and not one for each.
+
+    It is called whenever weights have been written: by a step, by loading, by their averages.
+    """
+    _let_gathers_wait(wrapper)
     missing = [p for p in param_list or [first] if _is_partitioned(p)]
     for parameter, gathered in zip(missing, _gathered(missing), strict=True):
         parameter.data = gathered
