@@ -164,7 +164,7 @@ class LearnerConfig(Section):
     compile: Annotated[
         bool | None,
         "Compile layers and losses with torch.compile; not at ZeRO stage 3. null: on GPUs, "
-        "where the model can, and Triton and a C compiler are installed.",
+        "where the model can, and Triton, a C compiler and Python's headers are installed.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:

@@ -212,3 +212,16 @@ def test_layers_are_compiled_on_gpus(monkeypatch, wanted, stage, device, has_tri
     config = dataclasses.replace(tiny.learner_configs((1,) * 3)[TEACHER], compile=wanted)
     config = dataclasses.replace(config, zero_stage=stage)
     assert is_compiled(config, torch.device(device)) == compiled
+
+
+@pytest.mark.parametrize("lacking", ["", "triton", "compiler", "headers"])
+def test_triton_needs_a_compiler_and_the_headers_of_python(monkeypatch, tmp_path, lacking):
+    """A GPU node with Debian's own Python, and gcc, has no Python.h: nothing would be compiled."""
+    if lacking != "headers":
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(module, "find_spec", lambda name: None if lacking == "triton" else name)
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.setattr(module.shutil, "which", lambda name: lacking != "compiler" or None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.delenv("CC", raising=False)
+    assert module.has_generator(torch.device("cuda", 0)) == (not lacking)

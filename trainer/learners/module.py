@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -337,7 +339,12 @@ def is_compiled(config: LearnerConfig, device: torch.device) -> bool:
 
 
 def has_generator(device: torch.device) -> bool:
-    """Whether Triton serves this GPU; it needs a C compiler for what launches its kernels."""
+    """Whether Triton serves this GPU.
+
+    What launches its kernels is compiled here: it needs a C compiler, and the headers of Python,
+    which Linux distributions leave out (python3-dev).
+    """
     compilers = os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang")
-    has_triton = find_spec("triton") is not None and any(compilers)
+    headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    has_triton = find_spec("triton") is not None and any(compilers) and headers.is_file()
     return has_triton and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
