@@ -373,3 +373,14 @@ def test_options_of_files_and_of_texts(bert, tmp_path, monkeypatch, words, code,
     assert done.exit_code == code, done.output
     assert message in done.stderr
     assert not list(tmp_path.iterdir()), "nothing is left"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "static"])
+def test_a_pass_is_waited_for_once_and_not_for_each_text(bert, monkeypatch, pooling):
+    copied, to_host = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: copied.append(x.shape) or to_host(x))
+    vocabulary = tokenization.load(bert)[1]
+    texts = [[np.arange(5, 5 + length)] for length in (3, 5, 4)]
+    vectors = fine_tuned.text_vectors(model.from_pretrained(bert), vocabulary, texts, pooling)
+    assert [vector.shape for vector in vectors] == [(16,)] * 3
+    assert copied == [(3, 16)]

@@ -99,14 +99,16 @@ def text_vectors(
             states = model.word_vectors(ids)
         else:
             states = model.encode(ids, segments, model.readable(padded)).last_hidden_state
+        pooled = []
         for row, tokens in zip(rows, states.float(), strict=True):
             of_text = tokens[: len(read[row][0])]
-            pooled = (
+            pooled.append(
                 of_text[0]
                 if pooling == CLS
                 else (of_text[1:-1] if pooling == STATIC else of_text).mean(0)
             )
-            vectors[row] = pooled.cpu()
+        for row, vector in zip(rows, torch.stack(pooled).cpu(), strict=True):  # one wait for all
+            vectors[row] = vector
     return vectors
 
 
