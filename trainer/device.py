@@ -239,12 +239,13 @@ def allow_open_files(ranks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def limit_waiting(hang_timeout_s: float) -> None:
-    """Make the timeout of training's collectives longer than the hang watch's.
+def limit_waiting(hang_timeout_s: float | None = None) -> None:
+    """Make the timeout of training's collectives longer than the hang watch's; None: there is none.
 
-    By default NCCL ends a process after 10 minutes, before the hang watch has written its stacks.
+    By default they end a process after 10 minutes: before the hang watch has written its stacks,
+    and before rank 0 has encoded the examples of a large file, for which the others wait.
     """
-    limit = timedelta(seconds=hang_timeout_s + GRACE_SECONDS)
+    limit = ENDLESS if hang_timeout_s is None else timedelta(seconds=hang_timeout_s + GRACE_SECONDS)
     distributed_c10d._set_pg_timeout(limit, dist.group.WORLD)
 
 

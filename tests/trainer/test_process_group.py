@@ -16,7 +16,14 @@ import torch.distributed as dist
 from tests.distributed import run_distributed
 from trainer.checkpoint.publication import Ranks
 from trainer.config import WatchConfig
-from trainer.device import FILES, GRACE_SECONDS, allow_open_files, background_group, limit_waiting
+from trainer.device import (
+    ENDLESS,
+    FILES,
+    GRACE_SECONDS,
+    allow_open_files,
+    background_group,
+    limit_waiting,
+)
 from trainer.errors import TrainingError
 
 
@@ -33,6 +40,17 @@ def test_collectives_wait_until_the_hang_watch_has_written_its_stacks():
     world, beside = run_distributed(timeouts, 1)[0]
     watch = timedelta(seconds=WatchConfig().hang_timeout_s)
     assert watch < world == watch + timedelta(seconds=GRACE_SECONDS) < beside
+
+
+def timeout_before_the_config_is_known():
+    from trainer.learners.engine import join_process_group
+
+    join_process_group()
+    return timeout_of(dist.group.WORLD)
+
+
+def test_ranks_wait_for_rank_0_as_long_as_it_encodes_examples():
+    assert run_distributed(timeout_before_the_config_is_known, 1)[0] == ENDLESS
 
 
 def descriptors():

@@ -29,7 +29,13 @@ from trainer.batch_config import bucket_size
 from trainer.checkpoint.layout import FROZEN, layout, refresh, set_masters, torch_optimizer
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.snapshot import AVERAGE
-from trainer.device import allow_open_files, meeting_place, named_meeting, own_device
+from trainer.device import (
+    allow_open_files,
+    limit_waiting,
+    meeting_place,
+    named_meeting,
+    own_device,
+)
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import BACKWARD, FORWARD, STEP
@@ -290,6 +296,7 @@ def join_process_group() -> torch.device:
     with work(f"meeting the other ranks at {meeting_place()}", ticks=ticks), named_meeting():
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     assert dist.is_initialized()
+    limit_waiting()  # until the config is known
     deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # else it creates a second, equal group
     watch_collectives()
     return device
