@@ -91,6 +91,10 @@ def _message(error: Exception) -> str | None:
         return _system_error(error)
     if isinstance(error, MemoryError):
         return f"out of memory: {str(error) or 'the machine has too little'}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
+        said = str(error).partition(" Of the allocated memory")[0]
+        remedy = "set CUDA_VISIBLE_DEVICES to another one, or to nothing for the CPU"
+        return f"{said.rstrip('.')}; end what else computes on that GPU, or {remedy}"
     return None
 
 

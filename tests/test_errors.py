@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import tandem as command_line
@@ -146,6 +147,12 @@ def test_what_the_system_refuses_is_one_line_with_its_path(tmp_path):
         FileExistsError(errno.EEXIST, "File exists", tmp_path): f"{tmp_path}: File exists",
         MemoryError(): "out of memory: the machine has too little",
         MemoryError("Unable to allocate 8 EiB"): "out of memory: Unable to allocate 8 EiB",
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 "
+            "GiB. Of the allocated memory 5.00 GiB is allocated by PyTorch"
+        ): "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 "
+        "GiB; end what else computes on that GPU, or set CUDA_VISIBLE_DEVICES to another one, or "
+        "to nothing for the CPU",
     }.items():
         assert one_line_for(error) == line
     assert one_line_for(BrokenPipeError(errno.EPIPE, "Broken pipe")) is None

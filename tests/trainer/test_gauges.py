@@ -133,6 +133,8 @@ def test_who_is_slow(busy, slow):
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),  # of the driver, not of torch's allocator
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
         MemoryError(),
     ],

@@ -48,8 +48,11 @@ from trainer.optimizers.shards import Shards, squared_norm
 BEGINNING, EVALUATION = "beginning", "evaluation"  # building weights and engine; scoring
 IN_MICRO_BATCHES = (FORWARD, BACKWARD, STEP, EVALUATION)
 
-# Torch's CPU allocator raises a plain RuntimeError with one of these in its message.
-CPU_WORDS = ("DefaultCPUAllocator", "not enough memory")
+# A RuntimeError of a CPU's or a GPU's allocator, driver or libraries has one of these words.
+MEMORY_WORDS = (
+    *("out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("DefaultCPUAllocator", "not enough memory"),
+)
 
 
 @contextlib.contextmanager
@@ -60,12 +63,10 @@ def named_for(section: str, config: LearnerConfig, part: str, micro_batch: int) 
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise _explained(section, config, part, micro_batch) from error
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in CPU_WORDS):
-            raise
-        raise _explained(section, config, part, micro_batch) from error
+        if isinstance(error, MemoryError) or any(words in str(error) for words in MEMORY_WORDS):
+            raise _explained(section, config, part, micro_batch) from error
+        raise
 
 
 def _explained(section: str, config: LearnerConfig, part: str, micro_batch: int) -> TrainingError:
