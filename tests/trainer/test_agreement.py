@@ -16,6 +16,7 @@ from model import EncoderConfig, build, save_pretrained
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_token_tasks import conll, dream, squad
+from trainer.batch_config import BatchConfig
 from trainer.config import EvaluationConfig, JobConfig
 from trainer.evaluation.final_scores import agreement
 from trainer.evaluation.held_out import ValidationSet
@@ -32,9 +33,9 @@ def validation(corpus) -> ValidationSet:
     data = DataConfig(path=str(corpus), sequence_length=32)
     evaluation = EvaluationConfig(sequences=16)
     teacher = LearnerConfig(objective=ObjectiveConfig(mlm=MaskedLanguageModelling()))
-    return ValidationSet(
-        JobConfig("job", data, teacher, 1, evaluation=evaluation), open_corpora(data)
-    )
+    batch = BatchConfig(micro_batch=8, micro_tokens=4 * 32)
+    job = JobConfig("job", data, teacher, 1, evaluation=evaluation, batch=batch)
+    return ValidationSet(job, open_corpora(data))
 
 
 def small(seed: int, **sizes: int):
@@ -47,7 +48,7 @@ def small(seed: int, **sizes: int):
 @torch.no_grad()
 def test_agreement_is_that_of_the_whole_logits(validation):
     student, teacher = small(1, hidden_size=16), small(2)
-    found = agreement(student, teacher, validation, 4, CPU)
+    found = agreement(student, teacher, validation, CPU)
     ours, theirs = [], []
     for batch in next(iter(validation.corpora.values())).batches():
         chosen = torch.from_numpy(batch.labels()) >= 0
@@ -65,13 +66,24 @@ def test_agreement_is_that_of_the_whole_logits(validation):
 
 def test_a_model_agrees_with_itself(validation):
     teacher = small(2)
-    found = agreement(teacher, teacher, validation, 8, CPU)
+    found = agreement(teacher, teacher, validation, CPU)
     assert found.top_1 == 1.0
     assert found.kl == pytest.approx(0.0, abs=1e-6)
 
 
 def test_vocabularies_of_two_sizes_are_not_compared(validation):
-    assert agreement(small(1, vocab_size=608), small(2), validation, 8, CPU) is None
+    assert agreement(small(1, vocab_size=608), small(2), validation, CPU) is None
+
+
+def test_no_more_tokens_are_scored_at_once_than_are_trained_on(validation):
+    rows = []
+
+    def score(batch):
+        rows.append(len(batch.input_ids))
+        return ()
+
+    validation.evaluate(score, (), CPU)
+    assert set(rows) == {4}
 
 
 def test_held_out_sequences_have_one_masking_rate(corpus):

@@ -73,7 +73,7 @@ def scores(job: JobConfig) -> dict[str, float | None]:
     validation = ValidationSet(job, {"": Corpus.open(job.data.path)})
     device = torch.device("cpu")
     return dict(
-        validation.evaluate(lambda one: score(model, one, metrics), metrics, 8, device).overall
+        validation.evaluate(lambda one: score(model, one, metrics), metrics, device).overall
     )
 
 

@@ -206,7 +206,6 @@ def score_examples(
     examples: ValidationSet,
     metrics: Metrics,
     read: Callable[[MicroBatch], MicroBatch],
-    micro_batch: int,
     breakdown: Breakdown | None = None,
     teacher_of: Callable[[str], Model] | None = None,
 ) -> Scores:
@@ -229,4 +228,4 @@ def score_examples(
         return readings
 
     device = next(model.parameters()).device
-    return examples.evaluate(of_batch, metrics, micro_batch, device)
+    return examples.evaluate(of_batch, metrics, device)

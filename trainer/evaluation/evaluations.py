@@ -81,11 +81,11 @@ class Evaluations:
         self, learner: Learner, scorer: Scorer, trained: Collection[str], step: int
     ) -> Scores:
         """The scores of a learner with the weights that it has now, after `step` steps."""
-        data, size = self._config.data, self._config.batch.micro_batch
+        data = self._config.data
         last = batch_number(max(step - 1, 0), self._config.rollback)
         next_tokens = data.scores_next_tokens_at(last)
         where = (self._device, dist.get_rank(), dist.get_world_size(), next_tokens)
-        scores = self._validation.evaluate(scorer, learner.metrics, size, *where)
+        scores = self._validation.evaluate(scorer, learner.metrics, *where)
         shown = scores.of_trained_heads(learner.metrics, trained, data.tasks)
         return shown.of_next_tokens() if next_tokens else shown
 

@@ -17,7 +17,7 @@ from configs.progress import Work, work
 from data_pipeline import DEFAULT_VIEW, MASKED, Corpus
 from model import Model, describe
 from model.protocol import NOTHING
-from trainer.batches import MicroBatch, to_device, to_micro_batches
+from trainer.batches import MicroBatch, to_device
 from trainer.config import JobConfig
 from trainer.device import own_device
 from trainer.evaluation.breakdown import Breakdown, score_examples
@@ -50,7 +50,6 @@ def agreement(
     student: Model,
     teacher: Model,
     validation: ValidationSet,
-    micro_batch: int,
     device: torch.device,
     views: tuple[str, str] = (DEFAULT_VIEW, DEFAULT_VIEW),
 ) -> Agreement | None:
@@ -64,7 +63,7 @@ def agreement(
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for corpus in validation.corpora.values():
         for batch in corpus.batches():
-            for micro in to_micro_batches(batch, micro_batch, device):
+            for micro in validation.micro_batches(batch, device):
                 student_batch, teacher_batch = map(micro.view, views)
                 if MASKED in student_batch.targets:
                     sums += _compare(student, teacher, student_batch, teacher_batch)
@@ -272,10 +271,8 @@ class _Measurement:
         breakdown: Breakdown | None = None,
     ) -> Scores:
         self.told.begin(f"scoring {name.removeprefix('students/')}")
-        micro_batch, read = self.saved.job.batch.micro_batch, self._reader(name)
-        return score_examples(
-            model, examples, metrics, read, micro_batch, breakdown, self._teacher_of
-        )
+        read = self._reader(name)
+        return score_examples(model, examples, metrics, read, breakdown, self._teacher_of)
 
     def _teacher_of(self, name: str) -> Model:
         """The model of a teacher, with which metrics compare."""
@@ -331,8 +328,7 @@ class _Measurement:
         if not (aligns(job, *views) and config.predicts_tokens_of(teacher)):
             return None
         self.told.begin(f"comparing {name.removeprefix('students/')} with the teacher")
-        both, micro_batch = (model, self.teacher), job.batch.micro_batch
-        comparison = agreement(*both, self.validation, micro_batch, self.device, views)
+        comparison = agreement(model, self.teacher, self.validation, self.device, views)
         return None if comparison is None else dataclasses.asdict(comparison)
 
     def _speed(self, name: str, model: Model) -> dict[str, float]:

@@ -133,7 +133,6 @@ class ValidationSet:
         self,
         score: Scorer,
         metrics: Sequence[Metric[Any]],
-        micro_batch: int,
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
@@ -147,7 +146,7 @@ class ValidationSet:
         tallies = {name: Tally(metrics, device) for name in corpora}
         for name, corpus in corpora.items():
             for batch in corpus.batches(rank, world_size):
-                for micro in to_micro_batches(batch, micro_batch, device):
+                for micro in self.micro_batches(batch, device):
                     tallies[name].add(score(micro))
         if world_size > 1:
             share_over_ranks([*tallies.values()])
@@ -156,6 +155,11 @@ class ValidationSet:
             (scores,) = by_corpus.values()
             return Scores(scores, by_corpus)
         return Scores(joined([*tallies.values()], device).finish(), by_corpus)
+
+    def micro_batches(self, batch: Batch, device: torch.device) -> Iterator[MicroBatch]:
+        """Cut a batch into what the job has on one rank at a time."""
+        data, limits = self._config.data, self._config.batch
+        return to_micro_batches(batch, limits.micro_rows(data.sequence_length), device)
 
     def sample(self) -> Batch:
         """Some sequences for measuring speed."""

@@ -93,9 +93,8 @@ class LabelledExamples:
         self, model: Model, metrics: Metrics, breakdown: Breakdown | None = None
     ) -> dict[str, float]:
         """The model's scores by column, without undefined ones."""
-        view, size = self.job.teacher.form, self.job.batch.micro_batch
-        read = methodcaller("view", view)
-        scores = score_examples(model, self._validation, metrics, read, size, breakdown)
+        read = methodcaller("view", self.job.teacher.form)
+        scores = score_examples(model, self._validation, metrics, read, breakdown)
         return {name: value for name, value in scores.overall.items() if value is not None}
 
 
