@@ -132,7 +132,7 @@ def connection_fault(ranks: Ranks, gpus: int) -> Fault | None:
             store.set(f"missed/{ranks.rank}", " ".join(map(str, missed)))
             reports = _wait(store, ranks, "missed", deadline)
     except (RuntimeError, OSError) as error:
-        return "cut", f"cannot reach {where}: {str(error).splitlines()[0]}"
+        return "cut", f"cannot reach {where}: {_reason(error)}"
     fault = reports and reachability_fault(ranks.rank, present, reports)
     return fault or _sum_fault(store, ranks, gpus)
 
@@ -220,7 +220,12 @@ def _sum_fault(store: dist.TCPStore, ranks: Ranks, gpus: int) -> Fault | None:
         dist.barrier()  # rank 0 holds the store
         dist.destroy_process_group()
     except RuntimeError as error:
-        return "cut", f"all-reduce failed: {str(error).splitlines()[0]}"
+        return "cut", f"all-reduce failed: {_reason(error)}"
     if totals == {ranks.world_size}:
         return None
     return "cut", f"all-reduce gave {min(totals)} of {ranks.world_size}"
+
+
+def _reason(error: Exception) -> str:
+    """The last line of a message, above C++'s stack: there NCCL says what has failed."""
+    return str(error).partition("\nException raised from")[0].splitlines()[-1]

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -103,6 +104,21 @@ def test_an_interface_that_is_not_there(monkeypatch):
     assert "no interface ib7" in fault[1]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert preflight.own_address("192.0.2.1") == "127.0.0.1"
+
+
+def test_what_nccl_says_last_is_the_reason(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    said = (
+        "NCCL error in: NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.3\n"
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+        "Last error:\nsocketPollConnect: connect to 10.0.0.2<4711> returned Connection refused\n"
+        "Exception raised from checkForNCCLErrors at NCCLUtils.cpp (most recent call first):\nat"
+    )
+    failing = mock.Mock(side_effect=preflight.dist.DistBackendError(said))
+    monkeypatch.setattr(preflight.dist, "init_process_group", failing)
+    fault = preflight.connection_fault(Ranks(0, 1, 0, 1, 0, "127.0.0.1", free_port()), 0)
+    refused = "socketPollConnect: connect to 10.0.0.2<4711> returned Connection refused"
+    assert fault == ("cut", f"all-reduce failed: {refused}")
 
 
 def test_an_address_that_every_node_has_is_the_fault_of_none(monkeypatch):
