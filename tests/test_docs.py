@@ -169,6 +169,8 @@ class Walk:
             )
             self.wait_for_steps(self.folder / "runs/live/metrics.jsonl")
             return
+        if "name=live" in words:  # it has stopped later than the shrunk job ends
+            argv += [f"steps={int(self.last_step('runs/live')) + 12}"]
         done = subprocess.run(
             argv,
             cwd=self.folder,

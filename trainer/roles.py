@@ -288,7 +288,8 @@ def _conflicts_of_copied_layers(
 def _depths_at_start(start: StartConfig, teacher: LearnerConfig) -> list[int]:
     """How many layers the teacher may have when a student joins; stacking lets them grow."""
     is_known = start.teacher is None and start.fraction is None
-    steps = [start.step] if is_known else [0, *teacher.stacking.steps]
+    growths = [] if is_known else [step for step in teacher.stacking.steps if step > start.step]
+    steps = [start.step, *growths]
     return [teacher.stacking.layers_at(step, teacher.model.layers) for step in steps]
 
 

@@ -1,6 +1,7 @@
 """Between our models and those of `transformers`: configurations, states and task heads."""
 
 import dataclasses
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +30,7 @@ from model.model_config import ModelConfig
 from model.task_head_config import TaskHeadConfig
 
 Config = TypeVar("Config", bound=ModelConfig)
+_log = logging.getLogger(__name__)
 _TRANSFORM = ".transform."
 FAMILIES: tuple[Family, ...] = (
     *(BERT, ROBERTA, DISTILBERT, ALBERT),
@@ -242,7 +244,8 @@ def from_transformers(
 ) -> tuple[EncoderConfig, dict[str, Tensor]]:
     """The configuration and the state of what `transformers` wrote.
 
-    Raises ModelError, naming a key or a tensor, for what is no model of the families.
+    A head that is not read is named in a warning. Raises ModelError, naming a key or a tensor, for
+    what is no model of the families.
     """
     if all(name.startswith(_WRAPPER) for name in weights):
         weights = {name.removeprefix(_WRAPPER): tensor for name, tensor in weights.items()}
@@ -259,6 +262,8 @@ def from_transformers(
     missing = [name for name in names.values() if name not in tensors]
     if missing:
         raise ModelError(f"the weights have no {missing[0]}; import a whole checkpoint")
+    if note := task_heads.unread_head(theirs, tensors, family.forms):
+        _log.warning("%s", note)
     return config, {ours: tensors[name] for ours, name in names.items()}
 
 

@@ -1,7 +1,6 @@
 """Task heads in the form of `transformers`: its classes, their tensors, and their labels."""
 
 import dataclasses
-import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ ENDINGS = {
     DETECTION: "ForPreTraining",
 }
 _POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
-_log = logging.getLogger(__name__)
 VECTOR_KEY = (
     "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
 )
@@ -85,21 +83,15 @@ def read_task_heads(
     """The head of a fine-tuned model: of the kind that `architectures` says, if it has weights.
 
     `transformers` does not use the task's name; Tandem writes it as ``finetuning_task``. A vector
-    head has no weights, and is written under a key of its own. A head without a form is left out,
-    and named in a warning.
+    head has no weights, and is written under a key of its own. A head without a form is left out
+    (`unread_head`).
     """
     if VECTOR_KEY in theirs:
         name = _head_name(theirs, VECTOR)
         return {name: TaskHeadConfig(VECTOR, transform="none", **theirs[VECTOR_KEY])}
-    kind = DETECTION if DETECTOR.weight in names else _kind(theirs)
+    kind = _kind(theirs, names)
     form = forms.get(kind)
     if form is None or form.weight not in names:
-        if kind not in ("", DETECTION):
-            what = theirs["architectures"][0]
-            _log.warning("%s: its head has no counterpart here; the encoder alone is read", what)
-        elif unread := sorted({form.weight for form in forms.values()}.intersection(names)):
-            why = "since architectures in config.json names no class that has it"
-            _log.warning("%s is not read, %s", unread[0], why)
         return {}
     labels = _labels(theirs)
     ordered = [labels[number] for number in sorted(labels)] if kind in LABELLED else []
@@ -110,6 +102,21 @@ def read_task_heads(
     if kind == DETECTION:  # whose class has no dropout
         head = dataclasses.replace(head, dropout=0.0)
     return {_head_name(theirs, kind): head}
+
+
+def unread_head(
+    theirs: Mapping[str, Any], names: Collection[str], forms: Mapping[str, HeadForm]
+) -> str:
+    """A line about a fine-tuned model's head that `read_task_heads` leaves out; empty if none."""
+    kind = _kind(theirs, names)
+    if VECTOR_KEY in theirs or (kind in forms and forms[kind].weight in names):
+        return ""
+    if kind not in ("", DETECTION):
+        what = theirs["architectures"][0]
+        return f"{what}: its head has no counterpart here; the encoder alone is read"
+    unread = sorted({form.weight for form in forms.values()}.intersection(names))
+    why = "since architectures in config.json names no class that has it"
+    return f"{unread[0]} is not read, {why}" if unread else ""
 
 
 def _head_name(theirs: Mapping[str, Any], kind: str) -> str:
@@ -129,7 +136,9 @@ def _unnamed(count: int) -> dict[int, str]:
     return {number: f"LABEL_{number}" for number in range(count)}
 
 
-def _kind(theirs: Mapping[str, Any]) -> str:
+def _kind(theirs: Mapping[str, Any], names: Collection[str]) -> str:
+    if DETECTOR.weight in names:
+        return DETECTION
     classes = theirs.get("architectures") or [""]
     kinds = [kind for kind, ending in ENDINGS.items() if str(classes[0]).endswith(ending)]
     if REGRESSION in kinds:

@@ -100,7 +100,12 @@ def test_a_copy_of_pre_norm_layers_begins_with_the_first(layers):
 
 @pytest.mark.parametrize(
     ("start", "may_start"),
-    [("{step: 10, teacher: null}", True), ("{step: 9, teacher: null}", False), ("{}", False)],
+    [
+        ("{step: 10, teacher: null}", True),
+        ("{step: 9, teacher: null}", False),
+        ("{step: 10}", True),  # or later, with the demo's threshold
+        ("{}", False),
+    ],
 )
 def test_a_copy_of_a_growing_teacher_is_judged_by_its_layers_when_it_starts(start, may_start):
     growing = [
