@@ -24,10 +24,13 @@ from tests.thorough import IS_THOROUGH
 from tests.trainer import jobs, tiny
 from trainer.batch_config import StepShape
 from trainer.batches import to_device
+from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
 from trainer.learners.module import build_module
+from trainer.lifecycle.continuity import accepted_changes
+from trainer.lifecycle.forking import fork
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.terms.states import HiddenMSE
 from trainer.replaced_tokens import REPLACED, replaced
@@ -284,6 +287,30 @@ def test_a_resumed_job_has_the_same_bits_and_exports_both_models(of, exported, c
     for learner, kind in zip(("teacher", GENERATOR), exported, strict=True):
         _, told = kind.from_pretrained(exports / Path(learner).name, output_loading_info=True)
         assert not told["missing_keys"], learner
+
+
+SIZES = "hidden_size: 32, ffn_size: 64, vocab_size: 600, max_positions: 32, layers: 2, heads: 4"
+SHARING = [
+    "steps=2", "students=null", f"students.gen={{model: {{{SIZES}}}, objective: {{mlm: {{}}}}}}",
+    f"students.disc={{model: {{{SIZES}, mlm_head: false}}, objective: {{rtd: {{}}}}, "
+    "generator: gen, embedding_sharing: disentangled}",
+]  # fmt: skip
+
+
+def trained_with_a_table(corpus, runs):
+    return str(jobs.run(jobs.tiny_job(corpus, runs, *SHARING)).path)
+
+
+def test_a_table_stays_with_the_embedding_to_which_it_is_added(corpus, tmp_path):
+    run = RunFolder(Path(run_distributed(trained_with_a_table, 1, corpus, tmp_path)[0]))
+    assert not fork(run, 2, "longer", ["steps=4"]).begin_anew
+    other = "students.disc.generator=teacher"
+    assert fork(run, 2, "other", [other]).begin_anew == ["students/disc"]
+    both = fork(run, 2, "narrow", ["students.gen.model.ffn_size=32"]).begin_anew
+    assert {*both} == {"students/gen", "students/disc"}
+    before, now = (jobs.tiny_job(corpus, tmp_path, *SHARING, *more) for more in ([], [other]))
+    with pytest.raises(TrainingError, match=r"^students\.disc\.generator: .* would not fit"):
+        accepted_changes(before, now, {}, {}, 2)
 
 
 BESIDE = "students.other={model: {base: electra_small}, objective: %s, generator: %s}"

@@ -20,7 +20,7 @@ from torch import Size
 import configs
 from trainer.config import JobConfig
 from trainer.errors import TrainingError
-from trainer.learner_config import LearnerConfig
+from trainer.learner_config import DISENTANGLED, LearnerConfig
 from trainer.learner_names import section_of
 from trainer.learners.module import build_objective
 
@@ -206,6 +206,7 @@ def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> Non
 def changes(before: JobConfig, now: JobConfig) -> Iterator[Change]:
     """Every key with different values, in the order of the schema."""
     reshaped = [f"students.{name}.objective.*" for name in _reshaped_objectives(before, now)]
+    reshaped += [f"{section_of(name)}.generator" for name in _sharing(before) & _sharing(now)]
     policy = (*_free(before, now), *POLICY, *((pattern, SHAPE) for pattern in reshaped))
     if not now.data.has_examples:  # of a task's examples the content is compared
         policy = ("*s.*.tokenizer", TOKENS), *policy
@@ -221,6 +222,12 @@ def _free(before: JobConfig, now: JobConfig) -> Iterator[tuple[str, None]]:
         old, new = before.learners[name].model, now.learners[name].model
         for key in {*old.free_keys} & {*new.free_keys}:
             yield f"{section_of(name)}.model.{key}", None
+
+
+def _sharing(job: JobConfig) -> set[str]:
+    """The learners with a table that is added to the word embedding of their generator."""
+    learners = job.learners.items()
+    return {name for name, learner in learners if learner.embedding_sharing == DISENTANGLED}
 
 
 def _plain(job: JobConfig) -> dict[str, Any]:

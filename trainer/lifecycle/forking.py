@@ -28,6 +28,7 @@ from trainer.checkpoint.reader import Checkpoint, missing
 from trainer.config import JobConfig
 from trainer.errors import CheckpointError, TrainingError
 from trainer.job_data.examples import tasks_of, with_examples
+from trainer.learner_config import DISENTANGLED
 from trainer.learner_names import TEACHER
 from trainer.learners.state import LearnerState
 from trainer.lifecycle.continuity import SHAPE, Change, changes, told
@@ -139,6 +140,10 @@ def _that_come_along(checkpoint: Checkpoint, before: JobConfig, now: JobConfig) 
         for change in changes(before, now)
         if change.refusal == SHAPE
     }
+    for name, learner in now.learners.items():
+        # Its table would be added to the embedding of a generator that begins anew.
+        if learner.embedding_sharing == DISENTANGLED and learner.generator_name in reshaped:
+            reshaped[name] = reshaped[learner.generator_name]
     if TEACHER in reshaped:
         raise TrainingError(
             f"{reshaped[TEACHER]}: a fork keeps its teacher's shape; start another run"
