@@ -7,6 +7,7 @@ number of ranks.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -48,8 +49,8 @@ class Metric(ABC, Generic[Outputs]):
         """The readings of zero batches."""
 
     @abstractmethod
-    def joined(self, first: Tensor, second: Tensor) -> Tensor:
-        """The readings of both sets of batches together."""
+    def joined(self, readings: Sequence[Tensor]) -> Tensor:
+        """The readings of several sets of batches together; the first one decides the dtype."""
 
     @abstractmethod
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -68,8 +69,8 @@ class SummedMetric(Metric[Outputs]):
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(self.size, dtype=torch.float64, device=device)
 
-    def joined(self, first: Tensor, second: Tensor) -> Tensor:
-        return first + second
+    def joined(self, readings: Sequence[Tensor]) -> Tensor:
+        return functools.reduce(torch.add, readings)
 
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
         sums = torch.stack(list(parts))
@@ -85,8 +86,8 @@ class GatheredMetric(Metric[Outputs]):
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(0, self.width, dtype=torch.float64, device=device)
 
-    def joined(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.cat([first, second.to(first)])
+    def joined(self, readings: Sequence[Tensor]) -> Tensor:
+        return torch.cat([rows.to(readings[0]) for rows in readings])
 
     def over_ranks(self, parts: Sequence[Tensor]) -> list[Tensor]:
         everyone: list[Any] = [None] * dist.get_world_size()
@@ -114,38 +115,49 @@ class PairedMetric(GatheredMetric[Outputs]):
 
 
 class Tally:
-    """The readings of several metrics over some batches."""
+    """The readings of several metrics over some batches, which are joined when they are read."""
 
     def __init__(self, metrics: Sequence[Metric[Any]], device: torch.device) -> None:
         self.metrics = metrics
-        self.parts = [metric.empty(device) for metric in metrics]
+        self._read = [[metric.empty(device)] for metric in metrics]
 
     def add(self, readings: Sequence[Tensor]) -> None:
         """Add a batch: each metric's readings of it."""
-        self.parts = [
-            metric.joined(part, reading)
-            for metric, part, reading in zip(self.metrics, self.parts, readings, strict=True)
-        ]
+        for read, reading in zip(self._read, readings, strict=True):
+            read.append(reading)
+
+    def totals(self) -> list[Tensor]:
+        """The readings of all batches, by each metric."""
+        pairs = zip(self.metrics, self._read, strict=True)
+        self.replace([metric.joined(read) for metric, read in pairs])
+        return [total for (total,) in self._read]
+
+    def replace(self, totals: Sequence[Tensor]) -> None:
+        """Have these readings by each metric, in place of all others."""
+        self._read = [[total] for total in totals]
 
     def finish(self) -> dict[str, float]:
         """The scores of all metrics, by column."""
         scores: dict[str, float] = {}
-        for metric, part in zip(self.metrics, self.parts, strict=True):
-            scores |= metric.finish(part)
+        for metric, total in zip(self.metrics, self.totals(), strict=True):
+            scores |= metric.finish(total)
         return scores
 
 
 def share_over_ranks(tallies: Sequence[Tally]) -> None:
     """Replace each tally by the sum over all ranks. All have the same metrics. Collective."""
+    parts = [tally.totals() for tally in tallies]
     for number, metric in enumerate(tallies[0].metrics if tallies else ()):
-        totals = metric.over_ranks([tally.parts[number] for tally in tallies])
-        for tally, part in zip(tallies, totals, strict=True):
-            tally.parts[number] = part
+        totals = metric.over_ranks([part[number] for part in parts])
+        for part, total in zip(parts, totals, strict=True):
+            part[number] = total
+    for tally, part in zip(tallies, parts, strict=True):
+        tally.replace(part)
 
 
 def joined(tallies: Sequence[Tally], device: torch.device) -> Tally:
     """One tally of the batches of all `tallies`, which have the same metrics."""
     total = Tally(tallies[0].metrics, device)
     for tally in tallies:
-        total.add(tally.parts)
+        total.add(tally.totals())
     return total
