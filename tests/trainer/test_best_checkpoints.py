@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +27,8 @@ from tests.trainer.test_sentence_tasks import (  # noqa: F401 - a fixture
 from trainer.checkpoint.attempts import published
 from trainer.config import JobConfig
 from trainer.evaluation.finished import SavedLearners
+from trainer.learners.state import JobState, LearnerState
+from trainer.lifecycle.in_progress import Saving
 from trainer.run_folder import metrics
 from trainer.run_folder.folder import RunFolder
 
@@ -153,6 +157,21 @@ def test_students_of_a_frozen_teacher_stop_when_they_do_not_get_better(job, run,
     results = [json.loads((Path(path) / "evaluation.json").read_text()) for path in (one, two.path)]
     facts = [{name: of["step"] for name, of in one["learners"].items()} for one in results]
     assert facts[0] == facts[1]
+
+
+def test_a_new_best_is_saved_also_while_a_learner_skips_steps(tmp_path) -> None:
+    words = ["evaluation.final=best", "checkpoint.every=2"]
+    state, learner = JobState(""), SimpleNamespace(counters=LearnerState(0))
+    bests = {"has_best_at": lambda step: step == 3, "has_finished_at": lambda step: False}
+    learners: Any = SimpleNamespace(teacher=learner, active=[], **bests)
+    nothing: Any = None
+    around = nothing, nothing, learners, state, nothing, nothing
+    saving = Saving(jobs.tiny_job(tmp_path, tmp_path, *words), *around)
+    due = {}
+    for learner.counters.guard.in_a_row in (0, 1):
+        for state.step in (1, 2, 3):
+            due[learner.counters.guard.in_a_row, state.step] = saving.is_due(requested=False)
+    assert [key for key in due if due[key]] == [(0, 2), (0, 3), (1, 3)]
 
 
 @pytest.mark.parametrize(

@@ -49,17 +49,17 @@ class Saving:
     def is_due(self, requested: bool) -> bool:
         """Whether to save: as the config says, on request, or when a learner has finished.
 
-        While a learner skips steps, save on request only: a rollback needs the checkpoint before
-        them.
+        While a learner skips steps, save a new best and on request only: a rollback needs the
+        checkpoint before them.
         """
         learners, step = self._learners, self._state.step
+        is_wanted = requested or (self._saves_best and learners.has_best_at(step))
         active = [learners.teacher, *learners.active]
         if any(learner.counters.is_skipping for learner in active):
-            return requested
+            return is_wanted
         return (
-            requested
+            is_wanted
             or learners.has_finished_at(step)
-            or (self._saves_best and learners.has_best_at(step))
             or step // self._every > self._saved_at // self._every
         )
 
