@@ -6,12 +6,18 @@
 The method is that of the example `run_mlm`: lines joined and cut into full rows, 15% of the tokens
 masked anew in each pass, `BertForMaskedLM` with its own loss, AdamW (fused), gradients clipped at
 norm 1, a linear decay after a warm-up. Nothing here comes from Tandem.
+
+After SIGTERM the state is saved in OUT.pt, and the exit code is 75. The same command then goes on
+from there, with a new pass over the rows.
 """
 
 from __future__ import annotations
 
 import random
 import resource
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -88,7 +94,9 @@ def main(
     seed: int,
 ) -> None:
     """Train a model on a text until the process has used its processor time."""
-    set_seed(seed)
+    state = Path(f"{out}.pt")
+    saved = torch.load(state) if state.exists() else None
+    set_seed(seed + (saved["step"] if saved else 0))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
     if not rows.exists():
         np.save(rows, packed(tokenizer, text.read_text(encoding="utf-8")))
@@ -100,7 +108,10 @@ def main(
     }
     model = ARCHITECTURES[architecture](special)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask)
-    train(model, batches(np.load(rows), collator, batch), rate, cpu_seconds)
+    stopped = train(model, batches(np.load(rows), collator, batch), rate, cpu_seconds, saved)
+    if stopped is not None:
+        torch.save(stopped, state)
+        sys.exit(75)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
@@ -123,21 +134,35 @@ def batches(
 
 
 def train(
-    model: PreTrainedModel, data: Iterator[dict[str, torch.Tensor]], rate: float, budget: float
-) -> None:
-    """Train in place until the process has used `budget` seconds; the rate follows their fraction.
+    model: PreTrainedModel,
+    data: Iterator[dict[str, torch.Tensor]],
+    rate: float,
+    budget: float,
+    saved: dict[str, Any] | None,
+) -> dict[str, Any] | None:
+    """Train in place until `budget` seconds are used; the rate follows their fraction.
 
-    So the decay ends when the budget does, however fast the machine is.
+    So the decay ends when the budget does, however fast the machine is. `saved` is the state of an
+    earlier sitting; after SIGTERM such a state is the result, and otherwise None.
     """
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=rate, fused=True)
+    begun, seconds, first = used(), 0.0, 0
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        begun, seconds, first = saved["begun"], saved["seconds"], saved["step"]
+    is_stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_stopped.set())
     model.train()
-    begun = used()
-    for step, batch in enumerate(data):
-        if (now := used()) >= budget:
-            break
+    for step, batch in enumerate(data, first):
+        if (now := seconds + used()) >= budget:
+            return None
+        if is_stopped.is_set():
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            return {**states, "begun": begun, "seconds": now, "step": step}
         progress = (now - begun) / (budget - begun)
         for group in optimizer.param_groups:
             group["lr"] = rate * min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
@@ -148,6 +173,7 @@ def train(
         optimizer.zero_grad()
         if step % 25 == 0:
             click.echo(f"step {step}, {now:.0f} s: loss {loss.item():.3f}")
+    return None
 
 
 def used() -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -247,15 +249,46 @@ def test_the_seconds_of_a_run_that_stopped_and_resumed_add_up(tmp_path):
     assert not stopped.exists()
 
 
-def test_the_baseline_stops_at_its_budget_and_can_be_scored(tmp_path, folder):
+def baseline(tmp_path, folder, budget):
+    """Run the baseline until this process has used `budget` seconds, earlier sittings included."""
     text = tmp_path / "text.txt"
     text.write_text("\n".join(LINES * 4))
-    budget = leaderboard_baseline.used() + 0.6
     words = [
         f"--tokenizer={folder}", f"--text={text}", f"--rows={tmp_path / 'rows.npy'}",
         f"--out={tmp_path / 'out'}", f"--cpu-seconds={budget}", "--batch=2",
     ]  # fmt: skip
-    done = CliRunner().invoke(leaderboard_baseline.main, [*words, "--architecture=modernbert"])
+    return CliRunner().invoke(leaderboard_baseline.main, [*words, "--architecture=modernbert"])
+
+
+@pytest.fixture
+def sigterm():
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_the_baseline_stops_on_request_and_goes_on(tmp_path, folder, monkeypatch):
+    def stop(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", stop)
+    states = []
+    for _ in range(2):
+        stopped = baseline(tmp_path, folder, 1e6)
+        assert stopped.exit_code == 75, stopped.output
+        states.append(torch.load(tmp_path / "out.pt"))
+    first, second = states
+    assert (first["step"], second["step"]) == (1, 2)
+    assert second["seconds"] > first["seconds"] > second["begun"] == first["begun"]
+    moments = [state["optimizer"]["state"][0]["step"] for state in states]
+    assert moments == [1, 2]
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_the_baseline_stops_at_its_budget_and_can_be_scored(tmp_path, folder):
+    budget = leaderboard_baseline.used() + 0.6
+    done = baseline(tmp_path, folder, budget)
     assert done.exit_code == 0, done.output
     assert budget <= leaderboard_baseline.used() < budget + 2
     assert entered(tmp_path, tmp_path / "out").exit_code == 0
