@@ -248,7 +248,7 @@ def training_groups(
         for turn, positive in enumerate(positives):
             taken = _in_turn(pool, turn, negatives)
             drawn = _drawn(
-                collection, {*relevant, *taken}, (query, positive), negatives - len(taken)
+                collection, {*positives, *taken}, (query, positive), negatives - len(taken)
             )
             yield TrainingGroup(query, positive, (*taken, *drawn), relevant)
 
@@ -268,9 +268,9 @@ def _in_turn(pool: Sequence[int], turn: int, count: int) -> list[int]:
 def _drawn(
     collection: Collection, others: set[int], key: tuple[int, int], count: int
 ) -> Iterator[int]:
-    """`count` documents that are none of the `others`. Raises DataError where there are too few."""
+    """`count` readable documents but the `others`, also readable; DataError if there are fewer."""
     readable = collection.readable
-    if count > len(readable) - len(others.intersection(readable)):
+    if count > len(readable) - len(others):
         raise DataError(f"{collection.names[0]}: has too few documents for negatives: {count}")
     attempt, taken = 0, set(others)
     while count:

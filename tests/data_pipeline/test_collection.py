@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,16 @@ def test_negatives_are_those_listed_in_turn_then_others(collection: Collection) 
     assert list(training_groups(collection, {0: {1: 1, 3: 1}}, {}, 3)) == [one, other]
     with pytest.raises(DataError, match="has too few documents for negatives: 6"):
         list(training_groups(collection, {0: {1: 1}}, {}, negatives=6))
+
+
+def test_the_documents_are_gone_through_once_for_all_groups(collection: Collection) -> None:
+    class Counted(list[int]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.passes += 1
+            return super().__iter__()
+
+    vars(collection)["readable"] = readable = Counted(collection.readable)
+    assert len([*training_groups(collection, {0: {1: 1, 3: 1, 5: 1}}, {}, 2)]) == 3
+    assert readable.passes == 1
