@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,17 +28,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
     level = [tree]
     for _ in range(DEEPEST):
-        level = [inner for value in level for inner in _within(value)]
+        within = [value for value in level if isinstance(value, (dict, list))]
+        level = [
+            inner
+            for value in within
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
         if not level:
             return tree
     raise ValueError("nested too deeply")
-
-
-def _within(value: Any) -> Collection[Any]:
-    """The values in a list or an object."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def read_json(path: Path) -> Any:

@@ -200,6 +200,22 @@ def test_rows_that_find_no_room_wait_and_are_written_once(tmp_path):
     assert [json.loads(line)["step"] for line in kept.splitlines()] == [1, 2, 3, 4]
 
 
+def test_rows_share_their_keys():
+    first, second = (metrics.decode(b'{"step": 1, "students/a/loss": 2.0}') for _ in range(2))
+    assert all(key is same for key, same in zip(first, second, strict=True))
+
+
+def test_a_resume_reads_each_line_once(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    log(path, *({"step": step} for step in range(10)))
+    kept = b"".join(path.read_bytes().splitlines(keepends=True)[6:8])
+    read, decode = [], metrics.decode
+    monkeypatch.setattr(metrics, "decode", lambda line: read.append(line) or decode(line))
+    assert resume(path, 7, kept, 8) == Resumed(8, 0, 0)
+    assert len(read) == 12  # of the file, and of the checkpoint's copy
+    assert [row["step"] for row in metrics.read(path)] == list(range(8))
+
+
 def test_series_and_learners():
     rows = [
         {"step": 1, "tokens": 10, "students/b/loss": 4.0, "teacher/loss": 2.0, "teacher/lr": 0.1},

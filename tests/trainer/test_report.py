@@ -17,6 +17,7 @@ from trainer.report.chart import curve
 from trainer.report.curves import is_term
 from trainer.report.page import LiveReport, render, write_report
 from trainer.report.table import as_text, plain_table, student_table
+from trainer.run_folder import metrics
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.columns import ACCURACY, LOSS, NUMBER, Column
@@ -305,6 +306,19 @@ def test_names_cannot_break_out_of_the_page(make):
     page = Page(path)
     assert page.tags.count("script") == 1
     assert "alert(1)" in page.words
+
+
+def test_keys_are_told_apart_once_for_all_rows(make, monkeypatch):
+    students = ["a", "b"]
+    calls, split = [], metrics.split_held_out
+    monkeypatch.setattr(metrics, "split_held_out", lambda key: calls.append(key) or split(key))
+    counts = []
+    for steps in (range(10, 101, 10), range(110, 1001, 10)):  # more rows in the same file
+        run = RunFiles.read(make(students, rows(students, steps), results=False))
+        calls.clear()
+        render(run)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_table_of_a_terminal():

@@ -49,16 +49,19 @@ disk; it stores their number and a copy of the newest.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.durable import atomic_write
+from configs.durable import atomic_file
 from configs.strict_json import is_torn, parse_json
 from trainer.errors import TrainingError
 
@@ -91,7 +94,8 @@ def decode(line: str | bytes) -> Row:
     row = parse_json(line)
     if not isinstance(row, dict) or "step" not in row:
         raise ValueError("not a metrics row")
-    return {key: _from_json(value) for key, value in row.items()}
+    # Each line's keys are new texts, which would be half of what the rows take.
+    return {sys.intern(key): _from_json(value) for key, value in row.items()}
 
 
 def read(path: Path) -> list[Row]:
@@ -174,6 +178,8 @@ def _to_json(value: Any) -> int | float | str:
 
 
 def _from_json(value: Any) -> float:
+    if type(value) is float:  # as nearly all are
+        return value
     if not isinstance(value, int | float | str):
         raise ValueError("not a number")
     return float(value) if isinstance(value, str) else value
@@ -276,34 +282,28 @@ def resume(path: Path, step: int, kept: bytes = b"", expected: int | None = None
 
     Raises OSError, with the path; the file is unchanged then.
     """
-    present = [line for row, line in _salvaged(path) if row["step"] <= step]
-    newest = [line for _, line in _salvage(kept)]
-    lines = _before(present, newest) + newest
+    newest = [*_salvage(io.BytesIO(kept))]
+    first, missing = newest[0][0] if newest else step, {line for _, line in newest}
+    copied, before = frozenset(missing), []
+    with path.open("rb") if path.exists() else io.BytesIO() as file:
+        for at, line in _salvage(file):
+            if at <= step and line in copied:
+                missing.discard(line)
+            elif at <= min(step, first):  # several rows may share the first one's step
+                before.append(line)
+    lines = [*before, *(line for _, line in newest)]
     if path.exists() or lines:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, b"".join(lines))
-    known = set(present)
-    restored = sum(line not in known for line in newest)
+        with atomic_file(path) as new:
+            new.writelines(lines)
+    restored = sum(line in missing for _, line in newest)
     return Resumed(len(lines), restored, max(0, (expected or 0) - len(lines)))
 
 
-def _before(present: list[bytes], newest: list[bytes]) -> list[bytes]:
-    """The lines before the `newest` ones; several rows may share the first one's step."""
-    if not newest:
-        return present
-    first, known = decode(newest[0])["step"], set(newest)
-    return [line for line in present if decode(line)["step"] <= first and line not in known]
-
-
-def _salvaged(path: Path) -> Iterator[tuple[Row, bytes]]:
-    return _salvage(path.read_bytes()) if path.exists() else iter(())
-
-
-def _salvage(content: bytes) -> Iterator[tuple[Row, bytes]]:
-    """Every row with its line; an incomplete last line is left out."""
-    for line in content.split(b"\n")[:-1]:
-        line = line.lstrip(b"\0")
-        try:
-            yield decode(line), line + b"\n"
-        except ValueError:
-            continue
+def _salvage(file: Iterable[bytes]) -> Iterator[tuple[float, bytes]]:
+    """Every row's step with its line; an incomplete last line is left out."""
+    for line in file:
+        if line.endswith(b"\n"):
+            line = line.lstrip(b"\0")
+            with contextlib.suppress(ValueError):
+                yield decode(line)["step"], line

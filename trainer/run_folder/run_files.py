@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,9 +178,9 @@ class RunFiles:
         others = (f"teachers/{name}" for name in self.config.get("teachers", ()))
         return ["teacher", *others, *(f"students/{name}" for name in self.config["students"])]
 
-    @property
+    @cached_property
     def last(self) -> metrics.Row:
-        """The newest value of every column."""
+        """The newest value of every column, in file order."""
         newest: metrics.Row = {"step": 0, "tokens": 0, "seconds": 0}
         for row in self.rows:
             newest.update(row)
@@ -192,13 +193,18 @@ class RunFiles:
 
     def held_out(self, learner: str, column: str) -> tuple[Floats, Floats]:
         """The steps [N] and values [N] of a held-out score, the mean over the corpora."""
-        scores = [(row["step"], metrics.held_out(row, learner, column)) for row in self.rows]
-        points = np.array([(step, score) for step, score in scores if score is not None])
+        keys = [
+            key
+            for key in self.last
+            if (parts := metrics.split_held_out(key)) and parts[1:] == (learner, column)
+        ]
+        scores = [(row["step"], [row[key] for key in keys if key in row]) for row in self.rows]
+        points = np.array([(step, sum(values) / len(values)) for step, values in scores if values])
         return points.reshape(-1, 2)[:, 0], points.reshape(-1, 2)[:, 1]
 
     def held_out_columns(self) -> list[str]:
         """The names of the held-out scores that any learner has, the run's primary one first."""
-        keys = (metrics.split_held_out(key) for row in self.rows for key in row)
+        keys = map(metrics.split_held_out, self.last)
         names = dict.fromkeys(parts[2] for parts in keys if parts)
         first = self.evaluation["metric"] if self.evaluation else TASK_MEAN.name
         return sorted(names, key=lambda name: name != first)
@@ -228,10 +234,8 @@ class RunFiles:
 
     def columns_of(self, learner: str) -> list[str]:
         """The columns of a learner, without its name, in file order."""
-        columns: dict[str, None] = {}
-        for row in self.rows:
-            columns.update(dict.fromkeys(key for key in row if key.startswith(f"{learner}/")))
-        return [key.removeprefix(f"{learner}/") for key in columns]
+        prefix = f"{learner}/"
+        return [key.removeprefix(prefix) for key in self.last if key.startswith(prefix)]
 
     def clock(self, column: str) -> tuple[Floats, Floats]:
         """The `curve` of a cumulative column (tokens, seconds), starting at step 0 with value 0."""

@@ -124,13 +124,14 @@ class WandbTracker(Tracker):
         self._folder, self._newest = folder, run.starting_step - 1
         self._first = _models_table(models)  # what goes with the first row
         _define_axes(run)
-        rows = list(Tail(folder / "metrics.jsonl").rows())
-        rollbacks = max((row.get("rollbacks", 0.0) for row in rows), default=0.0)
+        rows = Tail(folder / "metrics.jsonl").rows()
+        told = [(row["step"], row.get("rollbacks", 0.0)) for row in rows]  # not each whole row
+        rollbacks = max((count for _, count in told), default=0.0)
         self._alerts = Alerts(
             lambda title, text: run.alert(title=title, text=text, level="WARN"), folder, rollbacks
         )
         if not verify:
-            self._alerts.check_crash_loop(max((row["step"] for row in rows), default=0.0))
+            self._alerts.check_crash_loop(max((step for step, _ in told), default=0.0))
 
     def log(self, row: Row) -> None:
         self._alerts.add_row(row)
