@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,6 +87,7 @@ class _State:
 class _TrainerFile:
     """The part of ``trainer.json`` that is read before its checksum is verified."""
 
+    attempt: Any = None
     scores: dict[str, _Score] = field(default_factory=dict)
     metric: float | None = None  # of old checkpoints, which have no scores
     metric_name: str | None = None
@@ -106,12 +108,25 @@ def read_trainer_file(folder: Path, step: int) -> dict[str, Any]:
 
 def writer_of(folder: Path, step: int) -> int | None:
     """The number of the attempt that wrote a checkpoint; None if its file does not say."""
-    writer = read_trainer_file(folder, step).get("attempt")
+    writer = _trainer_file(folder, step).attempt
     return writer if isinstance(writer, int) else None
 
 
 def _trainer_file(folder: Path, step: int) -> _TrainerFile:
     """An empty one where it is damaged: the verification of the checkpoint reports the damage."""
+    try:
+        status = os.stat(folder / step_name(step) / TRAINER)
+    except OSError:
+        return _TrainerFile()
+    return _remembered(folder, step, (status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=4096)
+def _remembered(folder: Path, step: int, state: tuple[int, ...]) -> _TrainerFile:
+    """`_trainer_file`, remembered for as long as it is the same file.
+
+    It holds all losses of a run, and every save asks about all checkpoints that are kept.
+    """
     try:
         return from_json(read_trainer_file(folder, step), _TrainerFile, TRAINER)
     except ConfigError:

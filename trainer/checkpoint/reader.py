@@ -352,7 +352,7 @@ def newest_intact(
         UnreadableCheckpoint: a file cannot be opened; an older checkpoint would lose what it holds.
     """
     rank = 0 if group is None else dist.get_rank(group)
-    steps: list[Any] = [published(folder)]
+    steps: list[Any] = [published(folder) if rank == 0 else None]
     if group is not None:
         dist.broadcast_object_list(steps, group=group, group_src=0)
     for step in reversed(steps[0]):

@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.trainer.checkpoint.saving import newest, save
-from trainer.checkpoint import publication
+from trainer.checkpoint import folder, publication, reader
 from trainer.checkpoint.attempts import Attempt, live_owner, published
 from trainer.checkpoint.reader import missing, newest_intact
 from trainer.errors import CheckpointError, StaleAttempt
@@ -129,6 +131,50 @@ def test_what_it_publishes_in_spite_of_all_is_ignored(
     assert published(run / "checkpoints") == [1, 2]
     save(run, 3, third)
     assert newest(run).step == 3
+
+
+def test_a_save_reads_only_what_is_new_whatever_is_kept(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Attempt.begin(run)
+    attempt, reads = Attempt.begin(run), list[Path]()
+    read_json = folder.read_json
+    monkeypatch.setattr(folder, "read_json", lambda path: reads.append(path) or read_json(path))
+    for step in range(1, 9):
+        reads.clear()
+        save(run, step, attempt, keep=99)
+        assert len(reads) <= 1  # of the checkpoint itself
+    assert published(run / "checkpoints") == [*range(1, 9)]
+    shutil.copyfile(_trainer_json(run, 7), _trainer_json(run, 8))
+    reads.clear()
+    assert published(run / "checkpoints") == [*range(1, 9)]
+    assert reads == [_trainer_json(run, 8)]  # another file
+
+
+def _trainer_json(run: Path, step: int) -> Path:
+    return run / "checkpoints" / folder.step_name(step) / folder.TRAINER
+
+
+def test_only_rank_0_looks_which_checkpoints_there_are(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run, 1, Attempt.begin(run))
+
+    def broadcast(told: list[Any], **group: Any) -> None:
+        assert told == [None]
+        told[:] = [[1]]
+
+    group = SimpleNamespace(
+        get_rank=lambda group: 1,
+        get_world_size=lambda group: 2,
+        broadcast_object_list=broadcast,
+        all_gather_object=lambda damages, damage, group: None,
+    )
+    monkeypatch.setattr(reader, "dist", group)
+    monkeypatch.setattr(reader, "published", lambda folder: pytest.fail("rank 1 looks"))
+    checkpoint = newest_intact(run / "checkpoints", pytest.fail, object())  # type: ignore[arg-type]
+    assert checkpoint is not None
+    assert checkpoint.step == 1
 
 
 def test_a_run_folder_that_was_removed_is_not_written_again(run: Path) -> None:
