@@ -50,12 +50,28 @@ class ExampleStream:
         return self._split.batch(numbers, epochs)
 
 
-def all_batches(split: ExampleSplit, rows: int) -> Iterator[Batch]:
-    """Every example once, the shortest first, `rows` at a time; the last batch may have fewer."""
+def all_batches(
+    split: ExampleSplit, rows: int, rank: int = 0, world_size: int = 1
+) -> Iterator[Batch]:
+    """A rank's share of every example once, the shortest first, `rows` at a time on each rank.
+
+    The ranks get equally many rows; one without an example repeats another, without labels.
+    """
     by_length = np.argsort(split.table.lengths(0, split.total), kind="stable")
-    for first in range(0, split.total, rows):
-        numbers = by_length[first : first + rows]
-        yield split.batch(numbers, np.zeros_like(numbers))
+    for first in range(0, split.total, rows * world_size):
+        numbers = by_length[first : first + rows * world_size]
+        mine, is_repeated = equal_share(len(numbers), rank, world_size)
+        batch = split.batch(numbers[mine], np.zeros_like(mine))
+        yield batch.without_labels(is_repeated)
+
+
+def equal_share(
+    total: int, rank: int, world_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """A rank's equal share of `total` rows: their numbers, and which ones only repeat others."""
+    size = -(-total // world_size)
+    rows = np.arange(rank * size, (rank + 1) * size)
+    return rows % total, rows >= total
 
 
 class TaskStep(NamedTuple):

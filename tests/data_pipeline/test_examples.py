@@ -185,6 +185,21 @@ def test_scoring_reads_every_example_once(split) -> None:
     assert sorted(seen) == list(range(203))
 
 
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_a_rank_that_scores_reads_its_own_examples_only(split, ranks, monkeypatch) -> None:
+    reads, batch = [], split.batch
+    monkeypatch.setattr(
+        split, "batch", lambda numbers, epochs: reads.append(len(numbers)) or batch(numbers, epochs)
+    )
+    shares = [[*all_batches(split, 16, rank, ranks)] for rank in range(ranks)]
+    assert sum(reads) < 203 + ranks  # the last rows of some ranks repeat others
+    assert len({tuple(len(part.sample_ids) for part in share) for share in shares}) == 1
+    scored = [
+        part.sample_ids[part.targets["mood"].is_labelled] for share in shares for part in share
+    ]
+    assert sorted(np.concatenate(scored)) == list(range(203))
+
+
 def test_an_example_of_several_sequences(corpus, tmp_path) -> None:
     tokenizer = corpus.tokenizer_dir
     encoder = TextEncoder(tokenizer, LENGTH)

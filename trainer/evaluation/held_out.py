@@ -29,6 +29,7 @@ from data_pipeline import (
     MaskingConfig,
     all_batches,
 )
+from data_pipeline.examples.stream import equal_share
 from data_pipeline.masking.config import NEXT_TOKEN
 from data_pipeline.reading.other_tokens import OtherView
 from trainer.batches import MicroBatch, to_micro_batches
@@ -221,18 +222,15 @@ class _HeldOutExamples:
 
     def batches(self, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """See `_HeldOutCorpus.batches`."""
-        for batch in all_batches(self.examples, ROWS * world_size):
+        for batch in all_batches(self.examples, ROWS, rank, world_size):
             self.heartbeat()
-            yield _share(batch, rank, world_size)
+            yield batch
 
 
 def _share(batch: Batch, rank: int, world_size: int) -> Batch:
     """An equal share of the rows for each rank; missing rows repeat others, without labels."""
-    total = len(batch.input_ids)
-    size = -(-total // world_size)
-    rows = np.arange(rank * size, (rank + 1) * size)
-    share = batch.take(rows % total)
-    return share.without_labels(rows >= total)
+    rows, is_repeated = equal_share(len(batch.input_ids), rank, world_size)
+    return batch.take(rows).without_labels(is_repeated)
 
 
 def trained_heads(config: LearnerConfig, counters: LearnerState, step: int) -> frozenset[str]:
