@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -184,6 +186,18 @@ def test_an_edited_manifest_of_stored_logits_is_refused(tmp_path: Path) -> None:
                 assert "manifest.json: is damaged" in str(error)  # noqa: PT017
                 continue
         assert read == manifest, damage.name
+
+
+def test_a_manifest_of_stored_logits_in_other_white_space_is_read(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, range(2), 3, b"content")
+    manifest = Manifest("name: x", {"data": "0f"}, "").with_shard(record)
+    tree = dataclasses.asdict(manifest)
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    text = json.dumps({**tree, "sha256": digest}, indent=1)
+    (tmp_path / "manifest.json").write_text(text)
+    assert Manifest.load(tmp_path).digest == digest
+    manifest.save(tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text()) == json.loads(text)
 
 
 def test_a_shard_of_other_content_is_missing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import safetensors.torch
 import torch
@@ -162,13 +162,17 @@ class Manifest(Section):
 
     def save(self, folder: Path) -> None:
         """Replace the manifest in the folder. Raises OSError."""
-        content = {**dataclasses.asdict(self), "sha256": self.digest}
-        atomic_write(folder / NAME, json.dumps(content, indent=1) + "\n")
+        atomic_write(folder / NAME, json.dumps({**self._content, "sha256": self.digest}) + "\n")
+
+    @property
+    def _content(self) -> dict[str, Any]:
+        """Plain values. Every new shard writes all others again, so they must be quick."""
+        return {**vars(self), "shards": [*map(vars, self.shards)]}
 
     @property
     def digest(self) -> str:
         """The SHA-256 of everything that it says; manifests of older versions have none."""
-        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        content = json.dumps(self._content, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def conflicts(self) -> Iterator[Refusal]:
