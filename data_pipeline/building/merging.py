@@ -297,11 +297,11 @@ def _join_split(out: Path, parts: list[Path], claims: Claims) -> None:
         out.mkdir(exist_ok=True)
         claims.add(*(out / name for name in INDEX_FILES))
         for part, index in zip(parts, indexes, strict=True):
-            for number in range(len(index.shards)):
-                source = part / shard_name(number)
-                target = out / shard_name(first_shard + number)
+            numbers = range(len(index.shards))
+            places = {part / shard_name(n): out / shard_name(first_shard + n) for n in numbers}
+            claims.add(*places.values())
+            for source, target in places.items():
                 if source.exists() or not target.exists():
-                    claims.add(target)
                     os.replace(source, target)
             records = np.array(index.shards)
             records["first_block"] += np.uint64(first_block)

@@ -10,6 +10,7 @@ import pytest
 
 from data_pipeline import BuildOptions, Corpus, DataError, build
 from data_pipeline.building.checking import check
+from data_pipeline.building.journal import Claims
 from data_pipeline.building.merging import documents, merge
 from data_pipeline.text.documents import PROBLEMS_SHOWN
 from tests.data_pipeline.conftest import make_documents
@@ -58,6 +59,31 @@ def test_tasks_and_merge_equal_one_build(
         assert merged["tally"][name] == whole["tally"][name], name
     assert merge(str(tmp_path / "merged")) == merged
     assert not (tmp_path / "merged" / "parts").exists()
+
+
+def test_the_shards_of_a_part_are_claimed_at_once(
+    tmp_path: Path, inputs: list[str], tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each claim waits for the disk, and a corpus has up to 100,000 shards."""
+    for task in range(2):
+        every: dict = {
+            "task": task,
+            "tasks": 2,
+            "drop_duplicates": False,
+        }  # no part is written again
+        build(BuildOptions(inputs, str(tokenizer_dir), **every, **OPTIONS), str(tmp_path))
+    claimed: list[int] = []
+    add = Claims.add
+
+    def noted(claims: Claims, *paths: Path) -> None:
+        claimed.append(sum(path.suffix == ".tar" for path in paths))
+        add(claims, *paths)
+
+    monkeypatch.setattr(Claims, "add", noted)
+    shards = merge(str(tmp_path))["splits"]["train"]["shards"]
+    assert shards > 4
+    assert sum(claimed) > shards
+    assert len([*filter(None, claimed)]) == 4  # of two parts with two splits each
 
 
 def test_a_missing_part_is_named(tmp_path: Path, inputs: list[str], tokenizer_dir: Path) -> None:
