@@ -350,6 +350,9 @@ def _default_cache() -> str:
 
 SAMPLED_BLOCKS = 256
 
+# What this process has measured, by the digest of the index: the start of a job asks several times.
+_padding_fractions: dict[tuple[str, PackingRules], float] = {}
+
 
 def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
     """The fraction of an epoch's positions that is padding, from the index alone.
@@ -357,6 +360,13 @@ def padding_fraction(split: CorpusSplit, rules: PackingRules) -> float:
     In a corpus with more than `SAMPLED_BLOCKS` blocks, about that many evenly spread blocks are
     sampled. For pairs the truncation differs a little from epoch to epoch.
     """
+    key = split.index_digest, rules
+    if key not in _padding_fractions:
+        _padding_fractions[key] = _measured_padding(split, rules)
+    return _padding_fractions[key]
+
+
+def _measured_padding(split: CorpusSplit, rules: PackingRules) -> float:
     blocks = len(split.index.blocks)
     used = sequences = 0
     for number in range(0, blocks, -(-blocks // SAMPLED_BLOCKS)):

@@ -25,6 +25,7 @@ from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.packing.sequences import PackingRules, count
 from data_pipeline.reading.corpus import padding_fractions
 from data_pipeline.shards.blocks import Block
+from data_pipeline.shards.index import Index
 from tests.data_pipeline.conftest import make_documents
 
 
@@ -218,6 +219,11 @@ def test_padding_share_reads_no_shard_and_not_every_block(
     for shard in split.folder.glob("*.tar"):
         shard.unlink()
     of_all = padding_fraction(split, rules)
+    again = Corpus.open(str(split.folder.parent)).split("train")
+    monkeypatch.setattr(Index, "boundaries", None)  # nor are blocks packed a second time
+    assert padding_fraction(again, rules) == of_all
+    monkeypatch.undo()
+    monkeypatch.setattr("data_pipeline.reading.corpus._padding_fractions", {})
     monkeypatch.setattr("data_pipeline.reading.corpus.SAMPLED_BLOCKS", len(split.index.blocks) // 3)
     of_some = padding_fraction(split, rules)
     assert of_some != of_all
