@@ -19,6 +19,7 @@ from tests.conftest import tandem as in_a_fork
 from tests.distributed import run_distributed
 from tests.trainer import jobs
 from trainer.config import JobConfig
+from trainer.footprint.footprint import footprints_and_passes
 from trainer.job_data.examples import with_examples
 from trainer.objectives.labels import binary_cross_entropy, label_cross_entropy
 from trainer.run_folder.folder import RunFolder
@@ -125,6 +126,14 @@ def test_labels_are_shown_by_their_names(corpus, tmp_path, settings: str, severa
         label = json.loads(lines[int(shown[place].split()[1])])["label"]
         wanted = ", ".join(label) if several else label
         assert shown[place + 2].strip() == f"single_sentence: {wanted}".strip()
+
+
+def test_lists_of_labels_are_planned(corpus, tmp_path) -> None:
+    path = job_in(tmp_path / "job", corpus, ALL, several=True)
+    more = [f"batch.micro_batch={len(LABELS) + 1}"]
+    job = with_examples(configs.load(str(path), JobConfig, "job", more))
+    needs = footprints_and_passes(job, "gpu", 12)[0]
+    assert needs["teacher"].forward_flops > needs["students/small"].forward_flops > 0
 
 
 def check_scores_and_export(run: RunFolder, dev: Path) -> None:

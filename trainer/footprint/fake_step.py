@@ -25,7 +25,7 @@ from data_pipeline import (
     View,
     with_masks,
 )
-from data_pipeline.examples.example import TOKENS
+from data_pipeline.examples.example import SEVERAL, TOKENS, WHOLE
 from data_pipeline.examples.reading import layout_of
 from data_pipeline.packing.kinds import PACKINGS
 from data_pipeline.reading.batches import Runs, shared_view
@@ -301,8 +301,11 @@ def _examples(job: JobConfig, rows: int, length: int) -> Batch:
     choices = len(layout.segments)
     ids = _sequences(rows, choices, length)
     tokens, zeros = np.zeros((rows, choices * length), np.int64), np.zeros(rows, np.int64)
+    labels = {WHOLE: zeros, SEVERAL: zeros[:, None]}  # as of rows that cannot be read
     targets = {
-        name: Target(tokens, tokens) if kind == TOKENS else Target(zeros.astype(layout.dtype(name)))
+        name: Target(tokens, tokens)
+        if kind == TOKENS
+        else Target(labels[kind].astype(layout.dtype(name)))
         for name, kind in layout.targets.items()
     }
     if layout.predicted is not None:
