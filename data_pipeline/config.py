@@ -166,13 +166,15 @@ class TaskFilesConfig(Section):
     ] = 0.1
 
     def conflicts(self) -> Iterator[Refusal]:
+        limits = ("max_trained", "max_scored")
         if not self.train:
             for key in self.changed(
-                *("validation", "test", "columns", "encoding", "files", "validation_fraction")
+                *("validation", "test", "columns", "encoding", "files", "validation_fraction"),
+                *limits,
             ):
                 yield key, "is for a task's examples; set train too, or remove it"
-        if not self.validation:
-            for key in self.changed("max_trained", "max_scored"):
+        elif not self.validation:
+            for key in self.changed(*limits):
                 why = "is for a task that names its validation file; set validation, or remove it"
                 yield key, why
 

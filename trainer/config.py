@@ -392,10 +392,10 @@ class JobConfig(Section):
     def _conflicts_of_length(self) -> Iterator[Refusal]:
         if self.epochs is None and not self.steps:
             yield "steps", "must be set, or the epochs of a task"
-        if self.epochs is not None and self.steps:
-            yield "epochs", "steps is set too; set epochs to null, or steps to 0"
         if self.epochs is not None and not self.data.has_examples:
             yield "epochs", "are for examples: name data.train, or tasks; for text, set steps"
+        if self.epochs is not None and self.steps:
+            yield "epochs", "steps is set too; set epochs to null, or steps to 0"
         if self.data.has_examples and (self.batch.tokens or self.batch.growth):
             yield "batch", "a task's batch has one size, in examples; set batch.size alone"
         if self.data.has_examples and self.batch.micro_tokens:

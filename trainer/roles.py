@@ -220,7 +220,7 @@ def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Re
     if is_student(name):  # it runs before the teacher, in every step
         for key in generator.changed("start", "budget"):
             yield "", f"is read in all steps; remove {section}.{key}"
-        if generator.objective.needs_teacher():
+        if generator.objective.teacher_terms():
             yield "", f"runs before the teacher; remove the terms of {section} about a teacher"
 
 
@@ -328,8 +328,8 @@ def _unread_teachers(learners: Named) -> Iterator[Refusal]:
 def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
     if not teacher.frozen and not teacher.objective.terms():
         yield "objective", "name at least one term"
-    if teacher.objective.needs_teacher():
-        yield "objective", "a teacher has no teacher to learn from; use mlm, nsp, sop"
+    for term in teacher.objective.teacher_terms():
+        yield f"objective.{term}", "is for students, as no teacher has a teacher; remove it"
     if teacher.start != StartConfig():
         yield "start", "is for students; remove it"
     if teacher.budget != BudgetConfig() and teacher.frozen:

@@ -107,6 +107,9 @@ def test_a_batch_may_be_stated_in_tokens():
             "teacher.schedule.decay_fraction: is for kind: wsd; remove it",
         ),
         ("batch.multiple=4", "batch.multiple: is for sizes in tokens; remove it"),
+        ("data.max_trained=5", "data.max_trained: is for a task's examples; set train too, or"),
+        ("epochs=1", "epochs: are for examples: name data.train, or tasks; for text, set steps"),
+        ("teacher.objective.soft_kl={}", "teacher.objective.soft_kl: is for students, as no te"),
         (
             "teacher.optimizer.learning_rate=9e18",
             "learning_rate: must be positive, and at most",

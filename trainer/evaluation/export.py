@@ -183,7 +183,7 @@ def _training(saved: SavedLearners, name: str, results: Mapping[str, Any] | None
         objectives={term: _settings(section) for term, section in terms.items()},
         scored=_scored(saved),
         metrics=_metrics(saved, name, results),
-        teacher=_teacher(saved.job) if saved.config(name).objective.needs_teacher() else "",
+        teacher=_teacher(saved.job) if saved.config(name).objective.teacher_terms() else "",
         license=saved.job.license,
         revision=saved.folder.revision(),
         predicts=MASKED in saved.trained_heads(name),

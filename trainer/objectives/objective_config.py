@@ -112,9 +112,13 @@ class ObjectiveConfig(Section):
         """The names of the learners whose outputs any term reads."""
         return {config.source for config in self.terms().values() if config.source is not None}
 
-    def needs_teacher(self) -> bool:
-        """Whether any term reads a teacher's outputs, or the mean of several."""
-        return any(source == MEAN or is_teacher(source) for source in self.sources)
+    def teacher_terms(self) -> list[str]:
+        """The names of the terms that read a teacher's outputs, or the mean of several."""
+        return [
+            name
+            for name, config in self.terms().items()
+            if config.source is not None and (config.source == MEAN or is_teacher(config.source))
+        ]
 
     def reads_main_teacher(self) -> bool:
         """Whether any term reads the job's own teacher, by itself or in the mean."""
