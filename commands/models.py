@@ -123,6 +123,7 @@ def plan_job(
     from cluster.planning.text import describe
     from configs.devices import DeviceConfig
     from trainer.footprint.demands import demands, demands_apart
+    from trainer.job_data.fit import require_room
 
     gc.freeze()  # no collection, nor the interpreter's end, walks over what is imported: 0.5 s
     accelerator = configs.load(device, DeviceConfig, "device")
@@ -132,6 +133,7 @@ def plan_job(
     on = Machine(accelerator, gpus_per_node=ranks, **machine)
     job = prepare(load_job(config, overrides))
     warn_about(job)
+    require_room(job)
     facts = demands(job)
     plan = make_plan(facts, on, demands_apart(job, facts.learners))
     click.echo(plan.to_json() if as_json else describe(plan))

@@ -286,6 +286,9 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
     wrong = tandem("plan", "demo", "--device", "h101")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr
+    short = tandem("plan", "demo", "data.path=corpus", "teacher.model.max_positions=64")
+    assert short.returncode == 1
+    assert short.stderr.startswith("tandem: teacher.model.max_positions: must be at least 128, the")
 
 
 AT_HOME = [

@@ -226,6 +226,10 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
         (["teacher.objective.mlm={}"], "objective.mlm: is about text, but the job reads the"),
         (["students.small.objective.sentence_pair={}"], "one task must read it"),
         (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
+        (
+            ["teacher.objective.single_sentence.weight=0"],
+            "teacher.objective.single_sentence: its weight must not be 0 at every step",
+        ),
         (["students.small.objective.soft_labels.loss=mse"], "temperature: has no part in mse"),
         (["epochs=2"], "epochs: steps is set too; set epochs to null, or steps to 0"),
         (["data.validation=''", "data.max_scored=5"], "max_scored: is for a task that names its v"),

@@ -29,7 +29,6 @@ def require_inputs(config: JobConfig) -> None:
 
 def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
     """Raise unless every model knows the corpora's vocabulary and has room for their sequences."""
-    longest = max(length for length, _ in config.data.lengths_and_packings())
     for key, learner in config.learners.items():
         for corpus in corpora.values():
             section, read = section_of(key), config.read_by(learner, corpus)
@@ -37,6 +36,13 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
             if config.data.has_examples:
                 remedy += f", or name the model's tokenizer in {section}.tokenizer"
             read.require_vocabulary(learner.model.vocab_size, remedy=remedy)
+    require_room(config)
+
+
+def require_room(config: JobConfig) -> None:
+    """Raise unless every model has room for the job's longest sequences."""
+    longest = max(length for length, _ in config.data.lengths_and_packings())
+    for key, learner in config.learners.items():
         most = learner.model.longest_sequence
         if most is not None and most < longest:
             raise TrainingError(

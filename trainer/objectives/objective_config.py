@@ -82,6 +82,10 @@ class ObjectiveConfig(Section):
     def conflicts(self) -> Iterator[Refusal]:
         yield from self._conflicts_of_tasks()
         on = self.terms()
+        if on and not any(section.is_weighted for section in on.values()):
+            name = next(iter(on))
+            key = f"tasks.{name}" if name in (self.tasks or {}) else name
+            yield key, "its weight must not be 0 at every step: there is nothing else to learn"
         trained = {config.head for config in on.values() if config.source != OWN}
         for name, section in on.items():
             needed = MASKED if section.head is None else section.head

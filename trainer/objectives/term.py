@@ -142,8 +142,13 @@ class TermConfig(Section, ABC):
 
     weight: Weight = 1.0
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it has a weight at any step."""
+        return any(StepSchedule.read(self.weight).values)
+
     def conflicts(self) -> Iterator[Refusal]:
-        if not any(StepSchedule.read(self.weight).values):
+        if not self.is_weighted:
             yield "weight", "must not be 0 at every step; to turn a term off, set it to null"
 
     def misfits(self, student: ModelShape, teacher: ModelShape) -> Iterator[Refusal]:
