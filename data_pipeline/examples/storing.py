@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_pipeline.building.finishing import finish_folder
 from data_pipeline.errors import DataError
-from data_pipeline.examples.example import SEVERAL, TOKENS, EncodedExample, Layout, TextEncoder
+from data_pipeline.examples.example import SEVERAL, EncodedExample, Layout, TextEncoder
 from data_pipeline.reading.corpus import SPLITS
 from data_pipeline.shards import manifest
 from data_pipeline.shards.blocks import Block
@@ -116,30 +115,18 @@ class _SplitOfExamples:
         self.folder, self.split, self._tokenizers = folder, split, len(encoders)
         self.layout: Layout | None = None
         self._writer = SplitWriter(folder / split, lambda *paths: None, vocab_size)
-        self._targets: dict[str, list[Any]] = {}
-        self._columns: list[list[float]] = []
+        # By file beside the index: as it is written, since a table may have 10 million rows.
+        self._files: dict[str, tuple[np.dtype[Any], bytearray]] = {}
 
     def write(self, examples: Iterable[EncodedExample]) -> list[str]:
         """Write the split; returns the names of the files beside its index."""
         for example in examples:
             self._add(example)
         self._writer.finish()
-        names = []
-        for name, kind in self.layout.targets.items() if self.layout else ():
-            names.append(self._save(target_file(self.split, name), self._joined(name)))
-            if kind == SEVERAL:
-                ends = np.cumsum([len(values) for values in self._targets[name]], dtype=np.int64)
-                names.append(self._save(ends_file(self.split, name), ends))
-        if self.layout and self.layout.columns:
-            names.append(
-                self._save(columns_file(self.split), np.array(self._columns, "<f8").ravel())
-            )
-        return names
-
-    def _save(self, name: str, values: NDArray[Any]) -> str:
-        with disk_errors(self.folder):
-            np.save(self.folder / name, values)
-        return name
+        for name, (dtype, data) in self._files.items():
+            with disk_errors(self.folder):
+                np.save(self.folder / name, np.frombuffer(data, dtype))
+        return [*self._files]
 
     def _add(self, example: EncodedExample) -> None:
         layout = Layout.of(example, self._tokenizers)
@@ -151,13 +138,14 @@ class _SplitOfExamples:
         sizes = np.array([len(segment) for segment in segments], "<u2")
         self._writer.add(Block.document(np.concatenate(segments), sizes))
         for name, value in example.targets.items():
-            self._targets.setdefault(name, []).append(value)
+            end = self._keep(target_file(self.split, name), value, layout.dtype(name))
+            if layout.targets[name] == SEVERAL:
+                self._keep(ends_file(self.split, name), end, np.dtype("<i8"))
         if example.columns:
-            self._columns.append([*example.columns.values()])
+            self._keep(columns_file(self.split), [*example.columns.values()], np.dtype("<f8"))
 
-    def _joined(self, name: str) -> NDArray[Any]:
-        assert self.layout is not None
-        values, dtype = self._targets.get(name, []), self.layout.dtype(name)
-        if self.layout.targets[name] in (TOKENS, SEVERAL):
-            return np.concatenate([np.zeros(0, dtype), *values]).astype(dtype)
-        return np.array(values, dtype)
+    def _keep(self, file: str, values: Any, dtype: np.dtype[Any]) -> int:
+        """Add a number or several to a file; returns how many it then has."""
+        _, data = self._files.setdefault(file, (dtype, bytearray()))
+        data += np.asarray(values, dtype).tobytes()
+        return len(data) // dtype.itemsize

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from functools import partial
 from pathlib import Path
+from tracemalloc import Filter
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from data_pipeline import (
     all_batches,
 )
 from data_pipeline.building.checking import check
-from data_pipeline.examples import reading
+from data_pipeline.examples import reading, storing
 from data_pipeline.examples.storing import store_examples
 from data_pipeline.tokenization.tokenizer import load
 from data_pipeline.tokenization.training import train
@@ -198,6 +201,37 @@ def test_a_rank_that_scores_reads_its_own_examples_only(split, ranks, monkeypatc
         part.sample_ids[part.targets["mood"].is_labelled] for share in shares for part in share
     ]
     assert sorted(np.concatenate(scored)) == list(range(203))
+
+
+def test_labels_take_the_memory_of_their_files_while_examples_are_written(
+    corpus, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(storing, "SplitWriter", partial(storing.SplitWriter, block_bytes=2000))
+    encoder = TextEncoder(corpus.tokenizer_dir, LENGTH)
+    tokens, count, grown = encoder.array(range(5, 15)), 2000, 0
+
+    def examples():
+        nonlocal grown
+        for number in range(count):
+            targets = {"score": number / 3, "tags": np.arange(10), "right": (1, number)}
+            yield EncodedExample([[tokens]], targets, columns={"price": number / 7})
+        here = [Filter(True, storing.__file__), Filter(True, __file__)]
+        kept = tracemalloc.take_snapshot().filter_traces(here)
+        grown = sum(trace.size for trace in kept.traces)
+
+    tracemalloc.start()
+    try:
+        store_examples(tmp_path / "e", encoder, corpus.tokenizer_dir, {}, {"train": examples()})
+    finally:
+        tracemalloc.stop()
+    assert grown < 1.5 * count * (4 + 40 + 8 + 8 + 8)  # of each example's numbers in the files
+    split = ExampleSplit(Corpus.open(str(tmp_path / "e")), "train")
+    batch = split.batch(np.array([7, 3]), np.zeros(2, np.int64))
+    assert batch.targets["score"].labels.tolist() == [np.float32(7 / 3), 1.0]
+    assert batch.targets["tags"].labels.tolist() == [[*range(10)]] * 2
+    assert batch.targets["right"].labels.tolist() == [[1, 7], [1, 3]]
+    assert batch.numbers is not None
+    assert batch.numbers.tolist() == [[1.0], [3 / 7]]
 
 
 def test_an_example_of_several_sequences(corpus, tmp_path) -> None:
