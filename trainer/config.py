@@ -363,8 +363,9 @@ class JobConfig(Section):
         yield from self._conflicts_of_first_stages()
         if self.stop.patience and self.teacher.stacking.steps:
             yield "stop.patience", "is for a teacher of one size; remove it, or teacher.stacking"
-        if self.stop.patience and self.teacher.average is not None:
-            yield "stop.patience", "leaves a teacher its weights alone; remove it, or its average"
+        if self.stop.patience and self.teacher.average is not None and self.students:
+            why = "a teacher that ends before its students keeps no average; remove one of the two"
+            yield "stop.patience", why
         generators = {learner.generator for learner in self.learners.values()}
         if self.stop.patience and not generators.isdisjoint(self.students):
             yield "stop.patience", "may end a generator before its discriminator; remove it"

@@ -37,6 +37,9 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
         yield "students", "a frozen teacher needs at least one"
     if dataclasses.replace(teacher.budget, patience=None) != BudgetConfig() and not students:
         yield "teacher.budget", "is for a teacher that teaches on; without students see steps"
+    if teacher.average is not None and teacher.budget != BudgetConfig() and students:
+        why = "a teacher that ends before its students keeps none; remove it, or teacher.budget"
+        yield "teacher.average", why
     yield from within("teacher.objective.from_student", _conflicts_of_peer(teacher, students))
 
 
@@ -336,8 +339,6 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
         yield "budget", "a frozen teacher has none; remove it, or frozen"
     if teacher.budget != BudgetConfig() and teacher.stacking.steps:
         yield "budget", "is for a teacher of one size; remove it, or stacking"
-    if teacher.average is not None and teacher.budget != BudgetConfig():
-        yield "average", "ends with the budget, which leaves only the weights; remove it, or budget"
     if teacher.init.teacher_layers is not None or teacher.init.teacher_embeddings:
         yield "init", "its teacher_... keys are for students"
     if teacher.stacking.steps:

@@ -204,5 +204,20 @@ def test_a_mean_is_without_a_damaged_checkpoint_which_is_said_once(corpus, tmp_p
 
 def test_a_teacher_whose_training_ends_before_the_job_has_no_average(corpus, tmp_path):
     for other in ("teacher.budget.steps=3", "stop.patience=2"):
-        with pytest.raises(ConfigError, match="remove it"):
+        with pytest.raises(ConfigError, match="keeps no(ne| average)"):
             tiny_job(corpus, tmp_path, AVERAGES[0], other)
+
+
+def patient_job(corpus: Path, runs: Path) -> None:
+    """A teacher without students, with an average, which does not learn and is out of patience."""
+    words = ["students=null", "steps=20", "stop.patience=2", "evaluation.every=1"]
+    still = ["teacher.optimizer.learning_rate=1e-30", "teacher.schedule.warmup_steps=0"]
+    finish(run(tiny_job(corpus, runs, AVERAGES[0], *words, *still)))
+
+
+def test_a_teacher_without_students_keeps_its_average_when_its_patience_ends(corpus, tmp_path):
+    run_distributed(patient_job, 1, corpus, tmp_path)
+    saved = SavedLearners(RunFolder(tmp_path / "tiny"))
+    assert saved.checkpoint.step == 3
+    assert saved.has_average(TEACHER)
+    assert (tmp_path / "tiny" / "exports" / "teacher.average").is_dir()
