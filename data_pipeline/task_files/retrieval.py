@@ -8,7 +8,7 @@ from itertools import count
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines, read_text, source_name
-from data_pipeline.task_files.tables import column_names, is_table, read_table
+from data_pipeline.task_files.tables import TABLES, column_names, is_table, read_table
 
 MOST_DIGITS = 6  # of a judgement
 DOCUMENT_FIELDS = ("title", "text")
@@ -134,6 +134,8 @@ def _tagged(
     """Elements of a TREC file. Such files are no XML: tags may stay open, ``&`` stands alone."""
     text = read_text(path, encoding)
     opening = re.compile(rf"<{element}>(.*?)(?:</{element}>|(?=<{element}>)|\Z)", re.I | re.S)
+    if not opening.search(text):
+        raise DataError(f"{path}: has no <{element}>, and is no table: {', '.join(TABLES)}")
     line, counted = 1, 0
     for match in opening.finditer(text):
         line, counted = line + text.count("\n", counted, match.start()), match.start()

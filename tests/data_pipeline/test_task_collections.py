@@ -190,7 +190,7 @@ def test_trec_judgements(write: Callable[[str, str], str]) -> None:
 
 def test_a_collection_that_cannot_be_read(write: Callable[[str, str], str]) -> None:
     for text, message in (
-        ("", "a.xml: holds no documents or queries"),
+        ("wings", "a.xml: has no <doc>, and is no table: .tsv, .csv, .jsonl"),
         ("\n<doc><text>x</text></doc>", "a.xml:2: <doc> has no <docno>"),
         (
             "<doc><docno>1</docno></doc>\n<doc><docno>1</docno></doc>",

@@ -410,6 +410,8 @@ def test_blank_queries_have_answers_too(exported, tmp_path, caplog, nothing: str
     folder = exported(head, TaskFacts((), sequence_length=64, settings={"task": "retrieval"}))
     queries = f"{TEXTS[0]}\n{nothing}\n{TEXTS[2]}\n"
     first, blank, third = predicted(folder, "-", given=queries)
+    (plain := tmp_path / "queries.txt").write_text(queries)
+    assert predicted(folder, plain) == [first, blank, third]
     assert blank == {"query": "2", "vector": None}
     assert len(first["vector"]) == len(third["vector"]) > 1
     rows = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
@@ -417,7 +419,7 @@ def test_blank_queries_have_answers_too(exported, tmp_path, caplog, nothing: str
     ranked = predicted(folder, "-", "--documents", tmp_path / "d.jsonl", given=queries)
     assert [len(one["documents"]) for one in ranked] == [4, 0, 4]
     assert [one["documents"][0]["id"] for one in (ranked[0], ranked[2])] == ["0", "2"]
-    assert caplog.text.count("rows without a text, whose answers are null: 1") == 2
+    assert caplog.text.count("rows without a text, whose answers are null: 1") == 3
     facts = TaskFacts(("text_a", "text_b"), sequence_length=64, settings={"task": "reranking"})
     crossed = exported(TaskHeadConfig(REGRESSION), facts)
     run = tmp_path / "run.txt"
@@ -425,6 +427,20 @@ def test_blank_queries_have_answers_too(exported, tmp_path, caplog, nothing: str
     files = ("--documents", tmp_path / "d.jsonl", "--candidates", run)
     _, blank, _ = predicted(crossed, "-", *files, given=queries)
     assert [one["id"] for one in blank["documents"]] == ["0", "1"], "as they were ranked"
+    assert predicted(crossed, plain, *files)[1] == blank
+
+
+def test_documents_and_queries_that_are_cut_are_counted_apart(exported, tmp_path, caplog) -> None:
+    head = TaskHeadConfig(VECTOR, pooling=POOLINGS["mean"], transform="none", normalise=True)
+    folder = exported(head, TaskFacts((), sequence_length=12, settings={"task": "retrieval"}))
+    long = " ".join(TEXTS)
+    rows = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate([long, long, "no"])]
+    (tmp_path / "d.jsonl").write_text("\n".join(rows))
+    (tmp_path / "queries.txt").write_text(f"no\n{long}\n")
+    predicted(folder, tmp_path / "queries.txt", "--documents", tmp_path / "d.jsonl")
+    told = "texts too long for 12 tokens, whose ends are not read: "
+    assert f"d.jsonl: {told}2" in caplog.text
+    assert f"queries.txt: {told}1" in caplog.text
 
 
 def test_blank_records_have_answers_too(exported, tmp_path, caplog) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from configs.errors import OptionError
 from configs.typed import shown
 from data_pipeline import EmptyText, TextEncoder
-from data_pipeline.task_files.contents import place, read_lines
+from data_pipeline.task_files.contents import place, read_lines, read_text
 from data_pipeline.task_files.retrieval import RetrievalText, read_queries
-from data_pipeline.text.text_files import STDIN
+from data_pipeline.text.text_files import STDIN, suffix_of
 from model import encoder_from_pretrained
 from trainer.evaluation.text_vectors import POOLINGS, Vector, own_pooling, scaled, warn_of_decoder
 from trainer.prediction import fine_tuned
@@ -108,9 +108,17 @@ def query_segments(query: RetrievalText, task: Retrieval, encoder: TextEncoder) 
 
 
 def queries_in(path: str, numbered_by_order: bool, encoding: str) -> Iterator[RetrievalText]:
-    """The queries of a file; of standard input, which has one a line, they are 1, 2, 3, ..."""
-    if path != STDIN:
+    """The queries of a file; those of plain text, one on each line, are 1, 2, 3, ..."""
+    if not is_plain_text(path, encoding):
         yield from read_queries(path, numbered_by_order, encoding)
         return
     for number, line in read_lines(path, encoding):
         yield RetrievalText(place(path, number), str(number), line.strip())
+
+
+def is_plain_text(path: str, encoding: str) -> bool:
+    """Whether queries stand one on each line: in standard input, or in a .txt without TREC's."""
+    if path == STDIN or suffix_of(path) != ".txt":
+        return path == STDIN
+    text = read_text(path, encoding)
+    return bool(text.strip()) and "<top>" not in text.lower()

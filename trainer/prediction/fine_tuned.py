@@ -271,10 +271,15 @@ def tell_incomplete(
     path: str, unanswered: int, encoder: TextEncoder, needed: str = "a text"
 ) -> None:
     """Log how many rows of a file lack what is `needed`, and how many were cut, if any."""
-    name = source_name(path)
     if unanswered:
         why = f"rows without {needed}, whose answers are null"
-        _log.warning("%s: %s: %s", name, why, unanswered)
+        _log.warning("%s: %s: %s", source_name(path), why, unanswered)
+    tell_cut(path, encoder)
+
+
+def tell_cut(path: str, encoder: TextEncoder) -> None:
+    """Log how many texts of a file were cut, and forget them."""
     if encoder.cut:
         why = f"texts too long for {encoder.length} tokens, whose ends are not read"
-        _log.warning("%s: %s: %s", name, why, len(encoder.cut))
+        _log.warning("%s: %s: %s", source_name(path), why, len(encoder.cut))
+        encoder.cut.clear()

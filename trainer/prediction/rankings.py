@@ -11,10 +11,9 @@ from configs.errors import OptionError
 from data_pipeline import DataError, EmptyText
 from data_pipeline.task_files.collection import COUNTED, Collection, best_first, present_in
 from data_pipeline.task_files.retrieval import read_retrieval_documents
-from data_pipeline.text.text_files import STDIN
 from model import REGRESSION, VECTOR, ModelError
-from trainer.prediction.embedding import queries_in, query_segments
-from trainer.prediction.fine_tuned import FineTuned, sorted_together, tell_incomplete
+from trainer.prediction.embedding import is_plain_text, queries_in, query_segments
+from trainer.prediction.fine_tuned import FineTuned, sorted_together, tell_cut, tell_incomplete
 from trainer.scoring.ranking_metric import nearest_documents, with_others
 from trainer.tasks.reranking import Reranking
 from trainer.tasks.retrieval import Retrieval
@@ -60,6 +59,7 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     sequences = (task.document_sequence(document, encoder) for document in known)
     passes = (tuned.outputs(some) for some in sorted_together(sequences))
     vectors = torch.stack([document for some in passes for document in some])
+    tell_cut(documents, encoder)
     unanswered = 0
     asked_for = queries_in(queries, task.numbered_by_order, encoding)
     for some in sorted_together(asked_for, path=queries):
@@ -79,8 +79,8 @@ def _reranked(
     tuned: FineTuned, queries: str, documents: str, candidates: str, count: int
 ) -> Iterator[dict[str, Any]]:
     by_order = tuned.facts.section(Reranking).numbered_by_order
-    counted = COUNTED if by_order or queries == STDIN else ""
     encoding = tuned.facts.encoding
+    counted = COUNTED if by_order or is_plain_text(queries, encoding) else ""
     texts = queries_in(queries, by_order, encoding)
     collection = Collection.of(documents, texts, queries, counted, encoding)
     listed = collection.ranking(candidates)
@@ -91,6 +91,7 @@ def _reranked(
         ids = {collection.documents[document].id: score for document, score in all_scores.items()}
         yield _answer(collection.queries[number].id, ids)
     blank = sum(not query.text.strip() for query in collection.queries)
+    tell_cut(documents, tuned.encoder)
     tell_incomplete(queries, blank, tuned.encoder)
 
 
