@@ -30,6 +30,12 @@ def trains(run: Path) -> bool:
     return newest is None or not newest.with_name(STAGES).exists()
 
 
+def finished_runs(suite: Path) -> int | None:
+    """How many runs of a suite have finished; None of a folder that is no suite's."""
+    runs = suite / "runs"
+    return len(list(runs.glob("*/evaluation.json"))) if runs.is_dir() else None
+
+
 def newest_rows(file: Path) -> list[Row]:
     """The last rows of a ``metrics.jsonl``, oldest first; each has a step."""
     return [row for row in map(_numbers, _newest_content(file)[:-1]) if row]

@@ -24,7 +24,7 @@ from cluster.errors import LaunchError
 from cluster.run_files import Row
 from cluster.run_state import Evidence, last_step, state_of, training_rows
 from cluster.scheduler import QueuedJob, of_run, recorded_ends, words
-from configs.progress import duration, seconds_left
+from configs.progress import counted, duration, seconds_left
 from configs.runs import USUAL_ROWS, has_begun, has_ended, remarks_in
 from configs.strict_json import strict_json
 
@@ -43,6 +43,7 @@ class RunStatus:
     reason: str = ""  # why it is in that state
     step: int = 0
     steps: int | None = 0
+    finished_runs: int | None = None  # of a suite
     losses: dict[str, float] = field(default_factory=dict)  # learner -> newest loss
     masked_losses: dict[str, float] = field(default_factory=dict)  # its part that can be compared
     tokens_per_second: float | None = None
@@ -152,13 +153,14 @@ def read_run(
         reason=reason,
         step=max(last_step(rows), checkpoint or 0),
         steps=steps,
+        finished_runs=run_files.finished_runs(run),
         losses=_losses(rows, "loss", config.get("students")),
         masked_losses=_losses(rows, "mlm", config.get("students")),
         tokens_per_second=_newest(rows, "tokens_per_second") if state == "running" else None,
         seconds_left=_seconds_left(rows, steps, hours) if state == "running" else None,
         checkpoint=checkpoint,
         checkpoint_age=age,
-        attempts=len(list(run.glob("attempts/*.json"))),
+        attempts=_starts(run, known.events),
         restarts=_restarts(known.events, waits=state in ("queued", "running", "stalled")),
         job=job.id if job else None,
         log=run_files.newest_log(run),
@@ -246,6 +248,13 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def _starts(run: Path, events: Sequence[dict[str, Any]]) -> int:
+    """How often it has started: by a run's own records, by SLURM's of what trains nothing."""
+    if run_files.trains(run):
+        return len(list(run.glob("attempts/*.json")))
+    return sum(event["event"] == "start" for event in events)
+
+
 def _restarts(events: Sequence[dict[str, Any]], waits: bool) -> list[str]:
     """Why each attempt that another one followed ended; `waits`: whether the last one's will."""
     reasons = [
@@ -327,7 +336,7 @@ def table(runs: Sequence[RunStatus]) -> RenderableType:
         grid.add_row(
             Text(run.name),
             Text(run.state, style=COLOURS.get(run.state, "")),
-            f"{run.step:,} of {'?' if run.steps is None else f'{run.steps:,}'}",
+            _progress(run),
             Text("\n".join(_loss(run, learner) for learner in run.losses)),
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             "" if run.seconds_left is None else duration(run.seconds_left),
@@ -335,6 +344,12 @@ def table(runs: Sequence[RunStatus]) -> RenderableType:
             str(run.attempts),
         )
     return Group(grid, *(Text(line) for run in runs for line in _remarks(run)))
+
+
+def _progress(run: RunStatus) -> str:
+    if run.finished_runs is not None:
+        return counted(run.finished_runs, "run")
+    return f"{run.step:,} of {'?' if run.steps is None else f'{run.steps:,}'}"
 
 
 def _loss(run: RunStatus, learner: str) -> str:

@@ -134,7 +134,7 @@ def test_a_rank_that_a_signal_ended_is_the_one_to_blame(capfd):
         os.kill(os.getpid(), signal.SIGALRM)
     """
     assert launch(becoming(python(script)), 2) == 128 + signal.SIGALRM
-    assert "rank 1 was ended by SIGALRM" in capfd.readouterr().err
+    assert "rank 1 was ended by SIGALRM: no progress for watch.hang" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,25 @@ def test_status_of_what_is_no_run(tmp_path, work):
     tell(folder, "start")
     running = read_run(folder, [QueuedJob("41", "41", "RUNNING", "None")])
     assert (running.state, running.step, running.steps) == ("running", 0, None)
+    assert (running.attempts, running.finished_runs) == (1, None)
     tell(folder, "done")
     assert read_run(folder, []).state == "finished"
     commands.submit("demo-store", folder, "a: 1\n", options=options, work=work)
     tell(folder, "start", "final")
     assert read_run(folder, []).state == "failed"
+
+
+@pytest.mark.usefixtures("slurm_programs")
+def test_status_of_a_suite_counts_its_finished_runs(tmp_path, monkeypatch):
+    folder = tmp_path / "runs/glue"
+    commands.submit("glue", folder, "a: 1\n", options=["--nodes", "1"], work=EVALUATE)
+    tell(folder, "start")
+    for name in ("cola-big-seed1", "rte-big-seed1"):
+        (folder / "runs" / name).mkdir(parents=True)
+    (folder / "runs/cola-big-seed1/evaluation.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(tandem.main, ["status", "glue"]).output
+    assert "1 run " in said, said
 
 
 @pytest.mark.usefixtures("slurm_programs")
