@@ -172,7 +172,7 @@ class SkipLimit:
         for learner in learners:
             if learner.skipped is None:
                 continue
-            reason = f"{learner.skipped} ({losses[learner.name]:.4g})"
+            reason = f"{learner.skipped} (loss {losses[learner.name]:.4g})"
             self._recorder.say(f"step {step:,}: {learner.name} is skipped: {reason}")
             in_a_row = learner.counters.guard.in_a_row
             if in_a_row > learner.config.guard.max_consecutive_skips:
