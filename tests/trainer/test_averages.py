@@ -204,7 +204,7 @@ def test_a_mean_is_without_a_damaged_checkpoint_which_is_said_once(corpus, tmp_p
 
 def test_a_teacher_whose_training_ends_before_the_job_has_no_average(corpus, tmp_path):
     for other in ("teacher.budget.steps=3", "stop.patience=2"):
-        with pytest.raises(ConfigError, match="keeps no(ne| average)"):
+        with pytest.raises(ConfigError, match=r"keeps no(ne| average)"):
             tiny_job(corpus, tmp_path, AVERAGES[0], other)
 
 
