@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from trainer.objectives.row_losses import kl_divergence_rows
 from trainer.objectives.vocabulary import project_and_sum
 from trainer.run import Outcome
 from trainer.run_folder.folder import RunFolder
-from trainer.stored_logits.format import Manifest, Shard, StepLogits
+from trainer.stored_logits.format import Manifest, Shard, StepLogits, encode, write_shard
 from trainer.stored_logits.reading import StoredReader
 from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 
@@ -278,6 +279,32 @@ def batch_like(counts, slots=8):
     labelled = np.arange(slots) < np.asarray(counts)[:, None]
     target = Target(np.where(labelled, 7, -100), np.zeros(labelled.shape, np.int64))
     return SimpleNamespace(targets={MASKED: target}, to_mask=None, readable=None)
+
+
+def test_rows_are_found_by_example_in_little_memory(tmp_path):
+    examples = np.random.default_rng(0).permutation(4000)
+    manifest = Manifest("", {}, "", by_example=True)
+    for number, some in enumerate(np.split(examples, [1000, 3000])):
+        rows = len(some)
+        values = torch.from_numpy(np.stack([some, some], axis=1)).float()
+        ones, ids = torch.ones(rows, dtype=torch.int32), torch.zeros(rows, 2, dtype=torch.uint8)
+        content = encode([StepLogits(ones, values, ids, torch.from_numpy(some))])
+        shard = write_shard(tmp_path, range(number, number + 1), rows, content)
+        manifest = manifest.with_shard(shard)
+    manifest.save(tmp_path)
+    reader, batch = StoredReader(tmp_path, 0, 1), batch_like([1, 1, 1])
+    batch.sample_ids = np.array([17, 3999, 0])
+    tracemalloc.start()
+    try:
+        read = reader.read(5, batch)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read.values[:, 0, 0].tolist() == [17, 3999, 0]
+    assert held < 40 * len(examples)
+    batch.sample_ids = np.array([17, 4000, 0])
+    with pytest.raises(TrainingError, match="batch 5: example 4000 is not stored"):
+        reader.read(5, batch)
 
 
 @pytest.mark.slow

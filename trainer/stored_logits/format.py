@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from configs.durable import atomic_write
 from configs.rules import COUNT, INDEX, NOT_EMPTY, PATH, Matches, OneOf, positive
 from configs.section import Refusal, Section
 from configs.strict_json import from_json, read_json
+from data_pipeline.shards.blocks import offsets
 from data_pipeline.shards.manifest import FileRecord, fault
 from model import ModelShape
 from trainer.errors import TrainingError
@@ -288,7 +291,7 @@ class Shard:
         self._names = list(self._file.keys())
         self._ends = self._file.get_tensor(ROWS).cumsum(0).tolist()
         self._counts = self._file.get_tensor(COUNTS)
-        self._positions = [0, *self._counts.cumsum(0).tolist()]  # before each row
+        self._positions = offsets(self._counts.numpy())  # before each row
 
     def step(self, number: int, rank: int, world_size: int) -> StepLogits:
         """A rank's rows of the shard's batch of this number, from 0."""
@@ -296,16 +299,20 @@ class Shard:
         share = (end - begin) // world_size
         return self._rows_in(slice(begin + rank * share, begin + (rank + 1) * share))
 
-    def examples(self) -> list[int]:
+    def examples(self) -> NDArray[np.int64]:
         """The number of each row's example; none where rows are found by their batch."""
-        return self._file.get_tensor(EXAMPLES).tolist() if EXAMPLES in self._names else []
+        return (
+            self._file.get_tensor(EXAMPLES).numpy()
+            if EXAMPLES in self._names
+            else np.zeros(0, np.int64)
+        )
 
     def row(self, row: int) -> StepLogits:
         """The row of this number, from 0, whichever its batch."""
         return self._rows_in(slice(row, row + 1))
 
     def _rows_in(self, rows: slice) -> StepLogits:
-        at = slice(self._positions[rows.start], self._positions[rows.stop])
+        at = slice(int(self._positions[rows.start]), int(self._positions[rows.stop]))
         values, ids = (
             self._file.get_slice(name)[at] if name in self._names else None
             for name in (VALUES, IDS)

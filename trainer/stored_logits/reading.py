@@ -8,6 +8,7 @@ the expectation is that of independent draws, and the variance is never larger.
 """
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from data_pipeline import MASKED, Batch, StoredLogits
 from data_pipeline.hashing import TeacherDraw, array_keys, random_uint32, scalar_key
+from data_pipeline.shards.blocks import offsets
 from data_pipeline.shards.manifest import sha256
 from trainer.errors import TrainingError
 from trainer.stored_logits.format import KEY, Manifest, Shard, ShardRecord, StepLogits
@@ -95,21 +97,28 @@ class StoredReader:
         return _in_slots(stored, _labelled(batch), batch.readable, self._place(number))
 
     def _of_examples(self, examples: Iterable[int], place: str) -> StepLogits:
-        try:
-            places = [self._rows[example] for example in examples]
-        except KeyError as error:
-            raise TrainingError(f"{place}: example {error} is not stored; store it") from None
-        return StepLogits.joined([shard.row(row) for shard, row in places])
+        shards, firsts, row_of = self._rows
+        parts = []
+        for example in examples:
+            row = int(row_of[example]) if example < len(row_of) else -1
+            if row < 0:
+                raise TrainingError(f"{place}: example {example} is not stored; store it")
+            shard = bisect_right(firsts, row) - 1
+            parts.append(shards[shard].row(row - firsts[shard]))
+        return StepLogits.joined(parts)
 
     @cached_property
-    def _rows(self) -> dict[int, tuple[Shard, int]]:
-        """(its shard, its row in the shard) by example."""
+    def _rows(self) -> tuple[list[Shard], list[int], NDArray[np.int64]]:
+        """The shards, the number of each one's first row, and each example's row; -1: it has none.
+
+        Rows are counted through all shards: a table may have 10 million, and each rank has these.
+        """
         shards = [self._checked(record) for record in self._manifest.shards]
-        return {
-            example: (shard, row)
-            for shard in shards
-            for row, example in enumerate(shard.examples())
-        }
+        stored = [shard.examples() for shard in shards]
+        examples = np.concatenate([np.zeros(0, np.int64), *stored])
+        row_of = np.full(examples.max(initial=-1) + 1, -1)
+        row_of[examples] = np.arange(len(examples))
+        return shards, offsets([*map(len, stored)])[:-1].tolist(), row_of
 
     def _shard(self, number: int) -> tuple[ShardRecord, Shard]:
         if self._open is None or not self._open[0].first <= number < self._open[0].end:
