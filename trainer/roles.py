@@ -96,7 +96,7 @@ def _conflicts_with_next_tokens(everyone: Named) -> Iterator[Refusal]:
         for name, term in config.objective.terms().items():
             if isinstance(term, MatrixTermConfig):
                 why = f"compares attention in both directions, and {phase} has one; remove it"
-                yield f"{section}.objective.{name}", why
+                yield f"{section}.objective.{config.objective.key_of(name)}", why
 
 
 def _predicts_tokens(learners: Named) -> bool:
@@ -130,7 +130,7 @@ def _conflicts_with_examples(learners: Named, data: DataConfig) -> Iterator[Refu
     for learner, config in learners.items():
         heads = {task.head for task in config.objective.task_terms().values()}
         for name, term in config.objective.terms().items():
-            key = f"{section_of(learner)}.objective.{name}"
+            key = f"{section_of(learner)}.objective.{config.objective.key_of(name)}"
             if isinstance(term, TaskConfig):
                 first, other = tasks.setdefault(name, (key, term))
                 if dataclasses.replace(term, weight=other.weight, module=other.module) != other:
@@ -179,7 +179,7 @@ def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
             read = _sources_of(term, learners).values()
             views = {other.view for other in read}
             generators = {other.generator_name for other in read}
-            key = f"{section_of(learner)}.objective.{name}"
+            key = f"{section_of(learner)}.objective.{config.objective.key_of(name)}"
             if term.reads_states and views - {config.view}:
                 yield key, "compares states, so that its teacher must have the same view"
             if term.reads_states and generators - {config.generator_name}:
@@ -332,7 +332,8 @@ def _conflicts_of_teacher(teacher: LearnerConfig) -> Iterator[Refusal]:
     if not teacher.frozen and not teacher.objective.terms():
         yield "objective", "name at least one term"
     for term in teacher.objective.teacher_terms():
-        yield f"objective.{term}", "is for students, as no teacher has a teacher; remove it"
+        why = "is for students, as no teacher has a teacher; remove it"
+        yield f"objective.{teacher.objective.key_of(term)}", why
     if teacher.start != StartConfig():
         yield "start", "is for students; remove it"
     if teacher.budget != BudgetConfig() and teacher.frozen:
@@ -391,7 +392,7 @@ def _conflicts_of_tokenizers(learners: Named, data: DataConfig) -> Iterator[Refu
             yield f"{key}.tokenizer", f"{why}; remove it, and train with one tokenizer"
         for term_name, term in config.objective.terms().items():
             if reason := _incomparable(term, config, _sources_of(term, learners), data):
-                yield f"{key}.objective.{term_name}", reason
+                yield f"{key}.objective.{config.objective.key_of(term_name)}", reason
         if config.tokenizer == learners[TEACHER].tokenizer:
             continue
         for copied in ("teacher_layers", "teacher_embeddings"):

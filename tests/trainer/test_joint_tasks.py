@@ -34,6 +34,7 @@ from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.job import Job
 from trainer.job_data.examples import with_examples
+from trainer.lifecycle.continuity import accepted_changes
 from trainer.lifecycle.start import start_run
 from trainer.measure import Startup
 from trainer.run_folder import metrics
@@ -297,6 +298,15 @@ def test_a_step_leaves_the_heads_of_other_tasks_as_they_are(job, tmp_path) -> No
             ["teacher.objective.tasks.moods.single_sentence.head_name=mine"],
             "objective.tasks.moods.single_sentence.head_name: the head has the name of the task",
         ),
+        (
+            ["teacher.objective.tasks.moods.single_sentence.layers=[1]"],
+            "students.small.objective.tasks.moods.single_sentence: must have the settings of "
+            "teacher.objective.tasks.moods.single_sentence, except",
+        ),
+        (
+            ["teacher.objective.branches={}"],
+            "teacher.objective.branches: is for tasks with classes, and names has a head of kind",
+        ),
         (["tasks.moods_two=sst2"], "begins with another task's name and _"),
         (["data.train=moods.tsv"], "data.tasks: have examples of their own"),
         (["data.tasks.moods.train=''"], "data.tasks.moods.validation: is for a task's examples"),
@@ -317,6 +327,18 @@ def test_what_does_not_fit_is_refused(job, overrides, message) -> None:
         configs.load(str(job), JobConfig, "job", overrides)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_setting_that_changes_the_examples_of_a_task_is_named(job) -> None:
+    section = "objective.tasks.moods.single_sentence.skip_malformed"
+    keys = [f"teacher.{section}", f"students.small.{section}", f"students.cut.{section}"]
+    before, now = (
+        configs.load(str(job), JobConfig, "job", [f"{key}={value}" for key in keys])
+        for value in ("false", "true")
+    )
+    read, present = ({"data.tasks.moods.path": content} for content in "ab")
+    with pytest.raises(TrainingError, match=rf"^teacher\.{section}: False -> True: "):
+        accepted_changes(before, now, read=read, present=present, step=4)
 
 
 @pytest.mark.slow

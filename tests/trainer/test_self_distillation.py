@@ -144,7 +144,7 @@ def test_each_of_several_tasks_has_branches() -> None:
     number = KindOfTask(single_sentence=SingleSentence(target="number"))
     numbers = ObjectiveConfig(tasks={**tasks, "other": number}, branches=Branches())
     with pytest.raises(
-        ValueError, match="branches_other: is for tasks with classes, and other has"
+        ValueError, match=r"objective\.branches: is for tasks with classes, and other has"
     ):
         LearnerConfig(encoder(), numbers)
 

@@ -228,7 +228,7 @@ NO_FILES = ["data.train=''", "data.validation=''", "data.test=''"]
         (["students.small.objective.single_sentence=null"], "soft_labels: needs the task beside"),
         (
             ["teacher.objective.single_sentence.weight=0"],
-            "teacher.objective.single_sentence: its weight must not be 0 at every step",
+            "teacher.objective.single_sentence.weight: must not be 0 at every step, since nothing",
         ),
         (["students.small.objective.soft_labels.loss=mse"], "temperature: has no part in mse"),
         (["epochs=2"], "epochs: steps is set too; set epochs to null, or steps to 0"),

@@ -276,7 +276,8 @@ def _with_labels(model: Model, folder: Path, job: JobConfig) -> JobConfig:
     changes: dict[str, Any] = {"labels": labels}  # not every task has them
     task = dataclasses.replace(job_task.task, **changes)
     for key, why in task.conflicts():
-        raise ModelError(f"teacher.objective.{job_task.name}.{key}: {why}")
+        term = job.teacher.objective.key_of(job_task.name)
+        raise ModelError(f"teacher.objective.{term}.{key}: {why}")
     objective = job.teacher.objective.with_task(job_task.name, task)
     return dataclasses.replace(job, teacher=dataclasses.replace(job.teacher, objective=objective))
 

@@ -185,10 +185,12 @@ def _keys_of_examples(job: JobConfig) -> Iterator[str]:
         if job.data.tokenizer is None:  # the model's folder has it
             yield f"{section_of(name)}.init.pretrained."
         yield f"{section_of(name)}.tokenizer."
-        for term, task in learner.objective.task_terms().items():
+        objective = learner.objective
+        for term, task in objective.task_terms().items():
             keys = (option.name for option in dataclasses.fields(task))
             encoded = (key for key in keys if key not in task.not_encoded)
-            yield from (f"{section_of(name)}.objective.{term}.{key}." for key in encoded)
+            section = f"{section_of(name)}.objective.{objective.key_of(term)}"
+            yield from (f"{section}.{key}." for key in encoded)
 
 
 def _require_folders_of_models(now: JobConfig, refused: Sequence[Change]) -> None:

@@ -65,6 +65,15 @@ class ObjectiveConfig(Section):
             for term, config in section.beside(name, tasks).items()
         }
 
+    def key_of(self, term: str) -> str:
+        """The key, in this section, of the section that one of the `terms` comes from."""
+        task = (self.tasks or {}).get(term)
+        if task is not None:
+            return f"{TASKS}.{term}.{task.sections()[0].name}"
+        if hasattr(self, term):
+            return term
+        return next(key for key in vars(self) if term.startswith(f"{key}_"))  # see `beside`
+
     def task_terms(self) -> dict[str, TaskConfig]:
         """The `terms` that are tasks."""
         return {
@@ -83,15 +92,17 @@ class ObjectiveConfig(Section):
         yield from self._conflicts_of_tasks()
         on = self.terms()
         if on and not any(section.is_weighted for section in on.values()):
-            name = next(iter(on))
-            key = f"tasks.{name}" if name in (self.tasks or {}) else name
-            yield key, "its weight must not be 0 at every step: there is nothing else to learn"
+            why = "must not be 0 at every step, since nothing else is learned"
+            yield f"{self.key_of(next(iter(on)))}.weight", why
         trained = {config.head for config in on.values() if config.source != OWN}
         for name, section in on.items():
             needed = MASKED if section.head is None else section.head
             if section.source == OWN and needed not in trained:
                 such = "mlm" if section.head is None else "single_sentence"
-                yield name, f"needs a term beside it that trains the last head, such as {such}"
+                yield (
+                    self.key_of(name),
+                    f"needs a term beside it that trains the last head, such as {such}",
+                )
 
     def _conflicts_of_tasks(self) -> Iterator[Refusal]:
         names = list(self.tasks or {})
@@ -185,11 +196,11 @@ class ObjectiveConfig(Section):
         # Heads are there before those who read them are asked, whatever their places in the sum.
         for name, section in sorted(terms, key=lambda item: isinstance(item[1], HeadTermConfig)):
             reasons = list(section.unequippable(model))
-            yield from ((name, why) for why in reasons)
+            yield from ((self.key_of(name), why) for why in reasons)
             try:
                 model = model if reasons else section.equip(model)
             except ValueError as error:  # keys of the head, which come from several terms
-                yield name, str(error)
+                yield self.key_of(name), str(error)
 
     def conflicts_with_data(self, packings: Collection[str], masked: bool) -> Iterator[Refusal]:
         """The terms that need something which the sequences do not have.
@@ -198,7 +209,7 @@ class ObjectiveConfig(Section):
         """
         for name, section in self.terms().items():
             for reason in section.refusals(packings, masked):
-                yield name, reason
+                yield self.key_of(name), reason
 
     def misfits(
         self, learner: ModelShape, teachers: Mapping[str, ModelShape], each_layer: bool
@@ -209,7 +220,7 @@ class ObjectiveConfig(Section):
         """
         for name, section in self.terms().items():
             refusals = list(_misfits(section, learner, teachers))
-            yield from within(name, iter(refusals))
+            yield from within(self.key_of(name), iter(refusals))
             if each_layer and isinstance(section, LayerTermConfig) and not refusals:
                 for layer in sorted(section.left_out(learner, model_read_by(section, teachers))):
                     yield (
