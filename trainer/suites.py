@@ -359,7 +359,7 @@ def _legend(models: Models) -> list[str]:
     scores = ", ".join(f"{task} {score.column.heading}" for task, score in reference.tasks.items())
     return [
         f"Scores: {scores}; with several seeds, mean ± standard deviation.",
-        f"Retention: the share of {reference_name}'s score, the mean over the tasks. Minimal pairs "
-        "are in neither mean.",
+        f"Retention: the share of {reference_name}'s score, the mean over the tasks in which that "
+        "is above 0. Minimal pairs are in neither mean.",
         "Parameters: without the heads. Examples/s: of the encoder alone, on this machine.",
     ]

@@ -346,6 +346,15 @@ def test_the_table_of_a_terminal():
     assert len({line.index("%") for line in lines[1:4]}) == 1  # columns are aligned
 
 
+def test_the_table_of_a_teacher_alone_compares_nothing():
+    shown = student_table(evaluation([]))
+    assert "53.4k" in shown
+    assert not [word for word in ("retention", "agreement") if word in shown]
+    results = evaluation(["half"])
+    del results["learners"]["teacher"]  # `tandem evaluate RUN --learner half`
+    assert "agreement: share of tokens or examples" in " ".join(student_table(results).split())
+
+
 def test_the_table_keeps_long_export_paths_on_one_line():
     results = evaluation(["half"])
     results["learners"]["teacher"]["export"] = "/very/long" * 20
