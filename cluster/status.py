@@ -138,8 +138,9 @@ def read_run(
     """
     config = _config(run)
     steps, hours = config.get("steps"), _number(config.get("hours"))
-    known = _evidence(run, jobs, ends or {})
-    rows, job = known.rows, known.job
+    rows = run_files.newest_rows(run / "metrics.jsonl")
+    known = _evidence(run, jobs, ends or {}, rows)
+    job = known.job
     checkpoint, age = run_files.newest_checkpoint(run)
     results = run_files.json_object(run / "evaluation.json")
     if run_files.trains(run):
@@ -171,11 +172,13 @@ def read_run(
     )
 
 
-def _evidence(run: Path, jobs: Sequence[QueuedJob] | None, ends: EndStates) -> Evidence:
+def _evidence(
+    run: Path, jobs: Sequence[QueuedJob] | None, ends: EndStates, rows: Sequence[Row]
+) -> Evidence:
     record, touched = run_files.newest_attempt(run)
     return Evidence(
         run,
-        run_files.newest_rows(run / "metrics.jsonl"),
+        rows,
         run_files.events_of(run),
         record,
         touched,
@@ -207,7 +210,7 @@ def _unexplained_job(run: Path, jobs: Sequence[QueuedJob] | None) -> str | None:
     if (run / "evaluation.json").exists():
         return None
     try:
-        known = _evidence(run, jobs, {})
+        known = _evidence(run, jobs, {}, ())  # a job is known without the rows
         return known.last_job if known.job is None else None
     except (LaunchError, OSError):  # its row says why
         return None

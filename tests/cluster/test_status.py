@@ -57,6 +57,13 @@ def test_running_here(run):
     assert status.log == str(run.path / "logs/rank-000.log")
 
 
+def test_the_rows_of_each_run_are_read_once(run, monkeypatch):
+    run.log(10, 20)
+    read, newest = [], run_files.newest_rows
+    monkeypatch.setattr(run_files, "newest_rows", lambda file: read.append(file) or newest(file))
+    assert len(read_runs(run.path.parent, [], lambda ids: {})) == len(read) == 1
+
+
 def test_a_student_that_the_config_has_no_longer_has_no_loss(run):
     """Its rows come from the run that was forked, or from before the job was resumed without it."""
     run.log(10, 20)
