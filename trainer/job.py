@@ -26,6 +26,7 @@ from trainer.evaluation.held_out import ValidationSet
 from trainer.job_data.counting import count_sequences, global_batches
 from trainer.job_data.feed import Feed
 from trainer.job_data.fit import require_fit, require_pretrained
+from trainer.learner_names import TEACHER
 from trainer.learners.learners import Learners
 from trainer.learners.state import HOUR
 from trainer.lifecycle.in_progress import Saving, SkipLimit
@@ -168,11 +169,14 @@ class Job:
         verify(self.learners.engines, self.state.step)
 
     def finish(self) -> None:
-        """Save the last checkpoint, and mention students that never joined.
+        """Save the last checkpoint; report a teacher's early end, and students that never joined.
 
         Raises TrainingError if a learner has diverged, or has learned nothing.
         """
         self.saving.save(wait=True, is_last=True)
+        teacher, step = self.learners.teacher, self.state.step
+        if teacher.is_trained and teacher.counters.finished_at and step < self.config.steps:
+            self.recorder.say(f"step {step:,}: {TEACHER} {self.learners.why_finished(TEACHER)}")
         for name in self.learners.waiting:
             self.recorder.say(f"{name} never joined: its `start` was not reached")
         self._skip_limit.check_at_end(self.state.step, self.learners.counters())

@@ -215,8 +215,10 @@ def patient_job(corpus: Path, runs: Path) -> None:
     finish(run(tiny_job(corpus, runs, AVERAGES[0], *words, *still)))
 
 
-def test_a_teacher_without_students_keeps_its_average_when_its_patience_ends(corpus, tmp_path):
+def test_a_teacher_out_of_patience_is_told_and_keeps_its_average(corpus, tmp_path, capfd):
     run_distributed(patient_job, 1, corpus, tmp_path)
+    told = capfd.readouterr()
+    assert "step 3: teacher has not done better than " in told.out + told.err
     saved = SavedLearners(RunFolder(tmp_path / "tiny"))
     assert saved.checkpoint.step == 3
     assert saved.has_average(TEACHER)
