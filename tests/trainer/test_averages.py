@@ -218,7 +218,7 @@ def patient_job(corpus: Path, runs: Path) -> None:
 def test_a_teacher_out_of_patience_is_told_and_keeps_its_average(corpus, tmp_path, capfd):
     run_distributed(patient_job, 1, corpus, tmp_path)
     told = capfd.readouterr()
-    assert "step 3: teacher has not done better than " in told.out + told.err
+    assert "step 3: teacher has not done better than accuracy " in told.out + told.err
     saved = SavedLearners(RunFolder(tmp_path / "tiny"))
     assert saved.checkpoint.step == 3
     assert saved.has_average(TEACHER)

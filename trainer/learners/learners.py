@@ -168,10 +168,12 @@ class Learners:
     def why_finished(self, name: str) -> str:
         """Why a learner has finished."""
         learner = self.by_name[name]
-        best = learner.counters.best
-        if best is None or not has_no_patience_left(learner.config.budget, learner.counters):
+        best, score = learner.counters.best, self.config.primary_of(learner.config)
+        patience_left = not has_no_patience_left(learner.config.budget, learner.counters)
+        if best is None or score is None or patience_left:
             return "has used up its budget"
-        return f"has not done better than {best.value:.4g} at step {best.step:,} (patience)"
+        shown = f"{score.heading} {score.written(best.value)}"
+        return f"has not done better than {shown} at step {best.step:,} (patience)"
 
     def has_best_at(self, step: int) -> bool:
         """Whether a learner's newest evaluation is its best."""
