@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ class Job:
         self._began = time.monotonic() - self.state.seconds
         self._seconds = self.state.seconds  # the same on all ranks
         self._take_over(resumption, feed, device)
-        rows = max(global_batches(config, self.corpora).sizes)
-        self.recorder.say(setup_line(config, shape, rows, device, self.folder.path))
+        sizes = global_batches(config, self.corpora).sizes
+        self.recorder.say(setup_line(config, shape, sizes, device, self.folder.path))
         if any(learner.is_compiled for learner in self.learners.by_name.values()):
             self.recorder.say("compiling: each learner's first step takes minutes")
         self._tell(resumption, changes)
@@ -244,12 +244,13 @@ def step_shape(config: JobConfig, corpora: Mapping[str, Corpus]) -> StepShape:
 
 
 def setup_line(
-    config: JobConfig, shape: StepShape, rows: int, device: torch.device, folder: Path
+    config: JobConfig, shape: StepShape, sizes: Sequence[int], device: torch.device, folder: Path
 ) -> str:
-    """The first line of a run: device, ranks, threads, precision, batch and folder.
+    """The first line of a run: device, ranks, threads, precision, largest batch and folder.
 
-    rows: the size of its largest global batch.
+    sizes: of its global batches, in rows.
     """
+    rows, largest = max(sizes), "largest " if min(sizes) < max(sizes) else ""
     ranks, threads = dist.get_world_size(), torch.get_num_threads()
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     trained = [learner for learner in config.learners.values() if not learner.frozen]
@@ -263,7 +264,7 @@ def setup_line(
             counted(ranks, "rank"),
             f"{counted(threads, 'thread')} each",
             " and ".join(precisions),
-            f"batch {rows:,} = {up_to}{micro} x {accumulation} x {ranks} "
+            f"{largest}batch {rows:,} = {up_to}{micro} x {accumulation} x {ranks} "
             "(micro-batch x accumulation x ranks)",
             str(folder),
         )

@@ -122,8 +122,8 @@ def _store_missing(
     running = dataclasses.replace(config, teacher=teacher, rollback=[])
     tokenizer_dir = next(iter(corpora.values())).tokenizer_dir
     shape, state = step_shape(running, corpora), JobState(wandb_id="")
-    rows = max(global_batches(running, corpora).sizes)
-    on_rank_0(lambda: say(setup_line(running, shape, rows, own_device(), folder)))
+    sizes = global_batches(running, corpora).sizes
+    on_rank_0(lambda: say(setup_line(running, shape, sizes, own_device(), folder)))
     learner = Learners(running, shape, state, None, tokenizer_dir).teacher
     checksum = fingerprint(learner)
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))

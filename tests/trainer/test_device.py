@@ -228,15 +228,16 @@ def test_no_command_trains_silently_on_the_cpu_beside_a_gpu(
 def test_a_run_on_the_cpu_by_request_says_first_how_it_computes(
     listed_gpu, tmp_path, corpus, launched
 ):
-    words = [f"data.path={corpus}", f"output_dir={tmp_path}", "device=cpu", "steps=1"]
+    words = [f"data.path={corpus}", f"output_dir={tmp_path}", "device=cpu"]
+    words += ["steps=2", "batch.growth=[{step: 1, size: 16}]"] if launched else ["steps=1"]
     environment = {**listed_gpu, **(RANK_OF_TORCHRUN if launched else {})}
     ranks = [] if launched else ["--nproc", 2]
     done = tandem("train", TINY_JOB, *words, *ranks, **environment)
     assert done.returncode == 0, done.stderr
-    batch = "4 x 2 x 1" if launched else "4 x 1 x 2"
+    batch = "largest batch 16 = 4 x 4 x 1" if launched else "batch 8 = 4 x 1 x 2"
     ranks = "1 rank" if launched else "2 ranks"
     assert done.stdout.splitlines()[0] == (
-        f"CPU · {ranks} · 1 thread each · fp32 · batch 8 = {batch} "
+        f"CPU · {ranks} · 1 thread each · fp32 · {batch} "
         f"(micro-batch x accumulation x ranks) · {tmp_path}/tiny"
     )
 
