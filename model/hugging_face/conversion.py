@@ -219,6 +219,8 @@ def _heads_of_a_fine_tuned(
         return vector | {"architectures": [_class(architecture, "Model")]}
     if form is None:
         raise Inexpressible(f"transformers has no class for a head of kind {head.kind}")
+    if head.layers:
+        raise Inexpressible("transformers has no class whose head reads chosen layers")
     heads = task_heads.write_task_head(name, head, form)
     ending = task_heads.ENDINGS[head.kind] if head.kind in family.heads else "Model"
     return heads | {"architectures": [_class(architecture, ending)]}

@@ -234,7 +234,8 @@ def test_an_encoder_without_any_head_is_imported_and_exported(tmp_path: Path) ->
         ({}, {"moods": {"labels": LABELS, "activation": "relu"}}, "activation before the output"),
         ({}, {"text": {"kind": "vector", "size": 5, "pooling": "mean"}}, "of kind vector"),
         ({}, {"ner": {"kind": "tagging", "labels": LABELS, "crf": True}}, "ner.crf"),
-        ({}, {"ner": {"kind": "tagging", "labels": LABELS, "layers": [-2, -1]}}, "task_heads"),
+        ({}, {"ner": {"kind": "tagging", "labels": LABELS, "layers": [-2, -1]}}, "chosen layers"),
+        ({}, {"moods": {"labels": LABELS, "layers": [-2, -1]}}, "chosen layers"),
     ],
 )
 def test_what_transformers_has_no_class_for_is_kept_in_our_own_form(
