@@ -204,6 +204,7 @@ def test_the_shipped_yaml_runs(corpus, tmp_path) -> None:
     [
         ("{}", True, "train.jsonl:1: label: is a list"),
         (ALL, False, "train.jsonl:1: label: 'the' is no list"),
+        ("{class_weights: {and: 0, of: 0, the: 0}}", False, "must not be 0 for all labels"),
         ("{class_weights: {a: 2}}", False, "class_weights: a is none of the labels: and, of, the"),
     ],
 )

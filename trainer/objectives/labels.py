@@ -38,10 +38,11 @@ def weights_of(labels: Sequence[str], named: Mapping[str, float]) -> list[float]
     return [named.get(label, 1.0) for label in labels if named]
 
 
-def unknown_weights(labels: Sequence[str], named: Mapping[str, float]) -> str:
-    """The fault of weights for labels other than these; empty without one."""
-    unknown = ", ".join(sorted(named.keys() - set(labels)))
-    return f"{unknown} is none of the labels: {', '.join(labels)}" if unknown else ""
+def wrong_weights(labels: Sequence[str], named: Mapping[str, float]) -> str:
+    """The fault of weights of other labels than these, or of none that counts; else empty."""
+    if unknown := ", ".join(sorted(named.keys() - set(labels))):
+        return f"{unknown} is none of the labels: {', '.join(labels)}"
+    return "" if any(named.get(label, 1.0) for label in labels) else "must not be 0 for all labels"
 
 
 def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:

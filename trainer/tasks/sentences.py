@@ -26,8 +26,8 @@ from trainer.objectives.labels import (
     label_cross_entropy,
     labels_among,
     squared_error,
-    unknown_weights,
     weights_of,
+    wrong_weights,
 )
 from trainer.objectives.task import LABEL, TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
@@ -135,8 +135,8 @@ class SentenceTask(TaskConfig):
             yield "ignored_labels", f"{ignored} is one of the labels; remove it here or there"
         if self.target == NUMBER and self.class_weights:
             yield "class_weights", "target: number has no labels; remove them"
-        if self.labels and (unknown := unknown_weights(self.labels, self.class_weights)):
-            yield "class_weights", unknown
+        if self.labels and (wrong := wrong_weights(self.labels, self.class_weights)):
+            yield "class_weights", wrong
         if self.labels and len(set(self.labels)) < max(2, len(self.labels)):
             yield "labels", "must name at least two labels, each once"
         yield from conflicts_of_numbers(self.numbers, self.means, self.deviations)
@@ -170,8 +170,8 @@ class SentenceTask(TaskConfig):
         if binary := self._unfit_for(names):
             why = f"{binary} needs two labels, and there are {', '.join(names)}"
             raise DataError(f"{file.path}: metrics: {why}")
-        if unknown := unknown_weights(names, self.class_weights):
-            raise DataError(f"{file.path}: class_weights: {unknown}")
+        if wrong := wrong_weights(names, self.class_weights):
+            raise DataError(f"{file.path}: class_weights: {wrong}")
         return dataclasses.replace(self, labels=names)
 
     def trained_on(self, examples: ExampleSplit) -> TaskConfig:

@@ -23,8 +23,8 @@ from trainer.objectives.labels import (
     ClassWeights,
     label_cross_entropy,
     labels_among,
-    unknown_weights,
     weights_of,
+    wrong_weights,
 )
 from trainer.objectives.task import TaskConfig, TaskFile, TaskTerm
 from trainer.objectives.term import LossInputs, Term, register
@@ -76,16 +76,16 @@ class Tagging(TaskConfig):
         )
         if not self._fits(tags):
             raise DataError(f"{file.path}: {NO_ENTITIES}")
-        if unknown := unknown_weights(tags, self.class_weights):
-            raise DataError(f"{file.path}: class_weights: {unknown}")
+        if wrong := wrong_weights(tags, self.class_weights):
+            raise DataError(f"{file.path}: class_weights: {wrong}")
         return dataclasses.replace(self, labels=tags)
 
     def conflicts(self) -> Iterator[Refusal]:
         yield from super().conflicts()
         if self.labels and not self._fits(self.labels):
             yield "metrics", NO_ENTITIES
-        if self.labels and (unknown := unknown_weights(self.labels, self.class_weights)):
-            yield "class_weights", unknown
+        if self.labels and (wrong := wrong_weights(self.labels, self.class_weights)):
+            yield "class_weights", wrong
         if self.crf and self.class_weights:
             yield "class_weights", "crf weighs whole sentences; remove one of them"
 
