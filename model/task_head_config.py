@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class HeadModuleConfig(Section, ABC):
 
     It is a module of `model.head_modules`, or a file of `plugins:`, that `register_head` decorates.
     """
+
+    pools: ClassVar[bool] = False  # whether it has one output for a text, and none for each token
 
     kind: Annotated[str, HEAD_KIND] = "attention_pooling"
 
@@ -171,6 +173,9 @@ class TaskHeadConfig(Section):
             yield key, "is for a head without a module; remove it"
         if not self.outputs:
             yield "size", "must be set if the head has a module"
+        if self.per_token and self.module is not None and self.module.pools:
+            why = f"{self.module.kind} has no output for each token, as kind: {self.kind} needs"
+            yield "module", f"{why}; remove it"
 
     def _conflicts_of_branches(self) -> Iterator[Refusal]:
         if self.kind != CLASSIFICATION:

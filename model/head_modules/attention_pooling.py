@@ -1,7 +1,7 @@
 """Attention pooling: the mean of a text's states, by weights that are learnt."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class AttentionPoolingConfig(HeadModuleConfig):
     """
 
     kind: Annotated[str, OneOf("attention_pooling"), HEAD_KIND] = "attention_pooling"
+    pools: ClassVar[bool] = True
     width: Annotated[int, Range(1, WIDEST), "Width of the hidden layer that scores a token."] = 128
 
     def build(self, size: int, outputs: int) -> nn.Module:

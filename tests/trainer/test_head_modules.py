@@ -122,8 +122,8 @@ def test_a_plugins_head_and_a_shipped_one_are_trained_resumed_exported_and_predi
     assert kept["teacher"][score] == results["teacher"][score]
 
 
-def head(**keys: object) -> TaskHeadConfig:
-    return TaskHeadConfig(CLASSIFICATION, LABELS, module=AttentionPoolingConfig(width=8), **keys)
+def head(kind: str = CLASSIFICATION, **keys: object) -> TaskHeadConfig:
+    return TaskHeadConfig(kind, LABELS, module=AttentionPoolingConfig(width=8), **keys)
 
 
 @torch.no_grad()
@@ -151,6 +151,7 @@ def test_its_products_are_counted() -> None:
     [
         ({"activation": "relu"}, "activation: is for a head without a module"),
         ({"numbers": ["price"]}, "numbers: is for a head without a module"),
+        ({"kind": "tagging"}, "module: attention_pooling has no output for each token"),
     ],
 )
 def test_keys_of_the_usual_head_are_refused_beside_it(keys: dict, message: str) -> None:
