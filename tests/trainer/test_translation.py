@@ -312,6 +312,7 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
         ),
         ("teacher.objective.translation.length_penalty=1000000", "length_penalty: must be 0 to 10"),
         ("teacher.objective.translation.layers=[1]", "translation.layers: the decoder's last"),
+        ("teacher.objective.translation.dropout=0.1", "translation.dropout: is for the head of"),
         (
             "teacher.objective.translation={beams: 1, length_penalty: 0.5}",
             "translation.length_penalty: is for beams, and the search is greedy",

@@ -234,6 +234,8 @@ class Translation(ScoredByReferences):
         yield from super().conflicts()
         if self.layers:
             yield "layers", "the decoder's last layer is read; remove it"
+        for key in self.changed("dropout", "module"):
+            yield key, "is for the head of a task, and a translation has none; remove it"
         if bool(self.source_language) != bool(self.target_language):
             key = "target_language" if self.source_language else "source_language"
             yield key, "set both languages of parallel files, or neither for a table"
