@@ -112,6 +112,7 @@ def main(
     if stopped is not None:
         torch.save(stopped, state)
         sys.exit(75)
+    state.unlink(missing_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

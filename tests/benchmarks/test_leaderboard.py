@@ -283,6 +283,8 @@ def test_the_baseline_stops_on_request_and_goes_on(tmp_path, folder, monkeypatch
     assert second["seconds"] > first["seconds"] > second["begun"] == first["begun"]
     moments = [state["optimizer"]["state"][0]["step"] for state in states]
     assert moments == [1, 2]
+    assert baseline(tmp_path, folder, second["seconds"]).exit_code == 0
+    assert not (tmp_path / "out.pt").exists()
 
 
 @pytest.mark.usefixtures("sigterm")

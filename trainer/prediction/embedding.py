@@ -118,7 +118,7 @@ def queries_in(path: str, numbered_by_order: bool, encoding: str) -> Iterator[Re
 
 def is_plain_text(path: str, encoding: str) -> bool:
     """Whether queries stand one on each line: in standard input, or in a .txt without TREC's."""
-    if path == STDIN or suffix_of(path) != ".txt":
-        return path == STDIN
-    text = read_text(path, encoding)
+    if path == STDIN:
+        return True
+    text = read_text(path, encoding) if suffix_of(path) == ".txt" else ""
     return bool(text.strip()) and "<top>" not in text.lower()

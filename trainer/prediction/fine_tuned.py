@@ -99,17 +99,20 @@ def text_vectors(
             states = model.word_vectors(ids)
         else:
             states = model.encode(ids, segments, model.readable(padded)).last_hidden_state
-        pooled = []
-        for row, tokens in zip(rows, states.float(), strict=True):
-            of_text = tokens[: len(read[row][0])]
-            pooled.append(
-                of_text[0]
-                if pooling == CLS
-                else (of_text[1:-1] if pooling == STATIC else of_text).mean(0)
-            )
+        pooled = [
+            _pooled(tokens[: len(read[row][0])], pooling)
+            for row, tokens in zip(rows, states.float(), strict=True)
+        ]
         for row, vector in zip(rows, torch.stack(pooled).cpu(), strict=True):  # one wait for all
             vectors[row] = vector
     return vectors
+
+
+def _pooled(states: Tensor, pooling: str) -> Tensor:
+    """The vector [H] of a text's states [T, H], of which the ends are its special tokens."""
+    if pooling == CLS:
+        return states[0]
+    return (states[1:-1] if pooling == STATIC else states).mean(0)
 
 
 @torch.inference_mode()
