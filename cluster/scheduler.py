@@ -142,7 +142,9 @@ def slurm_command(*argv: str, seconds: float | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{argv[0]}: no answer for {seconds:.0f} s") from None
     if result.returncode:
-        prefix = re.compile(rf"{argv[0]}: (error: )?")
-        words = [prefix.sub("", line, count=1) for line in result.stderr.splitlines()]
+        prefix = re.compile(rf"{argv[0]}: (error: |fatal: )?")
+        lines = result.stderr.splitlines()
+        fatal = [line for line in lines if line.startswith(f"{argv[0]}: fatal: ")]
+        words = [prefix.sub("", line, count=1) for line in fatal or lines]
         raise LaunchError(f"{argv[0]}: {'; '.join(filter(None, words))}")
     return result.stdout

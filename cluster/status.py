@@ -326,11 +326,11 @@ COLOURS = {
 def table(runs: Sequence[RunStatus]) -> RenderableType:
     """One row per run, and below the table a line for everything that needs attention."""
     grid = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    # On a narrow terminal, names are folded, steps and ages wrapped; other numbers stay whole.
+    # On a narrow terminal, names are folded, steps and ages wrapped; numbers stay whole.
     grid.add_column("run", overflow="fold", min_width=8)
     grid.add_column("state", no_wrap=True)
     grid.add_column("step", min_width=10)
-    grid.add_column("loss", no_wrap=True)
+    grid.add_column("loss", overflow="fold", min_width=8)
     grid.add_column("tokens/s", no_wrap=True, justify="right")
     grid.add_column("left", no_wrap=True, justify="right")
     grid.add_column("saved", min_width=10)

@@ -1,5 +1,6 @@
 """`tandem status`, for run folders in every state that a run can be in."""
 
+import io
 import json
 import math
 import os
@@ -9,12 +10,14 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from cluster import LaunchError, commands, run_files
 from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob
-from cluster.status import read_array, read_run, read_runs, to_json
+from cluster.status import RunStatus, read_array, read_run, read_runs, table, to_json
 from configs.runs import started
+from tests.cluster.conftest import install
 from tests.cluster.folders import ELSEWHERE, Folder
 
 
@@ -389,6 +392,34 @@ def test_numbers_stay_whole_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
     assert {"43,220", "100,000", "43,000", "500", "running"} <= {
         word.strip(",") for word in out.split()
     }
+
+
+def test_no_column_is_lost_to_long_names_of_students(tmp_path, monkeypatch):
+    status = RunStatus(
+        name="a_run_with_a_long_name",
+        state="running",
+        steps=1_000_000,
+        losses={"teacher": 2.125, "a_student_with_twelve_layers": 3.25},
+        tokens_per_second=1_234_567.0,
+        seconds_left=1e6,
+        checkpoint=123_000,
+        checkpoint_age=400.0,
+        attempts=12,
+    )
+    console = Console(width=80, file=io.StringIO())
+    console.print(table([status]))
+    words = console.file.getvalue().split()
+    assert {"starts", "12", "saved", "123,000,", "1,234,567", "2.125", "3.250"} <= {*words}
+
+
+def test_squeue_without_a_controller_is_one_reason(tmp_path, slurm_programs, capsys):
+    lines = ("error: fetch_config: DNS SRV lookup failed", "fatal: no configuration source")
+    echoes = "; ".join(f"echo 'squeue: {line}' >&2" for line in lines)
+    install(tmp_path, squeue=f"{echoes}; exit 1")
+    Folder(tmp_path / "runs").submit("41")
+    commands.status(None, False, tmp_path / "runs")
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith("SLURM's queue cannot be read: squeue: no configuration source")
 
 
 def test_unknown_run_is_one_line(tmp_path):
