@@ -137,8 +137,8 @@ def _store_missing(
                 on_rank_0(lambda: say(_what_is_kept(writer.manifest, batches, folder)))
                 return Outcome.STOPPED
     kept = "drawn tokens" if config.teacher.stored.samples else "largest logits"
-    kept = f"The {teacher_logits.k:,} {kept}"
-    on_rank_0(lambda: say(_summary(writer.manifest, kept, folder)))
+    kept, covered = f"The {teacher_logits.k:,} {kept}", teacher_logits.covered()
+    on_rank_0(lambda: say(_summary(writer.manifest, kept, folder) + covered))
     return Outcome.FINISHED
 
 
@@ -256,6 +256,8 @@ class TeacherLogits:
         self.value_dtype = stored_format.VALUE_DTYPES[stored.precision]
         self.id_dtype = stored_format.ID_DTYPES[stored_format.id_bytes(self.vocabulary)]
         self.projection: OutputProjection = teacher.output_projection()
+        # The sum of the largest logits' probabilities, and the number of their positions.
+        self._covered = torch.zeros(2, dtype=torch.float64, device=teacher.device)
 
     def of_batch(self, rows: Batch, masker: TorchMasker | None) -> StepLogits:
         """The logits of this rank's rows of one batch. Collective at ZeRO 3.
@@ -298,7 +300,10 @@ class TeacherLogits:
                 ids.append(drawn.to(self.id_dtype).cpu())
                 continue
             if self.k < self.vocabulary:
+                log_total = logits.float().logsumexp(1, keepdim=True)
                 logits, tokens = logits.topk(self.k)
+                covered = (logits - log_total).exp().sum()
+                self._covered += torch.stack([covered, covered.new_tensor(len(logits))])
                 ids.append(tokens.to(self.id_dtype).cpu())
             values.append(logits.to(self.value_dtype).cpu())
             _require_finite(values[-1])
@@ -306,6 +311,14 @@ class TeacherLogits:
         return StepLogits(
             counts, torch.cat(values) if values else None, torch.cat(ids) if ids else None
         )
+
+    def covered(self) -> str:
+        """How much of the teacher's probability the largest logits hold, in words. Collective."""
+        if dist.get_world_size() > 1:
+            dist.all_reduce(self._covered)
+        total, positions = self._covered.tolist()
+        words = "; those written now hold {:.2%} of the teacher's probability"
+        return words.format(total / positions) if positions else ""
 
     def _numbers(self, batch: MicroBatch, rows: Batch) -> Tensor:
         """The random numbers of the draws at each of the batch's P slots, float64 [P, samples]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -78,15 +79,16 @@ def on_two_ranks(corpus, runs, finished):
     steps = Manifest.load(runs / "largest").steps
     kept = f"Stopped: {steps} of {STEPS} batches are in {runs / 'largest'}; the same command"
     assert [one.startswith(kept) for one in said[-1:]] == [True] * (dist.get_rank() == 0)
+    said.append("")
     for name in (f"shard-{steps:09d}.safetensors", "manifest.json.new"):  # of a killed writer
         (runs / "largest" / name).write_bytes(b"torn")
-    assert storing.store_job(some, lambda: False) is Outcome.FINISHED
+    assert storing.store_job(some, lambda: False, said.append) is Outcome.FINISHED
     run(job(corpus, runs, finished, None, "name=running"))
     reads = job(corpus, runs, finished, "all", *ALL, "name=reads")
     run(reads, stop_after=2)
     ran = forward_passes()
     finish(run(reads))
-    return steps, ran
+    return steps, ran, said[-1]
 
 
 def forward_passes():
@@ -188,7 +190,7 @@ def everything(folder):
 
 
 @pytest.mark.slow
-def test_the_largest_logits_are_the_teachers_in_the_stated_size(runs):
+def test_the_largest_logits_are_the_teachers_in_the_stated_size(runs, two_ranks):
     every, largest = everything(runs / "all"), everything(runs / "largest")
     values, ids = every.values.topk(TOP_K)
     assert every.ids is None
@@ -199,6 +201,10 @@ def test_the_largest_logits_are_the_teachers_in_the_stated_size(runs):
     manifest = Manifest.load(runs / "largest")
     assert sum(one.positions for one in manifest.shards) == len(values) > 100
     assert max(one.bytes for one in manifest.shards) < 2 * SHARD
+    before, _, said = two_ranks
+    old = sum(one.positions for one in manifest.shards if one.first < before)
+    covered = every.values.softmax(1).topk(TOP_K)[0].sum(1)[old:].mean().item()
+    assert said.endswith(f"; those written now hold {covered:.2%} of the teacher's probability")
 
 
 def test_a_distribution_of_the_largest_logits_is_their_softmax():
@@ -396,7 +402,9 @@ def test_from_the_command_line(corpus, finished_job, tmp_path):
     done = tandem("store", TINY_JOB, *asked)
     assert done.returncode == 0, done.stderr
     assert "batches 0 to 2" in done.stdout
-    assert "The 8 largest logits of 2 batches" in done.stdout
+    assert re.search(
+        r"The 8 largest logits of 2 batches .* hold \d+\.\d\d% of the teacher's", done.stdout
+    )
     planned = tandem("plan", TINY_JOB, *asked, "--gpus-per-node", 1)
     assert "8 of its logits in fp16 with their tokens, 32 bytes" in planned.stdout, planned.stderr
     failed = tandem("train", TINY_JOB, *asked, "seed=3")
