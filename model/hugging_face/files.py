@@ -37,9 +37,14 @@ MODEL_FILES = (
     *("model.onnx", "model_int8.onnx", "sentence_bert_config.json"),
 )
 
+_OTHER_FILES = ("corpus.json", "manifest.json", "config.yaml")  # of a corpus, checkpoint, run
+
 
 def require_free(folder: str | Path) -> None:
-    """Raise ModelError for the first file in `folder` that a model would overwrite."""
+    """Raise ModelError where `folder` has files that a model would overwrite, or is no model's."""
+    for name in _OTHER_FILES:
+        if os.path.lexists(path := Path(folder) / name):
+            raise ModelError(f"{path}: a model does not go beside this file; choose another --out")
     for name in (*MODEL_FILES, *TOKENIZER_FILES):
         if os.path.lexists(path := Path(folder) / name):
             raise ModelError(f"{path}: exists; move it away, or choose another --out")

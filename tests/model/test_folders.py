@@ -424,3 +424,13 @@ def test_a_name_that_is_not_ascii_is_written_in_any_locale(
     monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "ascii")
     model.write_config(SMALL, tmp_path, "mod\u00e8le")
     assert "mod\u00e8le" in (tmp_path / "model.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "manifest.json", "config.yaml"])
+def test_a_model_is_not_written_into_a_corpus_checkpoint_or_run(tmp_path: Path, name: str) -> None:
+    source, out = save(tmp_path / "source"), tmp_path / "out"
+    out.mkdir()
+    (out / name).touch()
+    with pytest.raises(ModelError, match=rf"{name}: a model does not go beside .* another --out"):
+        model.import_folder(source, out)
+    assert [path.name for path in out.iterdir()] == [name]
