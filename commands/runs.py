@@ -239,7 +239,7 @@ def _is_override(word: str, before: str) -> bool:
     key, equals, _ = word.partition("=")
     if not equals or word.startswith("-"):
         return False
-    may_be_a_value = before.startswith("--") and "=" not in before
+    may_be_a_value = before.startswith("-") and "=" not in before
     return not may_be_a_value or key.split(".")[0] in {
         field.name for field in dataclasses.fields(JobConfig)
     }
