@@ -258,7 +258,7 @@ def test_a_run_is_scored_by_a_job_of_its_own(finished):
         (["demo", "--store", "--seeds", "1,2"], "--store: does not go with --seeds"),
         (["evaluate", "--suite", "demo"], "name a CONFIG"),
         (["--nodes", "2", "demo"], "--nodes: put CONFIG before the options of sbatch"),
-        (["demo", "-C", "a=1"], "'-C' is not an option; write --name value"),
+        (["demo", "-C", "a=1", "--dry-run"], "'-C' is not an option; write --name value"),
     ],
 )
 def test_options_that_do_not_go_together(words, message):
