@@ -67,6 +67,7 @@ class Answers:
     teacher: str = ""
     students: Sequence[str] = ()
     task: str = TASKS[0]
+    columns: Sequence[str] = ()  # that a file of examples names
     vocab_size: int = 0  # that of the corpus
     pad: int = 0
     sequence_length: int = 128
@@ -94,6 +95,9 @@ def _of_task(answers: Answers) -> str:
     is_distilled = answers.purpose == DISTIL
     task = f"distil_{answers.task}" if is_distilled else answers.task
     columns = ", ".join(f"{name}: {column}" for name, column in COLUMNS[answers.task].items())
+    names = ": " + ", ".join(map(repr, answers.columns))
+    if COLUMNS[answers.task].keys() <= {*answers.columns} or not answers.columns:
+        names = ", if they differ"
     text = f"""\
 base: configs/task/{task}.yaml  # the shipped recipe, with the keys that are not here
 name: {quoted(answers.name)}
@@ -104,7 +108,7 @@ epochs: {5 if is_distilled else 3}
 data:
   train: {quoted(answers.data)}
   # validation: FILE  # without this file, a tenth of the examples is held out to score on
-  # columns: {{{columns}}}  # name the file's columns, if they differ
+  # columns: {{{columns}}}  # name the file's columns{names}
   sequence_length: {answers.sequence_length}  # in tokens; longer texts are cut
 
 batch: {{size: 32, micro_batch: {answers.hardware.batch[1]}}}

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -87,7 +87,10 @@ def _answers(
             names = _ask("--student", None, "Students", " ".join(here.students))
             student = tuple(names.replace(",", " ").split())
     output_dir = _ask("--output-dir", output_dir, "The folder of the runs", "runs")
-    made = Answers(purpose, path.stem, data, output_dir, here, model, teacher or "", student, task)
+    columns = _columns(data) if task in ("single_sentence", "sentence_pair") else ()
+    made = Answers(
+        purpose, path.stem, data, output_dir, here, model, teacher or "", student, task, columns
+    )
     if reads_text:
         return _with_corpus(made)
     return (replace(made, layers=_layers(model)) if purpose == DISTIL else made), []
@@ -111,6 +114,17 @@ def _inputs(
         if not Path(model, "config.json").is_file():
             raise click.UsageError(f"--model {model}: no folder of a model (config.json)")
     return data, model or "", task or ""
+
+
+def _columns(data: str) -> Sequence[str]:
+    """The columns that a table of examples names; none of one that cannot be read as it is."""
+    from data_pipeline import DataError
+    from data_pipeline.task_files.tables import column_names
+
+    try:
+        return column_names(data)
+    except (DataError, OSError):
+        return ()
 
 
 def _refuse(option: str, value: Any, fits: bool, purpose: str) -> None:

@@ -92,6 +92,22 @@ def test_a_job_of_a_task(tmp_path, examples, model, purpose, task):
         assert job.students["small"].init.layers == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("header", "comment"),
+    [
+        ('review,"the\nsentiment"', r"name the file's columns: 'review', 'the\nsentiment'"),
+        ("id,label,text", "name the file's columns, if they differ"),
+        ("\x00", r"name the file's columns: '\x00'"),
+    ],
+)
+def test_the_columns_of_the_examples_are_named_where_they_differ(tmp_path, model, header, comment):
+    (tmp_path / "mine.csv").write_text(f"{header}\na,b\n")
+    path = tmp_path / "mine.yaml"
+    written(path, "--for", "finetune", "--data", tmp_path / "mine.csv", "--model", model)
+    (line,) = [line for line in path.read_text().splitlines() if "# columns:" in line]
+    assert line.partition("  # ")[2].endswith(comment)
+
+
 def test_a_job_that_continues_a_model(tmp_path, model):
     path = tmp_path / "mine.yaml"
     done = tandem("init", path, "--for", "continue", "--data", "text", "--model", model)
