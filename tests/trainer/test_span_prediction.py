@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from data_pipeline.task_files.questions import read_squad
 from data_pipeline.tokenization.tokenizer import load as load_tokenizer
 from data_pipeline.tokenization.training import train
 from model import SPAN, TaskHeadConfig, build, from_pretrained, save_pretrained, with_task_head
+from tests.conftest import REPOSITORY
 from tests.trainer import test_token_tasks as token_tasks
 from tests.trainer import tiny
 from tests.trainer.test_prediction import predicted, refused
@@ -83,7 +85,9 @@ def test_answers_are_those_of_the_evaluation(folder, exported, evaluated) -> Non
     assert predicted(exported, "-", given=(folder / "span_dev").read_text()) == found
 
 
-def test_there_is_no_answer_above_the_threshold(folder, exported, evaluated) -> None:
+def test_there_is_no_answer_above_the_threshold(
+    folder, exported, evaluated, tmp_path, monkeypatch
+) -> None:
     margins = sorted(answer.margin for answer in evaluated.values())
     threshold = np.mean(max(itertools.pairwise(margins), key=lambda two: two[1] - two[0])).item()
     settings = {**SETTINGS, "unanswerable": True}
@@ -99,6 +103,14 @@ def test_there_is_no_answer_above_the_threshold(folder, exported, evaluated) -> 
         assert one["answer"] == (best.span.text if has_answer else None)
         assert one["start"] == (best.span.start if has_answer else None)
     assert {one["answer"] is None for one in found} == {True, False}
+    monkeypatch.chdir(tmp_path)
+    Path("answers.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in found))
+    guide = (REPOSITORY / "docs" / "worth.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", guide, re.S | re.M)
+    exec(code, {})
+    predictions = json.loads(Path("predictions.json").read_text())
+    assert predictions == {one["id"]: one["answer"] or "" for one in found}
+    assert "" in predictions.values()
 
 
 def test_the_best_span_of_a_short_passage_as_transformers_has_it(exported, tmp_path) -> None:
