@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +23,7 @@ from trainer.checkpoint.snapshot import AVERAGE
 from trainer.errors import TrainingError
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
+from trainer.learners.learner import Learner
 from trainer.lifecycle.in_progress import Saving
 from trainer.optimizers.config import ExponentialAverage
 from trainer.optimizers.gated import GatedOptimizer
@@ -178,6 +180,33 @@ def test_a_student_that_is_saved_after_its_end_has_its_last_weights_in_its_mean(
     for key, tensor in weights(tmp_path / "tiny", DISTILBERT, 6, AVERAGE).items():
         expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
         torch.testing.assert_close(tensor, expected)
+
+
+def skipping_jobs(corpus: Path, runs: Path) -> None:
+    """Two runs whose teacher skips the fourth step; one is stopped and resumed after it."""
+    words = ["students.tinybert=null", *AVERAGES[1:3], f"steps={STEPS}", "checkpoint.keep_best=0"]
+    sums = Learner.take_sums
+
+    def spoiled(learner: Learner) -> Tensor:
+        is_hit = learner.name == TEACHER and learner.engine.global_steps == 3
+        return sums(learner) * (math.nan if is_hit else 1.0)
+
+    with mock.patch.object(Learner, "take_sums", spoiled):
+        run(tiny_job(corpus, runs, "name=straight", *words))
+        run(tiny_job(corpus, runs, "name=stopped", *words), stop_after=4)
+        run(tiny_job(corpus, runs, "name=stopped", *words))
+
+
+def test_a_stop_while_a_learner_skips_steps_changes_no_mean(corpus, tmp_path):
+    run_distributed(skipping_jobs, 1, corpus, tmp_path)
+    straight, stopped = (
+        weights(tmp_path / name, DISTILBERT, state=AVERAGE) for name in ("straight", "stopped")
+    )
+    parts = [weights(tmp_path / "straight", DISTILBERT, step) for step in (6, STEPS)]
+    for key, mean in straight.items():
+        assert torch.equal(stopped[key], mean)
+        expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
+        torch.testing.assert_close(mean, expected)
 
 
 def damaged_jobs(corpus: Path, runs: Path) -> None:

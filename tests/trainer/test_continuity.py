@@ -211,6 +211,21 @@ def test_no_learner_goes_back_into_a_first_stage_or_skips_its_end(made, override
         require_same_stage(before, now, state)
 
 
+@pytest.mark.parametrize(
+    ("made", "refusal"),
+    [
+        (10, "would be over after 10 steps, with 9 steps in place of 12"),
+        (9, None),
+    ],
+)
+def test_no_learner_skips_a_stage_between_the_first_and_the_last(made, refusal):
+    layer_by_layer = "students.tinybert.progressive={steps_per_layer: %d}"
+    before, now = (job("steps=30", layer_by_layer % steps) for steps in (4, 3))
+    learners = {"students/tinybert": {"started_at": 0, "finished_at": None}}
+    with pytest.raises(TrainingError, match=refusal) if refusal else nullcontext():
+        require_same_stage(before, now, {"step": made, "learners": learners})
+
+
 def resume_in_stages(runs: Path) -> list[tuple[int, int]]:
     """Resume a run, with a first stage of 3 steps, with longer ones; from step 4 or 2, or not."""
     places = f"output_dir={runs}", STAGED[0], "steps=12"

@@ -49,17 +49,14 @@ def test_a_phase_begins_for_models_with_the_step_that_reads_its_first_batch(
 
 
 def test_the_way_out_is_what_the_command_line_takes(corpus, tmp_path):
-    text = proposal([FIRST, RollbackConfig(4)], 6, range(7, 9))
+    text = proposal([FIRST, RollbackConfig(4)], 6, 9)
     assert text == (
         "rollback=[{checkpoint: 2, skip: [3, 5]}, {checkpoint: 4, skip: null}, "
-        "{checkpoint: 6, skip: [9, 11]}]"
-    )
-    assert proposal([FIRST, RollbackConfig(4)], 8, range(7, 9)) == text.replace(
-        "6, skip: [9,", "8, skip: [10,"
+        "{checkpoint: 6, skip: [8, 11]}]"
     )
     job = tiny_job(corpus, tmp_path, text)
-    assert job.rollback == [FIRST, RollbackConfig(4), RollbackConfig(6, [9, 11])]
-    around = tiny_job(corpus, tmp_path, proposal([FIRST], 2, range(2, 5)))
+    assert job.rollback == [FIRST, RollbackConfig(4), RollbackConfig(6, [8, 11])]
+    around = tiny_job(corpus, tmp_path, proposal([FIRST], 2, 5))
     assert around.rollback == [FIRST, RollbackConfig(2, [2, 3]), RollbackConfig(2, [5, 7])]
     assert [batch_number(step, around.rollback) for step in range(4)] == [0, 1, 7, 8]
 

@@ -33,6 +33,7 @@ from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import LABELS, job_of_moods, lines  # noqa: F401 - a fixture
 from tests.trainer.tiny import encoder
 from trainer.batches import MicroBatch, MicroTarget
+from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.reader import intact
 from trainer.config import JobConfig
 from trainer.denominators import Totals
@@ -254,6 +255,32 @@ def test_branches_learn_beside_the_best_weights_of_the_first_stage(job, tmp_path
     assert {value for step, value in scores.items() if step > FIRST} == {first[best]}
     again = run_distributed(to_the_best, 2, job, tmp_path / "again", FIRST)[0][1]
     assert again == curve
+
+
+def to_a_damaged_best(job: Path, runs: Path) -> str:
+    """A run that stops where its first stage ends, and whose best checkpoint loses a byte then."""
+    config = with_examples(
+        configs.load(str(job), JobConfig, "job", [f"output_dir={runs}", *WORDS, *BEST])
+    )
+    folder = jobs.run(config, stop_after=FIRST)
+    state = intact(folder.checkpoints, FIRST).trainer_state
+    best = folder.checkpoints / step_name(state["learners"]["teacher"]["best"]["step"])
+    (damaged,) = (best / "teacher").glob("rank-*")
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    jobs.run(config)
+    return str(folder.path)
+
+
+def test_branches_learn_beside_the_last_weights_where_the_best_are_damaged(
+    job, tmp_path, capfd
+) -> None:
+    (path,) = run_distributed(to_a_damaged_best, 1, job, tmp_path)
+    told = capfd.readouterr()
+    assert "teacher continues from its last weights" in told.out + told.err
+    folder = RunFolder(Path(path)).checkpoints
+    begun, done = (intact(folder, step).master_weights("teacher") for step in (FIRST, 12))
+    for name, tensor in begun.items():
+        assert torch.equal(tensor, done[name]) or ".branches." in name, name
 
 
 def without_a_stop(job: Path, runs: Path) -> list:

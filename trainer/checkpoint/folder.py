@@ -81,6 +81,7 @@ class _Counters:
 @dataclass(frozen=True)
 class _State:
     learners: dict[str, _Counters] = field(default_factory=dict)
+    is_regular: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ def writer_of(folder: Path, step: int) -> int | None:
     """The number of the attempt that wrote a checkpoint; None if its file does not say."""
     writer = _trainer_file(folder, step).attempt
     return writer if isinstance(writer, int) else None
+
+
+def is_regular(folder: Path, step: int) -> bool:
+    """Whether a checkpoint may count in averages; those that requests add do not."""
+    return _trainer_file(folder, step).state.is_regular
 
 
 def _trainer_file(folder: Path, step: int) -> _TrainerFile:

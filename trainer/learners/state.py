@@ -123,6 +123,7 @@ class JobState:
     held_out: dict[str, list[list[float]]] = field(default_factory=dict)
     unreadable: int = 0  # sequences that could not be read
     corpora: dict[str, str] = field(default_factory=dict)  # see `data_pipeline.contents`
+    is_regular: bool = True  # whether its checkpoint may count in averages (`CheckpointAverage`)
     rows: int | None = None  # of metrics.jsonl so far; None in old checkpoints
     config: str = ""  # the job's, resolved, as YAML
 

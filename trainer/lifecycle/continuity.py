@@ -3,7 +3,7 @@
 Whatever determines the order of the sequences, or the shape of a learner's tensors, must stay the
 same; rotary positions have none. Everything else may change, and changes are logged. A corpus may
 move, but its content must stay the same. Other lengths of stages must not take a learner back into
-a first stage that it has left, or past the end of the one that it is in.
+a stage that it has left, or past the end of the one that it is in.
 """
 
 import dataclasses
@@ -280,9 +280,9 @@ def _brief(value: object) -> str:
 
 
 def require_same_stage(before: JobConfig, now: JobConfig, state: Mapping[str, Any]) -> None:
-    """Raise TrainingError where a learner would go back into a first stage, or skip its end.
+    """Raise TrainingError where a learner would go back into a stage, or skip its end.
 
-    At the end the last stage begins, with fresh moments or the best weights. `steps` change the
+    At the end the next stage begins, with fresh moments or the best weights. `steps` change the
     length of a stage that is a fraction of them. `state` is that of the checkpoint, which was made
     with the config `before`.
     """
@@ -292,19 +292,20 @@ def require_same_stage(before: JobConfig, now: JobConfig, state: Mapping[str, An
         if not is_named or counters["finished_at"] is not None:
             continue
         made = state["step"] - counters["started_at"]
-        first, will_be = (job.learners[name].stages.last_begins for job in (old, new))
-        if made and first <= made < will_be:
-            why = "begin again"
-        elif 0 < will_be < made <= first:
-            why = "be over"
-        else:
-            continue
-        (key,) = new.learners[name].transfers
-        raise TrainingError(
-            f"{section_of(name)}.{key}: would {why} after {made} steps, with {will_be} steps in "
-            f"place of {first}; put the old value back (if it is a fraction of steps that you have "
-            f"changed, set {section_of(name)}.{key}.steps={first}, and fraction to null)"
-        )
+        were, will_be = (job.learners[name].stages.starts for job in (old, new))
+        for first, then in zip(reversed(were), reversed(will_be), strict=False):
+            if made and first <= made < then:
+                why = "begin again"
+            elif 0 < then < made <= first:
+                why = "be over"
+            else:
+                continue
+            (key,) = new.learners[name].transfers
+            raise TrainingError(
+                f"{section_of(name)}.{key}: would {why} after {made} steps, with {then} steps in "
+                f"place of {first}; put the old value back (if it is a fraction of steps that you "
+                f"have changed, set {section_of(name)}.{key}.steps={first}, and fraction to null)"
+            )
 
 
 def unreached_warning(config: JobConfig) -> str:

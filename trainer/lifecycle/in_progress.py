@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch.distributed as dist
 
 from trainer.checkpoint.attempts import published
+from trainer.checkpoint.folder import is_regular
 from trainer.checkpoint.reader import Checkpoint, intact, newest_sound
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import JobConfig
@@ -54,8 +55,7 @@ class Saving:
         """
         learners, step = self._learners, self._state.step
         is_wanted = requested or (self._saves_best and learners.has_best_at(step))
-        active = [learners.teacher, *learners.active]
-        if any(learner.counters.is_skipping for learner in active):
+        if self._is_skipping:
             return is_wanted
         return (
             is_wanted
@@ -82,52 +82,59 @@ class Saving:
         if not wait:
             self._recorder.stalled(time.monotonic() - began)
 
-    def return_to_best(self) -> None:
-        """Load the best weights of the learners that continue from them. Collective.
+    @property
+    def _is_skipping(self) -> bool:
+        active = [self._learners.teacher, *self._learners.active]
+        return any(learner.counters.is_skipping for learner in active)
 
-        Raises CheckpointError where their checkpoint is damaged.
-        """
-        step, folder = self._state.step, self._folder
+    def return_to_best(self) -> None:
+        """Load the best weights of the learners that continue from them. Collective."""
+        step = self._state.step
         for learner in self._learners.returning_to_best(step):
             best = learner.counters.best
             if best is None or best.step == step:
                 continue
             self._writer.wait()
-            told = f"step {step:,}: {learner.name} continues from"
-            if best.step not in on_rank_0(lambda: published(folder)):
-                self._recorder.say(f"{told} its last weights: the checkpoint of its best is gone")
-                continue
-            learner.load(intact(folder, best.step))
-            self._recorder.say(f"{told} its best weights, of step {best.step:,}")
+            told = f"{learner.name} continues from its"
+            if checkpoint := self._intact(best.step, f"{told} last weights"):
+                learner.load(checkpoint)
+                self._recorder.say(f"step {step:,}: {told} best weights, of step {best.step:,}")
 
     def _average_checkpoints(self, is_last: bool) -> None:
         """Average the weights of learners over their last checkpoints, this one included.
 
-        Checkpoints that an interruption adds do not count, so that it changes nothing.
+        Checkpoints that an interruption or a request adds do not count, so that it changes nothing.
         """
         step = self._state.step
-        regular = is_last or step % self._every == 0
+        self._state.is_regular = is_last or (step % self._every == 0 and not self._is_skipping)
         averaging = [
             (learner, learner.config.average.window)
             for learner in [self._learners.teacher, *self._learners.students]
             if learner.config.average is not None and learner.config.average.window
-            if regular or learner.counters.finished_at is not None
+            if self._state.is_regular or learner.counters.finished_at is not None
         ]
         if not averaging:
             return
         self._writer.wait()
-        before = on_rank_0(lambda: [n for n in published(self._folder) if n < step])
-        steps = [number for number in before if number % self._every == 0]
+        steps = on_rank_0(self._regular_steps)
         for learner, window in averaging:
             since = learner.counters.started_at  # before it, a learner of its name was another
-            recent = [self._earlier(n) for n in steps[-(window - 1) :] if n > since]
+            numbers = [number for number in steps[-(window - 1) :] if number > since]
+            recent = [self._intact(n, f"averages are without step {n}") for n in numbers]
             earlier = [checkpoint for checkpoint in recent if checkpoint is not None]
             average_checkpoints(learner.engine, learner.name, earlier)
 
-    def _earlier(self, step: int) -> Checkpoint | None:
-        """A checkpoint to average, verified once; None, as is said, if it is damaged. Collective.
+    def _regular_steps(self) -> list[int]:
+        """The steps of the checkpoints before this one that count in averages."""
+        before = (number for number in published(self._folder) if number < self._state.step)
+        regular = (number for number in before if number % self._every == 0)
+        return [number for number in regular if is_regular(self._folder, number)]
 
-        Raises UnreadableCheckpoint for one that cannot be opened: the next attempt may be able to.
+    def _intact(self, step: int, instead: str) -> Checkpoint | None:
+        """A checkpoint, verified once; None if it is missing or damaged. Collective.
+
+        `instead` tells the user what then happens. Raises UnreadableCheckpoint for one that cannot
+        be opened: the next attempt may be able to.
         """
         if step not in self._verified:
             try:
@@ -136,7 +143,7 @@ class Saving:
                 raise
             except CheckpointError as error:
                 self._verified[step] = None
-                self._recorder.say(f"{error}: averages are without step {step:,}")
+                self._recorder.say(f"{error}: {instead}")
         return self._verified[step]
 
     def _write(self, wait: bool) -> None:
@@ -190,12 +197,13 @@ class SkipLimit:
             if why := _why_failed(config.guard, counters, step):
                 raise TrainingError(f"{section_of(name)}: {why}")
 
-    def _advice(self, steps: range) -> str:
+    def _advice(self, skipped: range) -> str:
         self._writer.wait()
-        newest = self._writer.last_published or 0
-        sound = newest_sound(RunFolder.of(self._config).checkpoints, before=newest + 1)
+        folder, before = RunFolder.of(self._config).checkpoints, skipped.start + 1
+        newest = max((step for step in published(folder) if step < before), default=0)
+        sound = newest_sound(folder, before)
         back_to = sound.step if sound else None
-        return recovery_advice(self._config.rollback, newest, back_to, steps)
+        return recovery_advice(self._config.rollback, newest, back_to, skipped.stop)
 
 
 def _why_failed(guard: GuardConfig, counters: LearnerState, step: int) -> str:

@@ -66,25 +66,26 @@ class Stages:
     def __init__(self, *stages: Stage, group: Callable[[str], str] = lambda parameter: "all"):
         """`group`: a parameter's name in the learner's module -> its group in `Stage.factor`."""
         self._stages, self.group = stages or (Stage(),), group
-        self._starts = [*accumulate((stage.steps or 0 for stage in self._stages[:-1]), initial=0)]
-        self.last_begins = self._starts[-1]  # the learner's own step
+        # The learner's own steps at which they begin.
+        self.starts = [*accumulate((stage.steps or 0 for stage in self._stages[:-1]), initial=0)]
+        self.last_begins = self.starts[-1]
 
     def __len__(self) -> int:
         return len(self._stages)
 
     def at(self, step: int) -> tuple[Stage, int]:
         """The stage of the learner's own `step`, and the steps made in that stage."""
-        number = max(0, bisect_right(self._starts, step) - 1)
-        return self._stages[number], step - self._starts[number]
+        number = max(0, bisect_right(self.starts, step) - 1)
+        return self._stages[number], step - self.starts[number]
 
     def begins(self, step: int) -> bool:
         """Whether a stage other than the first begins at the learner's own `step`."""
-        return step in self._starts[1:]
+        return step in self.starts[1:]
 
     def spans(self, compares: str, steps: int) -> Iterator[tuple[int, int]]:
         """The ranges of the learner's first `steps` in which terms of a kind are on."""
-        ends = [*self._starts[1:], steps]
-        for stage, begin, end in zip(self._stages, self._starts, ends, strict=True):
+        ends = [*self.starts[1:], steps]
+        for stage, begin, end in zip(self._stages, self.starts, ends, strict=True):
             if compares in stage.compares:
                 yield begin, min(end, steps)
 

@@ -160,13 +160,10 @@ def conflicts_in_order(rollbacks: Sequence[RollbackConfig]) -> Iterator[Refusal]
             yield key, "must not overlap an entry before it"
 
 
-def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range) -> str:
-    """The override that rolls back to `checkpoint` and skips the batches that `steps` have read.
-
-    Steps before the checkpoint are left out: it has trained on their batches already.
-    """
+def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, stop: int) -> str:
+    """The override that rolls back to `checkpoint`, without what steps from it to `stop` read."""
     skips: list[list[int]] = []  # several ranges, where batches between them are skipped already
-    for number in (batch_number(step, rollbacks) for step in steps if step >= checkpoint):
+    for number in (batch_number(step, rollbacks) for step in range(checkpoint, stop)):
         if skips and skips[-1][1] == number:
             skips[-1][1] += 1
         else:
@@ -176,26 +173,27 @@ def proposal(rollbacks: Sequence[RollbackConfig], checkpoint: int, steps: range)
 
 
 def recovery_advice(
-    rollbacks: Sequence[RollbackConfig], newest: int, sound: int | None, steps: range
+    rollbacks: Sequence[RollbackConfig], newest: int, sound: int | None, stop: int
 ) -> str:
-    """Advice to the user after a learner has skipped `steps`; ends with an override.
+    """Advice to the user after a learner has skipped steps up to `stop`; ends with an override.
 
-    `newest` is the step of the newest checkpoint, `sound` that of the newest which is not suspect.
-    Where they differ, the override skips every batch since `sound`: one of them ruined the weights.
+    `newest` is the step of the newest checkpoint before them, `sound` that of the newest which is
+    not suspect. The override skips every batch since `sound`: one of those that were trained on may
+    have ruined the weights (PaLM, arXiv 2204.02311, section 5.1).
     """
     if newest and sound is None:
         return (
             f"no checkpoint is sound (the newest is from step {newest}): start a new run with "
             f"a lower learning_rate: 'name=NEW'"
         )
+    back = proposal(rollbacks, sound or 0, stop)
     if newest and sound != newest:
-        back = proposal(rollbacks, sound or 0, range(sound or 0, steps.stop))
         return (
             f"the checkpoint of step {newest} is suspect: its weights were ruined before. Roll "
             f"back to that of step {sound}, with a lower learning_rate if it is high: '{back}'"
         )
-    back = proposal(rollbacks, newest, steps)
-    return f"start again with a lower learning_rate, or without these batches: '{back}'"
+    since = f"without the batches since step {sound or 0}"
+    return f"start again with a lower learning_rate, or {since}: '{back}'"
 
 
 def _as_yaml(rollbacks: Iterable[RollbackConfig]) -> str:
