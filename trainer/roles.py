@@ -213,6 +213,8 @@ def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Re
         yield "", f"samples tokens, and {section} predicts none; give its objective mlm"
     elif config.tokenizer is not None or generator.tokenizer is not None:
         yield "", "is for learners of the job's tokenizer; remove it, or their tokenizer"
+    elif generator.stored is not None and generator.stored.is_cut:
+        yield "", f"samples every token; set {section}.stored.top_k to null, or its samples"
     elif generator.model.vocab_size != config.model.vocab_size:
         yield "", unshared_vocabulary(config.model.vocab_size, generator.model.vocab_size)
     elif (

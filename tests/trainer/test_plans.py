@@ -145,6 +145,13 @@ def test_state_survives_its_json():
     assert JobState.from_json(older) == state
 
 
+def test_a_checkpoint_has_the_losses_until_its_step():
+    state = JobState("id", held_out={"teacher": [[5, 2.0]]})
+    tree = state.to_json()  # which is written while training goes on
+    state.held_out["teacher"].append([10, 1.0])
+    assert tree["held_out"] == {"teacher": [[5, 2.0]]}
+
+
 def test_seeds_do_not_collide_by_concatenation():
     assert derive(1, "23") != derive(12, "3")
     assert 0 <= derive("a") < 2**63

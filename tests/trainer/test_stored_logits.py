@@ -41,6 +41,10 @@ STUDENTS = [
     "students.one={model: {base: demo_tinybert, hidden_size: 16, ffn_size: 32, vocab_size: 600, "
     "max_positions: 32}, objective: {soft_kl: {temperature: 2.0}, blended: {}, mlm: {}}}",
 ]
+DETECTOR = (
+    "students.detector={model: {base: electra_small, vocab_size: 600, mlm_head: false}, "
+    "objective: {rtd: {}}, generator: teacher}"
+)
 FROZEN = ["teacher.objective=null", "teacher.optimizer=null", "teacher.schedule=null",
           "teacher.frozen=true", "teacher.zero_stage=0"]  # fmt: skip
 ALL = ["teacher.stored.top_k=null", "teacher.stored.precision=fp32"]
@@ -357,6 +361,10 @@ def test_damaged_shards_and_other_masks_are_told(runs, tmp_path):
             r"decoupled_kd: compares what is beside the label, so teacher\.stored\.top_k must be 2",
         ),
         (["students.one.stored={path: x}"], "students.one.stored: is for a frozen teacher"),
+        (
+            [DETECTOR],
+            r"detector\.generator: samples every token; set teacher\.stored\.top_k to null",
+        ),
     ],
 )
 def test_configs_that_need_a_running_teacher_are_refused(corpus, tmp_path, overrides, said):
@@ -370,6 +378,8 @@ def test_configs_that_need_a_running_teacher_are_refused(corpus, tmp_path, overr
         ["teacher.stored.top_k=4", "students.one.objective.soft_kl.top_k=4"],
         ["teacher.stored.top_k=4", "students.one.objective.soft_kl.top_k=null"],
         ["teacher.stored.top_k=null", "students.one.objective.soft_kl.top_k=600"],
+        ["teacher.stored.top_k=null", DETECTOR],
+        ["teacher.stored.samples=4", "students.one=null", DETECTOR],
     ],
 )
 def test_a_term_reads_what_is_stored_or_less(corpus, tmp_path, overrides):

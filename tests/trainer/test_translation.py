@@ -311,6 +311,10 @@ def test_a_vocabulary_without_a_token_that_ends_is_refused(folder, corpus, tmp_p
             "target_language: must be a part of a file's name",
         ),
         ("teacher.objective.translation.length_penalty=1000000", "length_penalty: must be 0 to 10"),
+        (
+            "students.small.objective.soft_kl.positions=attended",
+            "soft_kl: positions must be masked",
+        ),
         ("teacher.objective.translation.layers=[1]", "translation.layers: the decoder's last"),
         ("teacher.objective.translation.dropout=0.1", "translation.dropout: is for the head of"),
         (

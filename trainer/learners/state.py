@@ -129,7 +129,8 @@ class JobState:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for the checkpoint."""
-        return dataclasses.asdict(self)
+        curves = {name: [*curve] for name, curve in self.held_out.items()}  # asdict is slow on them
+        return {**dataclasses.asdict(dataclasses.replace(self, held_out={})), "held_out": curves}
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> JobState:

@@ -71,6 +71,11 @@ class StoredConfig(Section):
         if self.samples is None and [*self.changed("temperature")]:
             yield "temperature", "is for samples; remove it, or set these"
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens that are drawn from it do not follow the teacher's distribution."""
+        return self.temperature != 1.0 if self.samples else self.top_k is not None
+
     def size(self, vocabulary: int) -> int:
         """How many logits of a position, or drawn tokens, are stored."""
         if self.samples is not None:

@@ -17,7 +17,7 @@ from configs.kinds import require_returned
 from configs.rules import COUNT, FRACTION, OneOf, Unit, positive
 from configs.section import Refusal
 from data_pipeline import MASKED
-from model import ModelConfig, ModelShape
+from model import Ability, ModelConfig, ModelShape
 from trainer.errors import TrainingError
 from trainer.learner_names import student_key
 from trainer.objectives import row_losses
@@ -53,6 +53,8 @@ class VocabularyTermConfig(TermConfig):
         yield from super().unequippable(model)
         if not model.mlm_head:
             yield "predicts tokens, for which the learner's model.mlm_head must be true"
+        if not self.reads_masked and Ability.GENERATE in model.abilities:
+            yield f"positions must be {MASKED}: a {model.kind} predicts no tokens of its source"
 
     @property
     def reads_masked(self) -> bool:
