@@ -270,7 +270,7 @@ def _merged(below: Any, above: Any, hint: Any, place: _Place) -> Any:
             )
     if section and isinstance(below, str):
         below = {"base": below}
-    if section and isinstance(below, dict) and _removes(above):
+    if section and isinstance(below, dict) and _reads_below(above):
         below = _with_base(below, section, place)
     merged = dict(below) if isinstance(below, dict) else {}
     hints = hints_of(chosen(section, {**merged, **above})) if section else {}
@@ -307,11 +307,15 @@ def _renews(section: Mapping[str, Any]) -> bool:
     return isinstance(section.get("base"), str) and not isinstance(section["base"], _Base)
 
 
-def _removes(tree: Any) -> bool:
-    """Whether there is a null in a tree."""
-    if isinstance(tree, dict):
-        return any(map(_removes, tree.values()))
-    return tree is None
+def _reads_below(change: Any) -> bool:
+    """Whether what a change comes to depends on the values in the file that a section names.
+
+    It does if it removes an entry by a null, or changes one item of a list or of a map by numbers.
+    """
+    if not isinstance(change, dict):
+        return change is None
+    is_of_item = isinstance(change, _Dotted) and all(map(str.isdecimal, change))
+    return is_of_item or any(map(_reads_below, change.values()))
 
 
 def assignment(key: str, value: object) -> str:

@@ -120,6 +120,16 @@ def test_values_by_step_replace_those_below_and_a_key_changes_one_of_them():
     assert load("demo", "teacher.weight.90=0.2").teacher.weight == {90: 0.2}
 
 
+def test_an_override_changes_one_item_in_a_section_that_a_file_gives():
+    write("ensemble: [{layers: 3}, {layers: 4}]\nweight: {0: 1.0, 90: 0.5}\n", "learner.yaml")
+    job = write("base: demo\nteacher: ./learner.yaml\n")
+    changed = load(job, "teacher.ensemble[1].layers=5", "teacher.weight.90=0.2").teacher
+    assert changed.ensemble == [Model(layers=3), Model(layers=5)]
+    assert changed.weight == {0: 1.0, 90: 0.2}
+    assert "teacher.ensemble[2]: there are only 2" in message(job, "teacher.ensemble[2].layers=5")
+    assert "teacher.ensemble: not set" in message("demo", "teacher.ensemble[0].layers=5")
+
+
 def test_a_list_of_sections():
     assert load("demo", "teacher.ensemble=[{layers: 3}, {}]").teacher.ensemble == [
         Model(layers=3),
