@@ -113,8 +113,8 @@ def export(
     """Write a learner of a run to the folder `out`, in Hugging Face format; returns it.
 
     `step`: ``best``, ``last`` or the step of a checkpoint; by default the run's
-    ``evaluation.final`` decides. `average`: write its averaged weights. Raises ModelError if `out`
-    exists, TrainingError for an unknown run, learner or step.
+    ``evaluation.final`` decides. `average`: write its averaged weights. Raises ModelError if a model
+    or a tokenizer is in `out`, TrainingError for an unknown run, learner or step.
     """
     from model import require_free
     from trainer.evaluation.export import export_learner
@@ -152,27 +152,33 @@ def build_corpus(
     field: str | None = None,
     keep_duplicates: bool = False,
     near_duplicates: float | None = None,
+    also: str | Path | Sequence[str | Path] = (),
 ) -> dict[str, Any]:
     """Turn text files, folders or globs into WebDataset shards; returns ``corpus.json``.
 
     Calling it again resumes an interrupted build. `separator`: where a document ends, such as
     ``line``; `field`: the key of the text in JSON and tables; `near_duplicates`: drop documents at
-    least this similar to an earlier one. Raises DataError.
+    least this similar to an earlier one; `also`: folders of students' own tokenizers. Raises
+    DataError.
     """
     from data_pipeline import BuildOptions, build
     from data_pipeline.text.formats import ReadOptions
 
-    inputs = [text] if isinstance(text, str | Path) else text
     options = BuildOptions(
-        [str(path) for path in inputs],
+        _paths(text),
         str(tokenizer),
         reading=ReadOptions(separator, field),
         shard_mb=shard_mb,
         val_fraction=val_fraction,
         drop_duplicates=not keep_duplicates,
         near_duplicates=near_duplicates,
+        also=_paths(also),
     )
     return build(options, str(out), workers)
+
+
+def _paths(given: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(path) for path in ([given] if isinstance(given, str | Path) else given)]
 
 
 def predict(

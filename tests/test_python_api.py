@@ -162,6 +162,13 @@ def test_a_corpus_is_built_with_the_bounds_of_the_command(option: str, tmp_path:
         tandem.build_corpus("a.txt", tmp_path, tmp_path / "corpus", **{name: number})
 
 
+def test_a_corpus_may_have_the_tokens_of_a_student_too(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The first text.\n\nThe second one.\n")
+    tokenizer = corpus.parent / "tokenizer"
+    built = tandem.build_corpus(tmp_path / "text.txt", tokenizer, tmp_path / "out", also=tokenizer)
+    assert len(built["tally"]["tokenizers"]) == 1
+
+
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"^.*stepz: unknown key; did you mean steps\?$"):
         tandem.load("demo", "stepz=3")
