@@ -218,8 +218,8 @@ class JobConfig(Section):
     plugins: Annotated[
         list[str],
         PATH,
-        "Your own Python files that define tasks, terms of objectives, optimizers, schedules, "
-        "packings, trackers or kinds of models.",
+        "Your own Python files that define tasks, modules of heads, terms of objectives, "
+        "optimizers, schedules, packings, trackers or kinds of models.",
     ] = field(default_factory=list)
     seed: Annotated[int, "The seed of order, masks, dropout and random weights."] = 0
     deterministic: Annotated[

@@ -37,6 +37,8 @@ Keys, all optional but ``step``:
 ``val/TASK/LEARNER/HEAD_SCORE``       on a task's validation file, such as
                                       ``single_sentence_accuracy``; of a translation ``bleu``
 ``val/tasks/LEARNER/task_mean``       the mean of several tasks' primary scores
+``average_``, ``next_token_``         before a score: of averaged weights; of next tokens in a job
+                                      that also masks
 ====================================  ==============================================================
 
 LEARNER is ``teacher``, ``teachers/NAME`` or ``students/NAME``. Rows may share a step
