@@ -70,7 +70,8 @@ def queued_jobs() -> list[QueuedJob] | None:
         return None
     form = "%i|%A|%T|%r|%o"
     lines = slurm_command("squeue", "-h", "-u", str(os.getuid()), "-o", form).splitlines()
-    return [QueuedJob(*line.split("|", 4)) for line in lines]
+    rows = (line.split("|", 4) for line in lines)
+    return [QueuedJob(*row) for row in rows if len(row) == 5]  # a command may have several lines
 
 
 def of_run(jobs: Iterable[QueuedJob], run: Path) -> list[QueuedJob]:
@@ -135,7 +136,13 @@ def slurm_command(*argv: str, seconds: float | None = None) -> str:
     env = without_own(os.environ)
     try:
         result = subprocess.run(
-            argv, env=env, capture_output=True, text=True, check=False, timeout=seconds
+            argv,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",  # another job's script may have any name
+            check=False,
+            timeout=seconds,
         )
     except FileNotFoundError:
         raise LaunchError(f"{argv[0]} is not installed here: submit from a login node") from None

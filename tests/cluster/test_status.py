@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cluster import LaunchError, commands, run_files
 from cluster.run_files import newest_rows
-from cluster.scheduler import QueuedJob
+from cluster.scheduler import QueuedJob, queued_jobs
 from cluster.status import RunStatus, read_array, read_run, read_runs, table, to_json
 from configs.runs import started
 from tests.cluster.conftest import install
@@ -420,6 +420,16 @@ def test_squeue_without_a_controller_is_one_reason(tmp_path, slurm_programs, cap
     commands.status(None, False, tmp_path / "runs")
     said = " ".join(capsys.readouterr().out.split())
     assert said.endswith("SLURM's queue cannot be read: squeue: no configuration source")
+
+
+def test_other_jobs_commands_may_have_lines_and_any_bytes(tmp_path, slurm_programs):
+    install(
+        tmp_path,
+        squeue=r"""
+        printf '41|41|RUNNING|None|/x.sh first\nsecond|line\n'
+        printf '42|42|PENDING|Priority|/caf\351.sh\n'""",
+    )
+    assert [(job.id, job.state) for job in queued_jobs()] == [("41", "RUNNING"), ("42", "PENDING")]
 
 
 def test_unknown_run_is_one_line(tmp_path):
