@@ -52,6 +52,8 @@ def seconds(text: str) -> int | None:
     """
     if text.upper() in UNLIMITED:
         return None
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text, re.ASCII):
+        raise ValueError(f"{text!r} is no time")
     days, dash, rest = text.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:

@@ -71,6 +71,12 @@ def test_times_of_sbatch(text, expected):
     assert seconds(text) == expected
 
 
+@pytest.mark.parametrize("text", ["-5", "1:-30:00", "1:2:3:4", "1-2:3:4:5", "1_0", "1-", "", "x"])
+def test_other_texts_are_no_times(text):
+    with pytest.raises(ValueError, match="is no time"):
+        seconds(text)
+
+
 DEFAULTS = PARTITIONS.replace("MaxTime=1-", "DefaultTime=00:05:00 MaxTime=1-").replace(
     "MaxTime=UNLIMITED", "DefaultTime=NONE MaxTime=UNLIMITED"
 )
