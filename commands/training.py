@@ -166,9 +166,10 @@ def run_ranks(
 ) -> int:
     """Train a prepared job as ranks on this machine; returns the exit code, in the launcher only.
 
-    A run that was refused before it began leaves no folder.
+    A run that was refused before it began leaves no folder, unless another process has begun it.
     words: the name of the config and the overrides, for ranks that are no forks of this process.
     """
+    from trainer.checkpoint.attempts import live_owner
     from trainer.measure import Startup
     from trainer.run_folder.folder import RunFolder
 
@@ -188,7 +189,7 @@ def run_ranks(
         restarts=max_restarts,
         before_restart=startup.begin,
     )
-    if code and is_new and not folder.config.exists():
+    if code and is_new and not folder.config.exists() and live_owner(folder.path) is None:
         shutil.rmtree(folder.path, ignore_errors=True)
     return code
 

@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from commands import training
 from tests.waiting import until
 from trainer.checkpoint import attempts
 from trainer.checkpoint.attempts import Attempt, Owner, live_owner, send_heartbeat
@@ -109,3 +111,20 @@ def test_a_requeued_job_does_not_wait_for_its_own_earlier_copy(record, tmp_path)
     write(record, first)
     assert "SLURM job 77, process" in str(first)
     assert Attempt.begin(tmp_path, Owner.here(job="77", restart=1)).number == 2
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_refused_start_leaves_the_folder_that_another_process_begins(
+    tmp_path, monkeypatch, is_alive
+):
+    def begin(*_: object, **__: object) -> int:
+        (tmp_path / "run").mkdir()
+        attempt = Attempt.begin(tmp_path / "run")
+        if not is_alive:
+            attempt.end()
+        return 1
+
+    monkeypatch.setattr(training, "launch_ranks", begin)
+    job = SimpleNamespace(output_dir=str(tmp_path), name="run")
+    assert training.run_ranks(job, [], 1) == 1
+    assert (tmp_path / "run").exists() is is_alive
