@@ -5,6 +5,7 @@ process, and the age of ``metrics.jsonl`` tells a live run from a stalled one.
 """
 
 import dataclasses
+import glob
 import itertools
 import os
 import re
@@ -76,7 +77,7 @@ def read_runs(
 
 def read_array(run: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
     """The runs of the seed array that was submitted as `run`, and the seeds that have not begun."""
-    seeds = {*filter(has_begun, run.parent.glob(f"{run.name}-seed*"))}
+    seeds = {*filter(has_begun, run.parent.glob(f"{glob.escape(run.name)}-seed*"))}
     return _rows(seeds | {run} if _is_row(run) else seeds, jobs, recorded_ends)
 
 

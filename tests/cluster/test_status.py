@@ -190,11 +190,11 @@ def test_queued_and_running_in_slurm(run):
 
 def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
     """The submitted name has a row as long as some of the array has not begun."""
-    array = tmp_path / "runs/sweep/submissions/001"
+    array = tmp_path / "runs/lr[1e-4]/submissions/001"
     array.mkdir(parents=True)
     for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():
         (array / name).write_text(text)
-    seed = Folder(tmp_path / "runs", "sweep-seed1")
+    seed = Folder(tmp_path / "runs", "lr[1e-4]-seed1")
     seed.event("start", job="13")
     running = QueuedJob("12_0", "13", "RUNNING", "None")
     pending = QueuedJob("12_[1]", "12", "PENDING", "Resources")
@@ -203,18 +203,18 @@ def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
         rows = read_runs(tmp_path / "runs", jobs, lambda ids: {"12": "CANCELLED"})
         return [(one.name, one.state, one.reason) for one in rows if one.name != "demo"]
 
-    one = ("sweep-seed1", "running", "")
-    assert shown(running, pending) == [("sweep", "queued", "Resources"), one]
+    one = ("lr[1e-4]-seed1", "running", "")
+    assert shown(running, pending) == [("lr[1e-4]", "queued", "Resources"), one]
     starting = QueuedJob("12_1", "12", "RUNNING", "None")
-    assert shown(running, starting) == [("sweep", "running", ""), one]
-    cancelled = ("sweep", "stopped", "job 12 was cancelled before it started")
+    assert shown(running, starting) == [("lr[1e-4]", "running", ""), one]
+    cancelled = ("lr[1e-4]", "stopped", "job 12 was cancelled before it started")
     assert shown(running) == [cancelled, one]
-    Folder(tmp_path / "runs", "sweep-seed2").event("final", 1, "bad node n1", job="12")
-    assert shown(running) == [one, ("sweep-seed2", "failed", "bad node n1")]
-    (tmp_path / "runs/sweep-seed2/config.yaml").unlink()  # it ended before there was one
-    assert shown(running) == [one, ("sweep-seed2", "failed", "bad node n1")]
-    commands.status("sweep", False, tmp_path / "runs")
-    assert "sweep-seed1" in capsys.readouterr().out
+    Folder(tmp_path / "runs", "lr[1e-4]-seed2").event("final", 1, "bad node n1", job="12")
+    assert shown(running) == [one, ("lr[1e-4]-seed2", "failed", "bad node n1")]
+    (tmp_path / "runs/lr[1e-4]-seed2/config.yaml").unlink()  # it ended before there was one
+    assert shown(running) == [one, ("lr[1e-4]-seed2", "failed", "bad node n1")]
+    commands.status("lr[1e-4]", False, tmp_path / "runs")
+    assert "lr[1e-4]-seed1" in capsys.readouterr().out
 
 
 def test_an_array_that_has_just_been_handed_over_is_a_row(tmp_path):
