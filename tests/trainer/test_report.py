@@ -308,6 +308,18 @@ def test_names_cannot_break_out_of_the_page(make):
     assert "alert(1)" in page.words
 
 
+def test_the_most_frequent_class_is_a_baseline_beside_the_mistakes(make):
+    folder = make()
+    results = json.loads((folder / "evaluation.json").read_text())
+    confusion = {"labels": ["bad", "<good>"], "confusion": [[1, 1], [2, 4]]}
+    results["learners"]["students/half"]["breakdown"] = {"stars": confusion}
+    (folder / "evaluation.json").write_text(json.dumps(results))
+    assert (
+        "Always choosing <good>, the most frequent, is right in 75.0%."
+        in Page(write_report(folder)).words
+    )
+
+
 def test_keys_are_told_apart_once_for_all_rows(make, monkeypatch):
     students = ["a", "b"]
     calls, split = [], metrics.split_held_out

@@ -186,7 +186,19 @@ def _head(run: RunFiles, head: str, learners: Mapping[str, Breakdown]) -> str:
     )  # fmt: skip
     grid = f'<div class="grid">{plots}</div>' if plots else ""
     title = f"<h2>{escape(head)}: right and wrong</h2>"
-    return f"<section>{title}{tables}{grid}{details}</section>"
+    return f"<section>{title}{_most_frequent(learners)}{tables}{grid}{details}</section>"
+
+
+def _most_frequent(learners: Mapping[str, Breakdown]) -> str:
+    """How often the most frequent class alone would be right: a baseline."""
+    first = next((breakdown for breakdown in learners.values() if breakdown["confusion"]), NOTHING)
+    counts = [*map(sum, first["confusion"])]
+    if not any(counts):
+        return ""
+    label, share = first["labels"][counts.index(max(counts))], max(counts) / sum(counts)
+    return (
+        f"<p>Always choosing {escape(label)}, the most frequent, is right in {percent(share)}.</p>"
+    )
 
 
 def _side_by_side(
