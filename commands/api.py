@@ -113,8 +113,8 @@ def export(
     """Write a learner of a run to the folder `out`, in Hugging Face format; returns it.
 
     `step`: ``best``, ``last`` or the step of a checkpoint; by default the run's
-    ``evaluation.final`` decides. `average`: write its averaged weights. Raises ModelError if `out`
-    holds a model or a tokenizer, TrainingError for an unknown run, learner or step.
+    ``evaluation.final`` decides. `average`: write its averaged weights. Raises ModelError if
+    another model, a run or a corpus is in `out`, TrainingError for an unknown run, learner or step.
     """
     from model import require_free
     from trainer.evaluation.export import export_learner

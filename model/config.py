@@ -72,8 +72,9 @@ class EncoderConfig(ModelConfig):
     position_buckets: Annotated[
         int,
         _WIDTH_OR_NONE,
-        "Relative positions: distances beyond half of it share vectors by their logarithm, and so "
-        "many stand for one direction (DeBERTaV3: 256); 0: each distance has its own.",
+        "Relative positions: how many vectors the distances in one direction have (DeBERTaV3: "
+        "256). Distances beyond half of it share vectors by their logarithm. 0: each distance has "
+        "its own.",
     ] = 0
     embedding_projection: Annotated[
         str,

@@ -85,7 +85,7 @@ class Job:
         sizes = global_batches(config, self.corpora).sizes
         self.recorder.say(setup_line(config, shape, sizes, device, self.folder.path))
         if any(learner.is_compiled for learner in self.learners.by_name.values()):
-            self.recorder.say("compiling: each learner's first step takes minutes")
+            self.recorder.say("compiling: each learner's first step may take minutes")
         self._tell(resumption, changes)
 
     def _take_over(self, resumption: Resumption, feed: Feed, device: torch.device) -> None:
