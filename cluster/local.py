@@ -247,7 +247,8 @@ class _Launcher:
                 continue
             if ended.si_code != os.CLD_EXITED or ended.si_status not in (0, STOPPED):
                 # Kill what it left behind. Its id is not used again before it is reaped.
-                os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may not have its group yet
+                    os.killpg(child.pid, signal.SIGKILL)
                 if not self.failed:
                     self.deadline = time.monotonic() + self.grace
                 self.failed.append(child)

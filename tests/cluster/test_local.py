@@ -277,3 +277,14 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path, kind):
 def test_no_processes_or_far_too_many_are_refused(nproc):
     with pytest.raises(OptionError, match=f"--nproc {nproc}: must be at least 1 and at most 1,024"):
         launch(becoming(["true"]), nproc)
+
+
+def test_a_rank_that_is_killed_before_it_has_a_session_of_its_own_is_told():
+    script = """
+        import os, signal, sys
+        from cluster import local
+        local._tie_to = lambda launcher: os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(local.launch(lambda: 0, 1))
+    """
+    done = subprocess.run(python(script), capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (137, "rank 0 was ended by SIGKILL\n")
