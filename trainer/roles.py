@@ -369,6 +369,8 @@ def _conflicts_of_peer(teacher: LearnerConfig, students: Named) -> Iterator[Refu
         yield "student", f"no student {term.student!r}; there are: {names}"
     elif not students[term.student].model.mlm_head:
         yield "student", f"students.{term.student}.model.mlm_head must be true, since it is read"
+    elif students[term.student].generator == TEACHER:
+        yield "student", f"{term.student} reads the teacher's samples; name another student"
 
 
 def _sources_of(term: TermConfig, learners: Named) -> dict[str, LearnerConfig]:

@@ -112,6 +112,13 @@ def test_while_the_student_is_not_there_the_teacher_is_as_ever(results):
     ("overrides", "reason"),
     [
         (["teacher.objective.from_student={student: half}"], "no student 'half'; there are:"),
+        (
+            [
+                "teacher.objective.from_student={student: tinybert}",
+                "students.tinybert={objective: {rtd: {}, mlm: {}}, generator: teacher}",
+            ],
+            "teacher.objective.from_student.student: tinybert reads the teacher's samples",
+        ),
         (["teacher.objective={from_student: {}}"], "teacher.objective.from_student.student: "),
         (
             ["teacher.objective={from_student: {student: tinybert}, mlm: null}"],
