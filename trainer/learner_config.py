@@ -97,9 +97,9 @@ class LearnerConfig(Section):
     masked_only: Annotated[
         bool,
         "The teacher's last layer computes only the masked positions. If a task reads only "
-        "the first tokens, it computes only these. This saves up to 12% of the computing. "
-        "Students can then learn only from the teacher's predictions at these positions. A "
-        "student's last layer does this automatically.",
+        "the first tokens, it computes only these. This saves 5% of BERT-base's computing, and 12% "
+        "of a model of 4 layers. Students can then learn only from the teacher's predictions at "
+        "these positions. A student's last layer does this automatically.",
     ] = False
     stacking: StackingConfig = field(default_factory=StackingConfig)
     frozen: Annotated[bool, "The teacher is not trained (offline distillation)."] = False
