@@ -11,7 +11,7 @@ import click
 
 from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
-from commands.options import MODEL, PATH, numbers, refuse_set_twice
+from commands.options import MODEL, NPROC, PATH, numbers, refuse_set_twice
 from commands.training import announce_if_finished, final_results, one_thread, run_ranks
 from configs import ConfigError, assignment
 from configs.runs import STOPPED
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("task", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--model", type=PATH, required=True, help="A folder of weights and a tokenizer.")
-@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+@NPROC
 @click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
 def finetune(
     task: str, overrides: tuple[str, ...], model: str, nproc: int | None, seeds: list[int]

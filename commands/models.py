@@ -13,7 +13,11 @@ from configs.typed import shown
 
 @click.command("model")
 @click.argument("config", type=PATH)
-@click.option("--length", type=click.IntRange(min=1), help="Tokens per sequence, for the FLOPs.")
+@click.option(
+    "--length",
+    type=click.IntRange(min=1),
+    help="Tokens per sequence, for the FLOPs. Default: the job's longest; for a model at most 512.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe_models(config: str, length: int | None, as_json: bool) -> None:
     """Count parameters, bytes and FLOPs of a model or a job.

@@ -115,6 +115,21 @@ FIELD = click.option(
     type=TEXT,
     help="Key or column of the text; a.b if nested. Default: text.",
 )
+NPROC = click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Processes on this machine. Default: one for each GPU, or one.",
+)
+SUITE_OUT = click.option(
+    "--out",
+    type=PATH,
+    help="The folder for the runs and the report of a suite. [runs/suites/SUITE]",
+)
+UNTRAINED = click.option(
+    "--untrained",
+    is_flag=True,
+    help="Also compare with the first DIR's architecture with random weights.",
+)
 
 
 def parse_pair(text: str, separator: str, option: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from commands.ending import unwound
-from commands.options import MAX_DIGITS, PATH, PLUGINS, TEXT, numbers
+from commands.options import MAX_DIGITS, PATH, PLUGINS, SUITE_OUT, TEXT, UNTRAINED, numbers
 from commands.suites import compare, default_folder, models_and_overrides
 from configs.runs import STOPPED
 
@@ -19,15 +19,13 @@ TIMED_TOKENS = 128  # of the text that ONNX files are timed with
 @click.option("--head", type=TEXT, help="The task to score, if the model has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--suite", type=PATH, help="A suite: a file, or a name from configs/suite/.")
-@click.option("--out", type=PATH, help="The folder for the runs and the report of a suite.")
+@SUITE_OUT
 @click.option("--seeds", callback=numbers, help="Seeds instead of the suite's, such as 1,2,3.")
+@UNTRAINED
 @click.option(
-    "--untrained",
-    is_flag=True,
-    help="Also compare with the first DIR's architecture with random weights.",
-)
-@click.option(
-    "--nproc", type=click.IntRange(min=1), help="Processes that train each run of a suite."
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="Processes that train each run of a suite. Default: one for each GPU, or one.",
 )
 @PLUGINS
 def evaluate(

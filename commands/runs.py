@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.job_configs import load_job, prepare, warn_about
-from commands.options import MODEL, PATH, TEXT, Number, numbers, refuse_set_twice
+from commands.options import (
+    MODEL,
+    PATH,
+    SUITE_OUT,
+    TEXT,
+    UNTRAINED,
+    Number,
+    numbers,
+    refuse_set_twice,
+)
 from commands.suite_runs import prepare_suite
 from commands.suites import default_folder
 
@@ -52,7 +61,11 @@ class _Submission:
     required=True,
     metavar="CONFIG [KEY=VALUE]... [--SBATCH-OPTION VALUE]...",
 )
-@click.option("--cluster", type=PATH, help="The cluster: a name or file of configs/cluster.")
+@click.option(
+    "--cluster",
+    type=PATH,
+    help="The cluster: a name or file of configs/cluster. Default: one node without GPUs.",
+)
 @click.option("--seeds", callback=numbers, help="One run per seed, such as 1,2,3.")
 @click.option(
     "--chain",
@@ -65,12 +78,8 @@ class _Submission:
     "--store", is_flag=True, help="In the same job, store the teacher's predictions first."
 )
 @click.option("--suite", type=PATH, help="The suite on which `submit evaluate` compares DIRs.")
-@click.option("--out", type=PATH, help="The folder for the runs and the report of a suite.")
-@click.option(
-    "--untrained",
-    is_flag=True,
-    help="Also compare with the first DIR's architecture with random weights.",
-)
+@SUITE_OUT
+@UNTRAINED
 @click.option("--dry-run", is_flag=True, help="Only print the script.")
 @click.option(
     "--check/--no-check", default=True, help="Whether to check first that the run can start."

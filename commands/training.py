@@ -14,7 +14,7 @@ import click
 
 from commands.ending import ignore_write_errors
 from commands.job_configs import changes_since_run, load_job, prepare
-from commands.options import PATH
+from commands.options import NPROC, PATH
 from configs.errors import OptionError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+@NPROC
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -78,7 +78,7 @@ def rehearse(config: str, overrides: tuple[str, ...], steps: int, nproc: int) ->
 @click.command()
 @click.argument("config", type=PATH)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--nproc", type=click.IntRange(min=1), help="Processes on this machine.")
+@NPROC
 def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     """Store the predictions of the frozen teacher of a job.
 
