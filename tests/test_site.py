@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+import configs
 from tests.conftest import REPOSITORY
 
 PAGES = [
@@ -52,6 +57,42 @@ def test_every_link_leads_to_a_file_and_every_anchor_to_a_title():
         for page, target, fragment in links
         if is_broken(page, target, fragment)
     ] == []
+
+
+def sections() -> list[dict[str, Any]]:
+    """The schemas of what a page shows: a whole file, one learner, or learners by name."""
+    files = [
+        json.loads((REPOSITORY / f"configs/schema/{kind}.json").read_text())
+        for kind in ("job", "cluster", "model")
+    ]
+    learner = {"$ref": "#/$defs/LearnerConfig"}
+    parts = [learner, {"type": "object", "additionalProperties": learner}]
+    return [*files, *({**part, "$defs": files[0]["$defs"]} for part in parts)]
+
+
+def has_keys_of_a_section(text: str) -> bool:
+    value = configs.plain(dedent(text), "page")
+    trees = [value, {"base": "demo", **value}]  # a file with a base may leave out any key
+    return any(Draft202012Validator(part).is_valid(tree) for part in sections() for tree in trees)
+
+
+EXAMPLES = [
+    (page.name, text)
+    for page in PAGES
+    for text in re.findall(r"^ *```yaml\n(.*?)^ *```", page.read_text(), re.M | re.S)
+    if "squared_relu" not in text  # which the page adds
+]
+
+
+@pytest.mark.parametrize(("page", "text"), EXAMPLES, ids=lambda value: str(value)[:60])
+def test_an_example_in_yaml_has_the_keys_and_values_of_a_schema(page, text):
+    assert has_keys_of_a_section(text)
+
+
+@pytest.mark.parametrize("change", [("from_step", "from"), ("0.4", "4"), ("mlm", "mln")])
+def test_a_key_or_value_that_no_schema_has_is_noticed(change):
+    (text,) = (text for _, text in EXAMPLES if "next_token" in text)
+    assert not has_keys_of_a_section(text.replace(*change))
 
 
 def test_the_site_lists_every_page():
