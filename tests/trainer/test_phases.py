@@ -105,3 +105,22 @@ def test_a_fork_and_a_new_run_extend_the_context_of_a_trained_model(runs, corpus
     turning = ["data.phases=[{from_step: 3, rope_theta: 1e6}]"]
     with pytest.raises(ValueError, match=r"data.phases\[0\].rope_theta: no model that is trained"):
         tiny_job(corpus, tmp_path, "teacher.model.positions=learned", "students=null", *turning)
+
+
+def pairs_and_then_documents(corpus: Path, runs: Path) -> list[float]:
+    words = [
+        "steps=3",
+        "students=null",
+        "teacher.objective.nsp={}",
+        "teacher.model.segment_types=2",
+    ]
+    data = ["data.packing=segment_pair", "data.phases=[{from_step: 1, packing: documents}]"]
+    others = ["teacher.model.pooler=tanh", "batch.micro_batch=3"]
+    values = curve(run(tiny_job(corpus, runs, *words, *data, *others)))
+    return [value for _, name, value in values if name == "teacher/nsp"]
+
+
+def test_pairs_may_give_way_to_documents_of_which_a_row_holds_several(corpus, tmp_path):
+    ((first, *others),) = run_distributed(pairs_and_then_documents, 1, corpus, tmp_path)
+    assert first > 0
+    assert others == [0, 0]

@@ -175,4 +175,7 @@ class PairTerm(Term):
         return Capture(last_hidden_state=True)
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        return label_cross_entropy(inputs.features.heads[PAIRS], inputs.batch.row_labels(PAIRS))
+        logits, labels = inputs.features.heads[PAIRS], inputs.batch.row_labels(PAIRS)
+        if PAIRS not in inputs.batch.targets:  # a row may then hold several texts
+            labels = labels.new_full(logits.shape[:1], NO_LABEL)
+        return label_cross_entropy(logits, labels)
