@@ -129,6 +129,7 @@ def _require_well_formed(path: Path) -> None:
 def fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
     """Let the copied tokenizer truncate to the model's longest sequence, and give what it reads.
 
+    It pads and truncates at the end, as in training, whatever the files say.
     `source` is the config.json beside the tokenizer that was copied, if there is one. Without
     `model_input_names` a class of `transformers` may give segment ids to a model that has no
     vectors for them: ModernBERT refuses them, RoBERTa looks for a second row.
@@ -136,7 +137,9 @@ def fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
     path = folder / _TOKENIZER_CONFIG
     theirs = read_json(path) if path.is_file() else {}
     segments = ["token_type_ids"] if config.reads_segments else []
-    fitted = {**theirs, "model_input_names": ["input_ids", *segments, "attention_mask"]}
+    names = ["input_ids", *segments, "attention_mask"]
+    sides = dict.fromkeys(("padding_side", "truncation_side"), "right")
+    fitted = {**theirs, **sides, "model_input_names": names}
     longest = config.longest_sequence
     if longest is not None and (theirs.get("model_max_length") or math.inf) > longest:  # or null
         fitted["model_max_length"] = longest
