@@ -152,5 +152,6 @@ def _roberta_rules(config: EncoderConfig) -> Rules:
     )
 
 
-BERT = Family("bert", _read_bert, _write_bert, _bert_rules, POOLED_HEADS)
+PAIR_CLASS = "ForNextSentencePrediction"
+BERT = Family("bert", _read_bert, _write_bert, _bert_rules, POOLED_HEADS, pair_class=PAIR_CLASS)
 ROBERTA = Family("roberta", _read_roberta, _write_roberta, _roberta_rules, _ROBERTA_HEADS)

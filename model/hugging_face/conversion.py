@@ -24,7 +24,11 @@ from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.neobert import NEOBERT
 from model.hugging_face.nomic_bert import NOMIC_BERT
-from model.hugging_face.weights import refuse_extra_weights, tensor_names
+from model.hugging_face.weights import (
+    refuse_extra_weights,
+    refuse_other_projection,
+    tensor_names,
+)
 from model.initialisation import skeleton
 from model.model_config import ModelConfig
 from model.task_head_config import TaskHeadConfig
@@ -173,7 +177,9 @@ def nearest_family(config: EncoderConfig) -> Family:
         return ROBERTA
     if not config.segment_types:
         return DISTILBERT
-    is_electra = any(head.transform == "gelu" for head in config.task_heads.values())
+    is_electra = config.head_activation not in ("", config.activation) or any(
+        head.transform == "gelu" for head in config.task_heads.values()
+    )
     return ELECTRA if is_electra else BERT
 
 
@@ -201,7 +207,8 @@ def _heads_of_a_fine_tuned(
 ) -> dict[str, Any]:
     """Adjust `architectures` for a model without a masked-LM head, and add its task head."""
     if not config.task_heads:
-        return {} if config.mlm_head else {"architectures": [_class(architecture, "Model")]}
+        ending = family.pair_class if config.pair_head else "Model"
+        return {} if config.mlm_head else {"architectures": [_class(architecture, ending)]}
     if len(config.task_heads) > 1:
         raise Inexpressible("transformers has one task head in a model")
     if config.mlm_head or config.pair_head:
@@ -266,7 +273,10 @@ def from_transformers(
         raise ModelError(f"the weights have no {missing[0]}; import a whole checkpoint")
     if note := task_heads.unread_head(theirs, tensors, family.forms):
         _log.warning("%s", note)
-    return config, {ours: tensors[name] for ours, name in names.items()}
+    state = {ours: tensors.pop(name) for ours, name in names.items()}
+    if config.mlm_head:
+        refuse_other_projection(state, tensors)
+    return config, state
 
 
 def is_known(theirs: Mapping[str, Any]) -> bool:

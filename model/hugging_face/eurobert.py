@@ -29,9 +29,7 @@ _KEYS: family.Keys = {
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     read = family.read_keys(theirs, _KEYS)
     head_dim = read["hidden_size"] // read["heads"]
-    refuse(theirs, {"head_dim": (None, head_dim), "rope_scaling": (None,)})
-    rope = theirs.get("rope_parameters") or {}
-    refuse(rope, {"rope_type": ("default",)})
+    refuse(theirs, {"head_dim": (None, head_dim)})
     return read | {
         "kv_heads": theirs.get("num_key_value_heads") or read["heads"],
         "segment_types": 0,
@@ -40,7 +38,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         "norm": "rms_norm",
         "norm_placement": "pre",
         "feed_forward": "glu",
-        "global_rope_theta": float(rope.get("rope_theta", theirs.get("rope_theta", 250000.0))),
+        "global_rope_theta": family.read_rope_theta(theirs, 250000.0),
         "pooler": "none",
         "head_transform": False,
         "decoder_bias": read["ffn_bias"],

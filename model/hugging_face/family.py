@@ -58,6 +58,7 @@ class Family:
     heads: the form of each kind of task head that the architecture has a class for.
     to_ours, to_theirs: convert tensors, by their names, to our layout and back.
     cut: before `to_ours`, converts tensors whose layout depends on their config.json.
+    pair_class: the ending of the class for a model whose only head is the pair head.
     """
 
     model_type: str
@@ -70,6 +71,7 @@ class Family:
     cut: Callable[[Mapping[str, Any], dict[str, Tensor]], dict[str, Tensor]] = lambda _, state: (
         state
     )
+    pair_class: str = "Model"
 
     @property
     def forms(self) -> Mapping[str, HeadForm]:
@@ -141,6 +143,20 @@ def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) ->
                 f"{key}: {theirs[key]!r} is not supported (only {values[0]!r}); a frozen teacher "
                 "may have it with model: {kind: transformers}"
             )
+
+
+def read_rope_theta(theirs: Mapping[str, Any], default: float) -> float:
+    """The base of the rotary angles. Raises ModelError for angles that are scaled."""
+    rope = theirs.get("rope_parameters") or {}
+    refuse_scaled_rope(theirs, rope)
+    return float(rope.get("rope_theta", theirs.get("rope_theta", default)))
+
+
+def refuse_scaled_rope(theirs: Mapping[str, Any], *parameters: Mapping[str, Any]) -> None:
+    """Raise ModelError if rotary angles are scaled, by a new or an old key of `transformers`."""
+    refuse(theirs, {"rope_scaling": (None,)})
+    for rope in parameters:
+        refuse(rope, dict.fromkeys(("rope_type", "type"), ("default",)))
 
 
 def require(config: EncoderConfig, model_type: str, **needed: object) -> None:

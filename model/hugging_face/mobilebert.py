@@ -5,7 +5,13 @@ from typing import Any
 
 from model.config import EncoderConfig
 from model.errors import ModelError
-from model.hugging_face.bert import POOLED_HEADS, read_sizes, require_segments, write_sizes
+from model.hugging_face.bert import (
+    PAIR_CLASS,
+    POOLED_HEADS,
+    read_sizes,
+    require_segments,
+    write_sizes,
+)
 from model.hugging_face.family import Family, Inexpressible, Rules, require
 
 # The class leaves the epsilon of two layer norms at torch's default.
@@ -118,4 +124,4 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-MOBILEBERT = Family("mobilebert", _read, _write, _rules, POOLED_HEADS)
+MOBILEBERT = Family("mobilebert", _read, _write, _rules, POOLED_HEADS, pair_class=PAIR_CLASS)

@@ -77,9 +77,7 @@ def _read_thetas(theirs: Mapping[str, Any]) -> tuple[float, float]:
     """The bases of the rotary angles, (global, local), from the new or the old keys."""
     new = theirs.get("rope_parameters") or {}
     full, sliding = new.get(_FULL) or {}, new.get(_SLIDING) or {}
-    for part in (full, sliding):
-        refuse(part, {"rope_type": ("default",)})
-    refuse(theirs, {"rope_scaling": (None,)})
+    family.refuse_scaled_rope(theirs, full, sliding)
     full_theta = full.get("rope_theta", theirs.get("global_rope_theta", 160000.0))
     sliding_theta = sliding.get("rope_theta", theirs.get("local_rope_theta", 10000.0))
     return float(full_theta), float(full_theta if sliding_theta is None else sliding_theta)

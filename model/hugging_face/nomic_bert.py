@@ -54,11 +54,9 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         _refuse_other_parts(renamed)
     sizes = read_sizes(renamed)
     refuse(renamed, {"head_dim": (None, sizes["hidden_size"] // sizes["heads"])})
-    rope = renamed.get("rope_parameters") or {}
-    refuse(rope, {"rope_type": ("default",)})
     return sizes | {
         "positions": "rotary",
-        "global_rope_theta": float(rope.get("rope_theta", renamed.get("rope_theta", 1000.0))),
+        "global_rope_theta": family.read_rope_theta(renamed, 1000.0),
         "feed_forward": "glu",
         "attention_bias": False,
         "ffn_bias": False,

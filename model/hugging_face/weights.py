@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,6 +102,7 @@ def _first_line(error: Exception) -> str:
 
 Config = TypeVar("Config", bound=ModelConfig)
 _MAX_SHARED_LAYERS = 1024  # a model can have more layers than tensors only by sharing
+_PROJECTION = re.compile(r"(?:.*\.)?(?:decoder|\w*lm_head|vocab_projector)\.(weight|bias)")
 _LAYERS = ("num_hidden_layers", "n_layers", "layers")
 _NETWORKS = ("num_feedforward_networks", "feed_forwards")
 
@@ -133,6 +135,22 @@ def refuse_extra_weights(
                     f"{key}: the configuration says {getattr(config, key)}, but the weights have "
                     f"more: {name}"
                 )
+
+
+def refuse_other_projection(state: Mapping[str, Tensor], unread: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if the weights have a vocabulary projection besides the one in `state`.
+
+    Checkpoints may repeat the tied weight and the bias. `transformers` does not tie others.
+    """
+    tied = {"weight": state["embeddings.word.weight"], "bias": state.get("head.bias")}
+    for name, tensor in unread.items():
+        match = _PROJECTION.fullmatch(name)
+        ours = None if match is None else tied[match[1]]
+        if ours is not None and not torch.equal(tensor, ours):
+            raise ModelError(
+                f"tie_word_embeddings: {name} differs from what it is tied to; remove it from the "
+                "checkpoint; a frozen teacher may have it with model: {kind: transformers}"
+            )
 
 
 def _largest(theirs: Mapping[str, Any], keys: Sequence[str]) -> float:

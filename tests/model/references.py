@@ -144,6 +144,9 @@ CASES = {
     "electra generator": ElectraForMaskedLM(
         ElectraConfig(**_sizes(3, 28, 4, 45, embedding_size=10, hidden_act="relu"))
     ),
+    "electra generator of full width": ElectraForMaskedLM(
+        ElectraConfig(**_sizes(2, 28, 4, 45, embedding_size=28, hidden_act="relu"))
+    ),
     "eurobert": EuroBertForMaskedLM(_eurobert(3, 36, 6, 27, num_key_value_heads=2)),
     "eurobert with biases": EuroBertForMaskedLM(
         _eurobert(

@@ -183,6 +183,21 @@ def test_modernbert_is_described_to_transformers_4_and_5(tmp_path: Path) -> None
         assert model.from_pretrained(tmp_path).config.meaning() == config.meaning()
 
 
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("case", ["nomic bert", "eurobert", "modernbert"])
+def test_scaled_rotary_positions_are_refused_by_old_keys_too(
+    case: str, key: str, tmp_path: Path
+) -> None:
+    pair(case)[0].save_pretrained(tmp_path)
+    path, scaled = tmp_path / "config.json", {"type": "linear", "factor": 2.0}
+    theirs = json.loads(path.read_text())
+    by_layer = case == "modernbert" and key == "rope_parameters"
+    theirs[key] = {"full_attention": scaled} if by_layer else scaled
+    path.write_text(json.dumps(theirs))
+    with pytest.raises(model.ModelError, match=r"(^|: )(type|rope_scaling): .* is not supported"):
+        model.from_pretrained(tmp_path)
+
+
 def test_nomic_berts_first_checkpoints_are_read(tmp_path: Path) -> None:
     theirs, ours = pair("nomic bert")
     theirs.save_pretrained(tmp_path)

@@ -18,9 +18,11 @@ import torch
 from transformers import (
     AutoTokenizer,
     BertForMaskedLM,
+    BertForNextSentencePrediction,
     BertTokenizerFast,
     CamembertForMaskedLM,
     MobileBertConfig,
+    MobileBertForNextSentencePrediction,
     MobileBertForPreTraining,
     XLMRobertaForMaskedLM,
 )
@@ -71,6 +73,7 @@ class Hostile:
 
 BIAS = "cls.predictions.bias"
 WORD = "bert.embeddings.word_embeddings.weight"
+DECODER = "cls.predictions.decoder.weight"
 MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json: not found"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: not readable"),
@@ -115,6 +118,16 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no head": (
         lambda f: edit_weights(f, lambda state: state.pop(BIAS)),
         f"the weights have no {BIAS}; import a whole checkpoint",
+    ),
+    "another projection": (
+        lambda f: edit_weights(f, lambda s: s.update({DECODER: s[WORD] + 1.0})),
+        f"tie_word_embeddings: {DECODER} differs from what it is tied to",
+    ),
+    "another bias": (
+        lambda f: edit_weights(
+            f, lambda s: s.update({"cls.predictions.decoder.bias": s[BIAS] + 1.0})
+        ),
+        "tie_word_embeddings: cls.predictions.decoder.bias differs from what it is tied to",
     ),
     "quantised": (
         lambda f: edit_weights(f, lambda s: s.update({WORD: s[WORD].to(torch.int8)})),
@@ -237,6 +250,20 @@ def test_a_bert_without_model_type_and_with_wrapped_weights_is_read(
     assert torch.equal(model.from_pretrained(tmp_path)(ids).logits, expected(ids).logits)
 
 
+@pytest.mark.parametrize(
+    "theirs", [BertForNextSentencePrediction, MobileBertForNextSentencePrediction]
+)
+def test_a_pair_head_alone_has_a_class(theirs: type, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    narrow = {"intermediate_size": 24, "embedding_size": 8, "intra_bottleneck_size": 8}
+    theirs(theirs.config_class(**sizes, **narrow)).save_pretrained(tmp_path / "theirs")
+    ours = model.import_folder(tmp_path / "theirs", tmp_path / "ours")
+    assert (ours.config.mlm_head, ours.config.pair_head) == (False, True)
+    again, loading = theirs.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert again.config.architectures == [theirs.__name__]
+    assert not any(loading.values())
+
+
 @pytest.mark.parametrize("theirs", [XLMRobertaForMaskedLM, CamembertForMaskedLM])
 def test_another_name_of_roberta_is_read(theirs: type, tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -323,7 +350,8 @@ def test_ib_bert_equals_the_mobilebert_class_made_to_read_hidden_states(tmp_path
 def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "model", "##s"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
+    left = dict.fromkeys(("padding_side", "truncation_side"), "left")
+    BertTokenizerFast(str(tmp_path / "vocab.txt"), **left).save_pretrained(tmp_path / "tokenizer")
     model.save_pretrained(
         model.build(SMALL, 0),
         tmp_path / "out",
@@ -333,6 +361,8 @@ def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     expected = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     exported = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert exported("a models").input_ids == expected("a models").input_ids
+    assert (expected.padding_side, exported.padding_side) == ("left", "right")
+    assert (expected.truncation_side, exported.truncation_side) == ("left", "right")
     assert exported.model_max_length == model.build(SMALL, 0).config.longest_sequence
     assert (tmp_path / "out" / "README.md").read_text() == "# Card True\n"
     with pytest.raises(model.ModelError, match="holds no tokenizer files"):
