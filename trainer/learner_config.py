@@ -16,6 +16,8 @@ from trainer.learner_life import BudgetConfig, InitConfig, StackingConfig, Start
 from trainer.learner_names import learner_key
 from trainer.objectives import ObjectiveConfig
 from trainer.objectives.stages import (
+    LAYERS,
+    STATES,
     IntermediateConfig,
     ProgressiveConfig,
     Stages,
@@ -194,6 +196,9 @@ class LearnerConfig(Section):
             yield "stacking", "begins with random weights; remove it, or init.pretrained and tile"
         for key, why in self.objective.unequippable(self.model):
             yield f"objective.{key}", self._naming_folder(why)
+        for name, term in self.objective.terms().items() if self.encoder == "frozen" else ():
+            if term.compares in (STATES, LAYERS) and term.head is None:
+                yield f"objective.{name}", "compares states, and encoder is frozen; remove it"
 
     @property
     def generator_name(self) -> str | None:

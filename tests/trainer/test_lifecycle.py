@@ -348,7 +348,8 @@ def test_a_fork_leaves_a_reshaped_students_curve_behind_and_keeps_its_teacher(ru
     folder = RunFolder(runs / "undisturbed")
     step = published(folder.checkpoints)[-1]
     assert set(EVERYONE) <= state_at(folder, step).held_out.keys()
-    made = fork(folder, step, "frozen", ["students.late.encoder=frozen"])
+    words = ["students.late.encoder=frozen", "students.late.objective.cosine=null"]
+    made = fork(folder, step, "frozen", words)
     assert made.begin_anew == ["students/late"]
     assert state_at(made.folder, step).held_out.keys() == {"teacher", "students/tinybert"}
     with pytest.raises(TrainingError, match=r"^teacher\.encoder: a fork keeps its teacher"):

@@ -242,6 +242,10 @@ def test_how_long_the_first_stage_is_must_be_told_once(section, message) -> None
             {"objective": {"hidden_mse": {}, "mlm": {}}, "progressive": {}},
             "intermediate: set either this or progressive",
         ),
+        (
+            {"objective": {"hidden_mse": {}, "mlm": {}}, "encoder": "frozen"},
+            "objective.hidden_mse: compares states, and encoder is frozen; remove it",
+        ),
     ],
 )
 def test_two_stages_need_terms_for_both(tree, message) -> None:
