@@ -28,7 +28,7 @@ from configs.typed import convert
 from data_pipeline import TASK_NAME, Corpus, DataConfig
 from model import ModelConfig
 from trainer.batch_config import BatchConfig, GrowthConfig
-from trainer.checkpoint.folder import Ranking
+from trainer.checkpoint.folder import Ranking, Retention
 from trainer.job_tree import with_models, with_named_heads, with_tasks
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER, section_of, student_key, teacher_key
@@ -349,6 +349,17 @@ class JobConfig(Section):
             Ranking(name, column.name, column.higher_is_better)
             for name, column in columns.items()
             if column is not None
+        )
+
+    @property
+    def retention(self) -> Retention:
+        """Which checkpoints of the run are kept."""
+        keep = self.checkpoint
+        averages = [learner.average for learner in self.learners.values()]
+        return Retention(
+            *(keep.keep, keep.keep_every, keep.keep_best, self.rankings),
+            regular=keep.every,
+            averaged=max((average.window for average in averages if average), default=0),
         )
 
     @property

@@ -17,7 +17,6 @@ from configs.progress import counted
 from data_pipeline import DEFAULT_VIEW, Corpus, open_corpora
 from data_pipeline.reading.corpus import SPLITS
 from trainer.batch_config import StepShape
-from trainer.checkpoint.folder import Retention
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.config import JobConfig
 from trainer.control import RunContext
@@ -208,19 +207,13 @@ class Job:
 def _checkpoint_writer(
     config: JobConfig, context: RunContext, resumption: Resumption
 ) -> CheckpointWriter:
-    keep = config.checkpoint
-    averages = [learner.average for learner in config.learners.values()]
     return CheckpointWriter(
         RunFolder.of(config).checkpoints,
-        Retention(
-            *(keep.keep, keep.keep_every, keep.keep_best, config.rankings),
-            regular=keep.every,
-            averaged=max((average.window for average in averages if average), default=0),
-        ),
+        config.retention,
         context.attempt,
         _log.warning,
         resumed_from=resumption.checkpoint.step if resumption.checkpoint else None,
-        max_failures=keep.max_failures,
+        max_failures=config.checkpoint.max_failures,
     )
 
 

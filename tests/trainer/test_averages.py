@@ -13,17 +13,21 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from transformers import AutoModelForMaskedLM
 
+import configs
 from configs import ConfigError
 from model import from_pretrained
 from tests.distributed import run_distributed
 from tests.trainer.jobs import curve, finish, run, tiny_job
+from trainer.checkpoint.attempts import published
 from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.reader import Checkpoint
 from trainer.checkpoint.snapshot import AVERAGE
+from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.export import export_learner
 from trainer.evaluation.finished import SavedLearners
 from trainer.learners.learner import Learner
+from trainer.lifecycle.forking import fork
 from trainer.lifecycle.in_progress import Saving
 from trainer.optimizers.config import ExponentialAverage
 from trainer.optimizers.gated import GatedOptimizer
@@ -182,9 +186,13 @@ def test_a_student_that_is_saved_after_its_end_has_its_last_weights_in_its_mean(
         torch.testing.assert_close(tensor, expected)
 
 
-def skipping_jobs(corpus: Path, runs: Path) -> None:
-    """Two runs whose teacher skips the fourth step; one is stopped and resumed after it."""
-    words = ["students.tinybert=null", *AVERAGES[1:3], f"steps={STEPS}", "checkpoint.keep_best=0"]
+def skipping_jobs(corpus: Path, runs: Path) -> list[list[tuple[float, str, float]]]:
+    """The students' curves of two runs whose teacher skips the fourth step, a student's last.
+
+    The second run is stopped and resumed after that step.
+    """
+    words = [*AVERAGES[1:3], f"steps={STEPS}", "checkpoint.keep_best=0", "evaluation.every=1"]
+    words.append("students.tinybert.budget.steps=4")
     sums = Learner.take_sums
 
     def spoiled(learner: Learner) -> Tensor:
@@ -192,17 +200,20 @@ def skipping_jobs(corpus: Path, runs: Path) -> None:
         return sums(learner) * (math.nan if is_hit else 1.0)
 
     with mock.patch.object(Learner, "take_sums", spoiled):
-        run(tiny_job(corpus, runs, "name=straight", *words))
+        straight = run(tiny_job(corpus, runs, "name=straight", *words))
         run(tiny_job(corpus, runs, "name=stopped", *words), stop_after=4)
-        run(tiny_job(corpus, runs, "name=stopped", *words))
+        stopped = run(tiny_job(corpus, runs, "name=stopped", *words))
+    return [curve(folder, "students/") for folder in (straight, stopped)]
 
 
-def test_a_stop_while_a_learner_skips_steps_changes_no_mean(corpus, tmp_path):
-    run_distributed(skipping_jobs, 1, corpus, tmp_path)
+def test_a_stop_while_a_learner_skips_steps_changes_no_mean_and_no_score(corpus, tmp_path):
+    curves = run_distributed(skipping_jobs, 1, corpus, tmp_path)[0]
+    assert curves[0] == curves[1]
+    assert max(step for step, key, _ in curves[0] if "val/data/students/tinybert" in key) == 4
     straight, stopped = (
         weights(tmp_path / name, DISTILBERT, state=AVERAGE) for name in ("straight", "stopped")
     )
-    parts = [weights(tmp_path / "straight", DISTILBERT, step) for step in (6, STEPS)]
+    parts = [weights(tmp_path / "straight", DISTILBERT, step) for step in (2, 6, STEPS)]
     for key, mean in straight.items():
         assert torch.equal(stopped[key], mean)
         expected = torch.stack([part[key].double() for part in parts]).mean(0).float()
@@ -237,11 +248,18 @@ def test_a_teacher_whose_training_ends_before_the_job_has_no_average(corpus, tmp
             tiny_job(corpus, tmp_path, AVERAGES[0], other)
 
 
+STILL = ["teacher.optimizer.learning_rate=1e-30", "teacher.schedule.warmup_steps=0"]
+
+
 def patient_job(corpus: Path, runs: Path) -> None:
-    """A teacher without students, with an average, which does not learn and is out of patience."""
+    """A teacher without students, with an average, which does not learn and is out of patience.
+
+    The job is started once more after its end.
+    """
     words = ["students=null", "steps=20", "stop.patience=2", "evaluation.every=1"]
-    still = ["teacher.optimizer.learning_rate=1e-30", "teacher.schedule.warmup_steps=0"]
-    finish(run(tiny_job(corpus, runs, AVERAGES[0], *words, *still)))
+    config = tiny_job(corpus, runs, AVERAGES[0], *words, *STILL)
+    run(config)
+    finish(run(config))
 
 
 def test_a_teacher_out_of_patience_is_told_and_keeps_its_average(corpus, tmp_path, capfd):
@@ -251,4 +269,31 @@ def test_a_teacher_out_of_patience_is_told_and_keeps_its_average(corpus, tmp_pat
     saved = SavedLearners(RunFolder(tmp_path / "tiny"))
     assert saved.checkpoint.step == 3
     assert saved.has_average(TEACHER)
+    assert saved.checkpoint.has_state(TEACHER, "exp_avg"), "a fork can continue with its moments"
     assert (tmp_path / "tiny" / "exports" / "teacher.average").is_dir()
+
+
+def forked_jobs(corpus: Path, runs: Path) -> list[list[tuple[float, str, float]]]:
+    """The curves of a run and its fork at step 6; the best of the teacher was before."""
+    words = ["students.tinybert=null", f"steps={STEPS}", *AVERAGES[1:3], *STILL]
+    source = run(tiny_job(corpus, runs, "name=source", *words, "evaluation.final=best"))
+    first = source.checkpoints / step_name(4) / "manifest.json"
+    intact = first.read_bytes()
+    first.write_bytes(intact[:-1])
+    fork(source, 6, "damaged")
+    first.write_bytes(intact)
+    forked = configs.load(str(fork(source, 6, "forked").folder.config), JobConfig, "job", [])
+    return [curve(source), curve(run(forked))]
+
+
+def test_a_fork_averages_and_chooses_among_the_checkpoints_of_its_source(corpus, tmp_path):
+    curves = run_distributed(forked_jobs, 1, corpus, tmp_path)[0]
+    assert curves[0] == curves[1]
+    source, forked = (RunFolder(tmp_path / name) for name in ("source", "forked"))
+    assert SavedLearners(source).checkpoint_of(TEACHER).step == 2
+    assert SavedLearners(forked).checkpoint_of(TEACHER).step == 2
+    means = [weights(folder.path, DISTILBERT, state=AVERAGE) for folder in (source, forked)]
+    assert all(torch.equal(mean, means[1][key]) for key, mean in means[0].items())
+    earlier = Checkpoint(forked.checkpoints, 4).trainer_state
+    assert earlier["wandb_id"] == Checkpoint(forked.checkpoints, 6).trainer_state["wandb_id"]
+    assert published(RunFolder(tmp_path / "damaged").checkpoints) == [2, 6]

@@ -6,7 +6,7 @@ Every step of it succeeds on all ranks, or fails on all.
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -280,12 +280,19 @@ def _expire(store: Store, newest: int) -> None:
     """Delete the checkpoints that the retention does not keep. Steps after `newest` are damaged."""
     superseded = _superseded(store, newest)
     steps = [n for n in published(store.folder) if n <= newest and n not in superseded]
-    scores = scores_by_step(store.folder, steps)
-    suspect = [step for step in scores if _is_suspect(store.folder / step_name(step))]
-    expired = store.retention.expired(scores, store.pinned | {newest}, suspect)
-    for step in [*superseded, *expired]:
+    kept = store.pinned | {newest}
+    for step in [*superseded, *expired(store.folder, steps, store.retention, kept)]:
         store.check_attempt()  # a newer attempt may have resumed from this checkpoint
         remove(store.folder / step_name(step), store.number)
+
+
+def expired(
+    folder: Path, steps: Sequence[int], retention: Retention, pinned: Collection[int]
+) -> list[int]:
+    """The ones of these ascending steps whose checkpoints the `retention` does not keep."""
+    scores = scores_by_step(folder, steps)
+    suspect = [step for step in scores if _is_suspect(folder / step_name(step))]
+    return retention.expired(scores, pinned, suspect)
 
 
 def _superseded(store: Store, newest: int) -> list[int]:

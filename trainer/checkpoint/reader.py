@@ -303,6 +303,11 @@ class Checkpoint:
 
         return read
 
+    def is_frozen(self, learner: str) -> bool:
+        """Whether no optimizer owned any of the learner's parameters when it was saved."""
+        groups = {tensor.group for tensor in self._record(learner).tensors.values()}
+        return groups == {layout.FROZEN}
+
     def has_state(self, learner: str, state: str) -> bool:
         """Whether a parameter of the learner has this optimizer state."""
         return any(state in tensor.states for tensor in self._record(learner).tensors.values())

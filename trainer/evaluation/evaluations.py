@@ -55,7 +55,7 @@ class Evaluations:
         The score of an untrained head is None. Those of averaged weights stand beside the others.
         """
         by_learner: dict[str, Scores] = {}
-        for name, learner in learners.by_name.items():
+        for name, learner in learners.scored_at(state.step).items():
             # A finished teacher's own config has no objective any more.
             teacher = self._config.teacher.in_steps(self._config.steps)
             config = teacher if name == TEACHER else learner.config
@@ -94,7 +94,7 @@ class Evaluations:
         scores: dict[str, float] = {}
         for ranking in self._config.rankings:
             learner = learners.by_name.get(ranking.learner)
-            if learner is None or not learner.is_trained:
+            if learner is None or not learner.is_trained or ranking.learner not in by_learner:
                 continue
             score = by_learner[ranking.learner].overall.get(ranking.metric)
             if score is not None and math.isfinite(score):

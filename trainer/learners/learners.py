@@ -45,7 +45,12 @@ class Learners:
         self.step_shape = step_shape
         teacher = self.config.teacher
         first = self._first_weights(TEACHER, teacher) if checkpoint is None else None
-        has_finished = checkpoint is not None and self._is_done(TEACHER, teacher, state)
+        # One that has finished in the last step keeps its average and moments, if the job is over.
+        has_finished = (
+            checkpoint is not None
+            and self._is_done(TEACHER, teacher, state)
+            and checkpoint.is_frozen(TEACHER)
+        )
         layers = state.teacher_layers or self._layers_at(0)
         self.teacher = self._build_teacher(layers, first, has_finished)
         held = set() if checkpoint is None else set(checkpoint.learners)
@@ -82,6 +87,17 @@ class Learners:
     def by_name(self) -> dict[str, Learner]:
         """Every learner, by its name in metrics and checkpoints; the teachers first."""
         return {learner.name: learner for learner in [*self.teachers, *self.students]}
+
+    def scored_at(self, step: int) -> dict[str, Learner]:
+        """The learners that an evaluation after `step` steps scores, by name.
+
+        A student that finished before waits for a checkpoint only: a resumed run no longer has it.
+        """
+        return {
+            name: learner
+            for name, learner in self.by_name.items()
+            if is_teacher(name) or learner.counters.finished_at in (None, step)
+        }
 
     @property
     def engines(self) -> dict[str, DeepSpeedEngine]:

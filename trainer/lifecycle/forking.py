@@ -5,6 +5,7 @@ then begins at the fork's step, or the shape of a student, which then starts ove
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -24,6 +25,8 @@ from data_pipeline import DataError, contents, open_corpora
 from data_pipeline.shards.locking import unfinished
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.carried import branch
+from trainer.checkpoint.folder import step_name
+from trainer.checkpoint.publication import expired
 from trainer.checkpoint.reader import Checkpoint, missing
 from trainer.config import JobConfig
 from trainer.errors import CheckpointError, TrainingError
@@ -49,8 +52,9 @@ class Fork:
 def fork(run: RunFolder, step: int, name: str, overrides: Sequence[str] = ()) -> Fork:
     """Create the run `name` beside `run`, from its checkpoint of `step` and that one's config.
 
-    Metrics up to the step are copied, so that curves are complete. The fork has its own run in
-    Weights & Biases. ``origin.json`` names the source.
+    Metrics up to the step are copied, so that curves are complete, and the earlier checkpoints that
+    its learners may return to, export or average. The fork has its own run in Weights & Biases.
+    ``origin.json`` names the source.
 
     Raises:
         OptionError: `name` cannot be a folder's.
@@ -167,26 +171,56 @@ def _fill(
     state: dict[str, Any],
     all_changes: Sequence[Change],
 ) -> None:
-    counters, curves = (
-        {name: of for name, of in state.get(part, {}).items() if name in learners}
-        for part in ("learners", "held_out")
-    )
     corpora = contents(config.data)
     changed: dict[str, Any] = {"config": configs.dump(config), "corpora": corpora}
-    changed |= {"wandb_id": secrets.token_hex(4), "learners": counters, "held_out": curves}
+    changed["wandb_id"] = secrets.token_hex(4)
     is_other = _reads_other_data(all_changes, state.get("corpora", {}), corpora)
+    if not is_other:
+        for earlier in _still_wanted(run, step, config, learners):
+            _take_along(run, earlier, new, learners, changed)
+    told = _of_learners(state, learners)
     if is_other:
-        changed |= _without_losses(counters)
+        told |= _without_losses(told["learners"])
     if run.metrics.exists():
         shutil.copyfile(run.metrics, new.metrics)
     rows = resume(new.metrics, step, Checkpoint(run.checkpoints, step).metrics).rows
-    state = {**state, **changed, "rows": rows}
+    state = {**state, **changed, **told, "rows": rows}
     branch(run.checkpoints, step, new.checkpoints, learners, state, keep_scores=not is_other)
     lines = [str(change) for change in all_changes]
     origin = {"run": str(run.path.resolve()), "step": step, "time": time.time(), "changes": lines}
     atomic_write(new.origin, json.dumps(origin, indent=2) + "\n")
     text = f"{REVISION}{run.revision()}\n# forked from {run.path} at step {step}\n"
     atomic_write(new.config, text + changed["config"])
+
+
+def _still_wanted(
+    run: RunFolder, step: int, config: JobConfig, learners: Sequence[str]
+) -> list[int]:
+    """The steps before `step` whose checkpoints `learners` may return to, export or average."""
+    steps = [earlier for earlier in published(run.checkpoints) if earlier <= step]
+    rankings = tuple(ranking for ranking in config.rankings if ranking.learner in learners)
+    retention = dataclasses.replace(config.retention, last=1, every=None, rankings=rankings)
+    return sorted({*steps} - {step, *expired(run.checkpoints, steps, retention, {step})})
+
+
+def _take_along(
+    run: RunFolder, step: int, new: RunFolder, learners: Sequence[str], changed: Mapping[str, Any]
+) -> None:
+    """Share an earlier checkpoint, unless it is damaged or a live run deletes it meanwhile."""
+    try:
+        state = Checkpoint(run.checkpoints, step).trainer_state
+        state = {**state, **changed, **_of_learners(state, learners)}
+        branch(run.checkpoints, step, new.checkpoints, learners, state, keep_scores=True)
+    except (FileNotFoundError, CheckpointError):
+        shutil.rmtree(new.checkpoints / step_name(step), ignore_errors=True)
+
+
+def _of_learners(state: Mapping[str, Any], learners: Sequence[str]) -> dict[str, Any]:
+    """The parts of a job's state about each learner, of these alone."""
+    return {
+        part: {name: of for name, of in state.get(part, {}).items() if name in learners}
+        for part in ("learners", "held_out")
+    }
 
 
 def _reads_other_data(
