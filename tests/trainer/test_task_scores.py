@@ -109,8 +109,10 @@ def test_answers_as_squad_normalises_them() -> None:
         "missed": ["gold"],
         "invented": [],
         "unanswered": ["1999"],
+        "punctuation": ["--", "gold"],
     }
     predicted = {
+        "punctuation": "",
         "exact": "The Denver broncos.",
         "part": "in Santa Clara",  # 2 words of 3 and of 3
         "null": "the",  # nothing is left of it
@@ -118,8 +120,26 @@ def test_answers_as_squad_normalises_them() -> None:
         "invented": "blue",
     }
     found = task_scores.answer_scores(predicted, right)
-    assert found["exact_match"] == pytest.approx(2 / 6)
-    assert found["answer_f1"] == pytest.approx((1 + 2 / 3 + 1 + 0 + 0 + 0) / 6)
+    assert found["exact_match"] == pytest.approx(2 / 7)
+    assert found["answer_f1"] == pytest.approx((1 + 2 / 3 + 1 + 0 + 0 + 0 + 0) / 7)
+
+
+@pytest.mark.parametrize("labels", [1, 2, 5])
+def test_decisions_about_labels_as_sklearn_scores_them(labels: int) -> None:
+    """A label that never occurs counts; of a single label, not what it is not."""
+    from sklearn.metrics import f1_score
+
+    right, predicted = np.random.default_rng(labels).integers(0, 2, (2, 40, labels)).astype(float)
+    right[:, 4:] = 0.0
+    scores = task_scores.MULTI_LABEL_SCORES
+    by_label = [f1_score(right[:, n], predicted[:, n], zero_division=0) for n in range(labels)]
+    assert scores["macro_f1"](predicted, right) == pytest.approx(np.mean(by_label))
+    all_decisions = f1_score(right.ravel(), predicted.ravel())
+    assert scores["micro_f1"](predicted, right) == pytest.approx(all_decisions)
+    if labels > 1:
+        for name in ("macro", "micro"):
+            theirs = f1_score(right, predicted, average=name, zero_division=0)
+            assert scores[f"{name}_f1"](predicted, right) == pytest.approx(theirs)
 
 
 def test_rankings_as_trec_eval_scores_them() -> None:

@@ -302,6 +302,7 @@ def test_the_threshold_is_the_one_with_the_highest_score() -> None:
     right = {"a": ["red"], "b": [], "c": []}
     assert best_threshold(texts, {"a": -2.0, "b": 1.0, "c": 3.0}, right) == -2.0
     assert best_threshold(texts, {"a": 5.0, "b": 1.0, "c": 3.0}, right) < 1.0
+    assert best_threshold(texts, {"a": 1.0, "b": 1.0, "c": 1.0}, right) < 1.0  # all or none
 
 
 def test_the_right_one_of_several_answers_is_learned(folder, corpus) -> None:

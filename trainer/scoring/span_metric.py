@@ -211,7 +211,7 @@ def best_threshold(
     """The threshold on the margin of "no answer" over the best span that gives the highest F1.
 
     `texts`, `margins` and `right` are by question. The threshold is one of the margins, or below
-    all of them where never answering is best.
+    all of them where never answering is best. Questions of equal margins are answered together.
     """
     ordered = sorted(margins, key=lambda name: margins[name])
     gains = [0.0]  # gain from answering the questions up to each one, over answering none
@@ -221,5 +221,7 @@ def best_threshold(
             for text in (texts[name], "")
         )
         gains.append(gains[-1] + answered - silent)
-    best = int(np.argmax(gains))
-    return margins[ordered[best - 1]] if best else margins[ordered[0]] - 1.0
+    values = [margins[name] for name in ordered]
+    breaks = [place for place, value in enumerate(values[1:], 1) if value > values[place - 1]]
+    best = max([0, *breaks, len(values)], key=gains.__getitem__)
+    return values[best - 1] if best else values[0] - 1.0

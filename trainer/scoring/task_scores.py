@@ -79,9 +79,13 @@ def macro_f1(predictions: Array, labels: Array) -> float:
 
 def micro_f1(predictions: Array, labels: Array) -> float:
     """F1 over all decisions about labels [N, K], 1 where a label is right."""
-    from sklearn.metrics import f1_score
+    return f1(predictions.ravel(), labels.ravel())
 
-    return float(f1_score(labels, predictions, average="micro", zero_division=0.0))
+
+def label_macro_f1(predictions: Array, labels: Array) -> float:
+    """The mean over labels [N, K] of F1 over the decisions about each; 0 where none is positive."""
+    shared, sizes = (predictions * labels).sum(axis=0), (predictions + labels).sum(axis=0)
+    return float((2 * shared / sizes.clip(min=1)).mean())
 
 
 def exact_match(predictions: Array, labels: Array) -> float:
@@ -174,13 +178,13 @@ def answer_scores(
     """Exact match and word F1 of answers by id, as SQuAD 1.1's and 2.0's scripts compute them.
 
     `right` holds the annotators' answers, of which the best match counts. An empty list means that
-    the passage has no answer, so that an empty prediction is right. An id without a prediction
-    counts as wrong.
+    the passage has no answer, so that an empty prediction is right; so has one of articles and
+    punctuation alone. An id without a prediction counts as wrong.
     """
     exact, overlap = [], []
     for name, answers in right.items():
         guess = normalised_answer(predicted[name]) if name in predicted else None
-        golden = [normalised_answer(answer) for answer in answers] or [""]
+        golden = [*filter(None, map(normalised_answer, answers))] or [""]
         exact.append(guess is not None and guess in golden)
         overlap.append(0.0 if guess is None else max(_word_f1(guess, answer) for answer in golden))
     return {"exact_match": float(np.mean(exact)), "answer_f1": float(np.mean(overlap))}
@@ -230,7 +234,7 @@ CLASS_SCORES: dict[str, Score] = {
 }
 MULTI_LABEL_SCORES: dict[str, Score] = {  # of decisions [N, K]; accuracy: of each of them
     "micro_f1": micro_f1,
-    "macro_f1": macro_f1,
+    "macro_f1": label_macro_f1,
     "accuracy": accuracy,
     "exact_match": exact_match,
 }
