@@ -1,7 +1,6 @@
 """The files of a model folder besides its weights: their names, its JSON, and its tokenizer's."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from model.errors import ModelError
 from model.model_config import ModelConfig
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+TRUNCATION = (_TOKENIZER_CONFIG, "model_max_length")  # the file and its key
 TOKENIZER_FILES = (
     "tokenizer.json",
     _TOKENIZER_CONFIG,
@@ -129,7 +129,9 @@ def _require_well_formed(path: Path) -> None:
 def fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
     """Let the copied tokenizer truncate to the model's longest sequence, and give what it reads.
 
-    It pads and truncates at the end, as in training, whatever the files say.
+    It pads and truncates at the end, as in training, whatever the files say. The number of tokens
+    in the folder of another model is kept if it is less.
+
     `source` is the config.json beside the tokenizer that was copied, if there is one. Without
     `model_input_names` a class of `transformers` may give segment ids to a model that has no
     vectors for them: ModernBERT refuses them, RoBERTa looks for a second row.
@@ -140,9 +142,9 @@ def fit_tokenizer(folder: Path, config: ModelConfig, source: Path) -> None:
     names = ["input_ids", *segments, "attention_mask"]
     sides = dict.fromkeys(("padding_side", "truncation_side"), "right")
     fitted = {**theirs, **sides, "model_input_names": names}
-    longest = config.longest_sequence
-    if longest is not None and (theirs.get("model_max_length") or math.inf) > longest:  # or null
-        fitted["model_max_length"] = longest
+    given = fitted.pop(TRUNCATION[1], None)
+    if limits := [*filter(None, (source.is_file() and given, config.longest_sequence))]:
+        fitted[TRUNCATION[1]] = min(limits)
     of_source = read_json(source).get("model_type") if source.is_file() else None
     if of_source in _TOKENIZER_CLASSES:
         fitted.setdefault("tokenizer_class", _TOKENIZER_CLASSES[of_source])

@@ -69,12 +69,17 @@ def read_vector(folder: Path) -> dict[str, Any] | None:
 def longest_text(folder: Path, config: ModelConfig) -> int | None:
     """The tokens of a text that the model in `folder` reads; None: any number.
 
-    At most those that `sentence-transformers` reads, where the folder names a number.
+    At most those that `sentence-transformers` reads, where the folder names a number, or else those
+    at which `transformers` truncates.
     """
-    path = folder / _VECTOR_LENGTH
-    named = files.read_json(path).get("max_seq_length") if path.is_file() else None
-    limits = (named, config.longest_sequence)
-    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+    limits = [config.longest_sequence]
+    for name, key in ((_VECTOR_LENGTH, "max_seq_length"), files.TRUNCATION):
+        path = folder / name
+        limit = files.read_json(path).get(key) if path.is_file() else None
+        if isinstance(limit, int):
+            limits.append(limit)
+            break
+    return min(filter(None, limits), default=None)
 
 
 def _mode(pooling: Mapping[str, Any]) -> str:

@@ -350,7 +350,7 @@ def test_ib_bert_equals_the_mobilebert_class_made_to_read_hidden_states(tmp_path
 def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "model", "##s"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    left = dict.fromkeys(("padding_side", "truncation_side"), "left")
+    left = dict.fromkeys(("padding_side", "truncation_side"), "left") | {"model_max_length": 9}
     BertTokenizerFast(str(tmp_path / "vocab.txt"), **left).save_pretrained(tmp_path / "tokenizer")
     model.save_pretrained(
         model.build(SMALL, 0),
@@ -367,6 +367,18 @@ def test_tokenizer_files_travel_with_the_model(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "README.md").read_text() == "# Card True\n"
     with pytest.raises(model.ModelError, match="holds no tokenizer files"):
         model.save_pretrained(model.build(SMALL, 0), tmp_path / "out", tokenizer=tmp_path / "no")
+
+
+def test_an_imported_model_reads_as_much_of_a_text_as_in_transformers(tmp_path: Path) -> None:
+    theirs, ours = save(tmp_path / "theirs"), tmp_path / "ours"
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na")
+    BertTokenizerFast(str(tmp_path / "vocab.txt"), model_max_length=9).save_pretrained(theirs)
+    config = model.import_folder(theirs, ours).config
+    for folder in (theirs, ours):
+        assert AutoTokenizer.from_pretrained(folder).model_max_length == 9
+        assert model.longest_text(folder, config) == 9
+    (ours / "sentence_bert_config.json").write_text('{"max_seq_length": 11}')
+    assert model.longest_text(ours, config) == 11  # as sentence-transformers has it
 
 
 @pytest.mark.parametrize(
