@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model.errors import ModelError
 from model.model_config import may_name_a_head
 from model.task_head_config import (
     CHOICE,
@@ -144,9 +145,10 @@ def _kind(theirs: Mapping[str, Any], names: Collection[str]) -> str:
     if REGRESSION in kinds:
         if theirs.get("problem_type") == PROBLEMS[MULTI_LABEL]:
             return MULTI_LABEL
-        is_single = len(_labels(theirs)) == 1
-        is_number = is_single or theirs.get("problem_type") == PROBLEMS[REGRESSION]
-        return REGRESSION if is_number else CLASSIFICATION
+        outputs = len(_labels(theirs))
+        if outputs > 1 and theirs.get("problem_type") == PROBLEMS[REGRESSION]:
+            raise ModelError(f"problem_type: regression of {outputs} numbers is not supported")
+        return REGRESSION if outputs == 1 else CLASSIFICATION
     return kinds[0] if kinds else ""
 
 

@@ -92,6 +92,12 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: edit_config(f, position_embedding_type="relative_key"),
         "position_embedding_type: 'relative_key' is not supported",
     ),
+    "several numbers": (
+        lambda f: edit_config(
+            f, architectures=["BertForSequenceClassification"], problem_type="regression"
+        ),
+        "problem_type: regression of 2 numbers is not supported",
+    ),
     "untied": (lambda f: edit_config(f, tie_word_embeddings=False), "tie_word_embeddings"),
     "decoder": (lambda f: edit_config(f, is_decoder=True), "is_decoder"),
     "wrong width": (lambda f: edit_config(f, vocab_size=51), "has shape (50, 16)"),
