@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from tests.distributed import run_distributed
+from tests.trainer import tiny
 from tests.trainer.jobs import curve, run, tiny_job, with_students
+from trainer.batch_config import StepShape
 from trainer.checkpoint import writer
 from trainer.checkpoint.attempts import published
 from trainer.checkpoint.reader import Checkpoint
 from trainer.errors import CheckpointError, TrainingError
+from trainer.learner_config import LearnerConfig
 from trainer.learner_life import BudgetConfig, StartConfig
 from trainer.learners.learner import Learner
+from trainer.learners.module import build_objective
 from trainer.learners.state import LearnerState
+from trainer.objectives import ObjectiveConfig
+from trainer.objectives.task import ScoredByReferences
 from trainer.run_folder.folder import RunFolder
 from trainer.schedules import schedule_config
+from trainer.tasks.reranking import Reranking
+from trainer.tasks.span import Span
 from trainer.watch.guard import GRADIENT, LOSS, SPIKE, Guard, GuardConfig
 
 WAVES = GuardConfig(sigmas=3.0, window=4, max_consecutive_skips=2)
@@ -70,6 +80,29 @@ def test_one_that_is_done_skips_no_more():
     assert counters.is_skipping
     counters.finish(9, 1.0)
     assert not counters.is_skipping, "the run would not be saved any more"
+
+
+def regime(task: ScoredByReferences, name: str) -> str:
+    """That of the losses of a learner of this task."""
+    config = LearnerConfig(model=tiny.encoder(), objective=ObjectiveConfig(**{name: task}))
+    learner: Any = SimpleNamespace(
+        config=config,
+        objective=build_objective(config, config.model, 0),
+        own_step=lambda step: step,
+        step_shape=StepShape(8, 0, 1, 1),
+        _teacher_layers=4,
+        _peers=(),
+    )
+    return Learner._regime(learner, 0, tiny.random_batch(0))
+
+
+def test_losses_of_a_run_that_has_moved_compare_with_those_before(tmp_path):
+    """It has its examples in another folder, which tasks of answers know."""
+    tasks = {"span": Span(), "reranking": Reranking()}
+    for name, task in tasks.items():
+        known = {regime(task.scored_on(tmp_path / place), name) for place in ("here", "there")}
+        assert len(known) == 1
+        assert regime(dataclasses.replace(task, weight=2.0), name) not in known
 
 
 @pytest.mark.parametrize("wrong", [{"sigmas": 0}, {"window": 1}, {"max_consecutive_skips": -1}])

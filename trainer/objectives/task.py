@@ -377,9 +377,10 @@ class TaskConfig(TermConfig):
 class ScoredByReferences(TaskConfig):
     """A task whose metrics need `references`, which are stored with its encoded examples."""
 
+    # Not in the `repr`, by which a learner knows comparable losses: a run may move.
     examples: Annotated[
         str, "The folder of the encoded examples that are scored; filled in by the job."
-    ] = ""
+    ] = field(default="", repr=False)
 
     not_encoded: ClassVar[tuple[str, ...]] = (*TaskConfig.not_encoded, "examples")
 
