@@ -9,6 +9,7 @@ work on padding, between documents or outside a local window. It has gradients, 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.documents import AttentionMask, Documents, RealTokens
 from model.precision import is_native, kernel_device
@@ -41,6 +43,14 @@ _CPU_BAND = 128
 _CPU_FEWEST_BANDS = 8
 _WIDEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8  # of a GPU's flash and memory-efficient kernels; others get the math kernel
+# The kernels that a GPU may use with a mask. From torch 2.11 on, an H100 or a B200 prefers cuDNN's.
+# With a mask its gradients may be NaN at lengths of 64, 192, 320, ... (pytorch/pytorch#196678), and
+# a mask of numbers, as DeBERTa's, gets no gradient there.
+_WITH_MASK = [
+    SDPBackend.FLASH_ATTENTION,  # a CPU's, in plans for GPUs
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class Distances(NamedTuple):
@@ -251,13 +261,14 @@ def _attend_fused(
     q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, dropout: float
 ) -> Tensor:
     """Attention by one kernel. On a GPU heads are padded with zeros to a size that it takes."""
-    size, scale = q.shape[-1], None
-    if size % _HEAD_MULTIPLE and kernel_device(q.device) == "cuda":
+    size, scale, on_gpu = q.shape[-1], None, kernel_device(q.device) == "cuda"
+    if size % _HEAD_MULTIPLE and on_gpu:
         q, k, v = (F.pad(x, (0, -size % _HEAD_MULTIPLE)) for x in (q, k, v))
         scale = size**-0.5  # by the padded size it would be another
     if pattern.kernel == VARLEN:
-        mixed = _attend_runs(q, k, v, pattern, scale)
-    else:
+        return _attend_runs(q, k, v, pattern, scale)[..., :size]
+    is_limited = on_gpu and pattern.visible is not None
+    with sdpa_kernel(_WITH_MASK) if is_limited else contextlib.nullcontext():
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=pattern.visible, dropout_p=dropout, scale=scale
         )

@@ -154,3 +154,37 @@ def test_attention_losses_launch_few_kernels_on_a_gpu():
                 relations.attention_mse(student, teacher, mask)[0].backward()
             counted[device] = live.kernels
     assert counted["cuda"] < 60 < 600 < counted["cpu"]
+
+
+def backends(visible):
+    """Whether flash, memory-efficient, plain and cuDNN's kernels may serve a GPU's attention."""
+    flags, plain = [], F.scaled_dot_product_attention
+
+    def noted(*operands, **settings):
+        names = ("flash", "mem_efficient", "math", "cudnn")
+        flags.extend(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names)
+        return plain(*operands, **settings)
+
+    with mock.patch.object(F, "scaled_dot_product_attention", noted), kernels_of("cuda"):
+        attend(*qkv(16).float(), AttentionPattern(FUSED, visible), 0.0)
+    return flags
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_cudnn_never_gets_a_mask(dtype):
+    """Its gradients may be NaN then, and a mask of numbers, as DeBERTa's, would get none."""
+    mask = visible_keys(LENGTHS, LENGTH, 0, CPU)
+    assert backends(mask.to(dtype)) == [True, True, True, False]
+    assert backends(None) == [True] * 4
+
+
+def compiled_with_a_mask():
+    mask, (q, k, v) = visible_keys(LENGTHS, LENGTH, 0, CPU), qkv(16).float()
+    run = torch.compile(attend, backend="eager", fullgraph=True)
+    pattern = AttentionPattern(FUSED, mask)
+    with kernels_of("cuda"):
+        return run(q, k, v, pattern, 0.0).equal(attend(q, k, v, pattern, 0.0))
+
+
+def test_attention_with_a_mask_stays_in_a_layers_graph():
+    assert run_distributed(compiled_with_a_mask, 1) == [True]
