@@ -155,19 +155,17 @@ def choose_kernel(
 
 @lru_cache(maxsize=1)
 def _has_varlen() -> bool:
-    flash = _varlen_attention()
-    if flash is None or not {"window_size", "scale"} <= inspect.signature(flash).parameters.keys():
+    parameters = inspect.signature(_varlen_attention()).parameters
+    if not {"window_size", "scale"} <= parameters.keys():  # before torch 2.11
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
 @lru_cache(maxsize=1)
-def _varlen_attention() -> Callable[..., Any] | None:
-    """torch's varlen attention, or None. Imported late: it imports torch.compile, a second."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # before torch 2.10
-        return None
+def _varlen_attention() -> Callable[..., Any]:
+    """torch's varlen attention. Imported late: it imports torch.compile, a second."""
+    from torch.nn.attention.varlen import varlen_attn
+
     return varlen_attn
 
 
@@ -283,9 +281,7 @@ def _attend_runs(
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B * L, A, D]
     reach = pattern.window // 2 if pattern.window else -1
     near = reach, 0 if pattern.is_causal else reach  # keys before and behind a query
-    flash = _varlen_attention()
-    assert flash is not None
-    cuts = pattern.boundaries
+    flash, cuts = _varlen_attention(), pattern.boundaries
     longest = length if pattern.tokens is None else pattern.tokens.length
     mixed = flash(q, k, v, cuts, cuts, longest, longest, window_size=near, scale=scale)
     assert isinstance(mixed, Tensor)
