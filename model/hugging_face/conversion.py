@@ -25,8 +25,8 @@ from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.neobert import NEOBERT
 from model.hugging_face.nomic_bert import NOMIC_BERT
 from model.hugging_face.weights import (
+    other_projection,
     refuse_extra_weights,
-    refuse_other_projection,
     tensor_names,
 )
 from model.initialisation import skeleton
@@ -274,8 +274,8 @@ def from_transformers(
     if note := task_heads.unread_head(theirs, tensors, family.forms):
         _log.warning("%s", note)
     state = {ours: tensors.pop(name) for ours, name in names.items()}
-    if config.mlm_head:
-        refuse_other_projection(state, tensors)
+    if config.mlm_head and (note := other_projection(state, tensors)):
+        _log.warning("%s", note)
     return config, state
 
 

@@ -137,20 +137,26 @@ def refuse_extra_weights(
                 )
 
 
-def refuse_other_projection(state: Mapping[str, Tensor], unread: Mapping[str, Tensor]) -> None:
-    """Raise ModelError if the weights have a vocabulary projection besides the one in `state`.
+def other_projection(state: Mapping[str, Tensor], unread: Mapping[str, Tensor]) -> str:
+    """A note about a bias of the vocabulary projection besides the one in `state`; "" for none.
 
-    Checkpoints may repeat the tied weight and the bias. `transformers` does not tie others.
+    Checkpoints may repeat the tied weight and the bias. Some are from before `transformers` tied
+    the biases, so that only one was trained. Raises ModelError for another weight.
     """
     tied = {"weight": state["embeddings.word.weight"], "bias": state.get("head.bias")}
+    note = ""
     for name, tensor in unread.items():
         match = _PROJECTION.fullmatch(name)
         ours = None if match is None else tied[match[1]]
-        if ours is not None and not torch.equal(tensor, ours):
+        if ours is None or torch.equal(tensor, ours):
+            continue
+        if name.endswith("weight"):
             raise ModelError(
                 f"tie_word_embeddings: {name} differs from what it is tied to; remove it from the "
                 "checkpoint; a frozen teacher may have it with model: {kind: transformers}"
             )
+        note = f"{name} differs from the bias that it is tied to, and is not read"
+    return note
 
 
 def _largest(theirs: Mapping[str, Any], keys: Sequence[str]) -> float:
