@@ -399,6 +399,8 @@ def with_positions(
     by_query = _products(q, of_keys).gather(3, numbers)
     by_key = _products(k, of_queries).gather(3, numbers.transpose(2, 3)).transpose(2, 3)
     scores, q = (by_query + by_key) * (3 * q.shape[-1]) ** -0.5, q * 3**-0.5
+    if not is_native(q.device, q.dtype):
+        scores = scores.float()  # as `attend` multiplies
     if pattern.kernel == PLAIN:
         hiding = scores if pattern.hiding is None else scores + pattern.hiding
         return q, pattern._replace(hiding=hiding)

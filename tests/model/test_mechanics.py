@@ -323,6 +323,22 @@ def test_varlen_on_a_gpu_equals_the_masked_kernel(window: int) -> None:
         assert (varlen_one - masked_one).norm() < 2e-2 * masked_one.norm()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+def test_a_mask_on_a_gpu_leaves_gradients_finite(dtype: torch.dtype) -> None:
+    """At a length and with scores at which cuDNN's are NaN; numbers get a gradient, too."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 64, 64, generator=generator).mul(0.1).unbind()
+    q[..., 0], k[..., 0] = 8.0, -120.0
+    operands = [x.to("cuda", torch.bfloat16).requires_grad_() for x in (q, k, v)]
+    mask = torch.ones(1, 2, 64, 64, device="cuda", dtype=dtype)
+    leaves = operands if dtype == torch.bool else [*operands, mask.requires_grad_()]
+    mixed = attend(*operands, AttentionPattern(FUSED, mask), 0.0)
+    for gradient in torch.autograd.grad(mixed.square().sum(), leaves):
+        assert gradient.isfinite().all()
+
+
 def test_the_kernel_is_chosen_by_device_operands_and_what_it_may_skip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -387,6 +403,24 @@ def test_numbers_of_real_tokens_say_the_same_as_a_mask(family: str) -> None:
     assert torch.equal(by_mask.logits, by_length.logits)
     if asked:
         assert torch.equal(by_mask.attention_scores[-1], by_length.attention_scores[-1])
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_texts_train_in_bfloat16_whether_or_not_a_cpu_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch, family: str, is_native: bool
+) -> None:
+    """Texts so long that a CPU uses its fused kernel, which takes masks of some dtypes only."""
+    monkeypatch.setattr(precision, "_cpu_has", lambda dtype: is_native)
+    given = built(family).eval()  # without dropout
+    read = ids(length=400), None, torch.tensor([400, 250])
+    exact = given.features(*read).vocabulary_input
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = given.features(*read).vocabulary_input
+    real = (torch.arange(400) < read[2][:, None]).flatten()
+    torch.testing.assert_close(rounded[real].float(), exact[real], rtol=0.1, atol=0.1)
+    rounded.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in given.parameters() if p.grad is not None)
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:
