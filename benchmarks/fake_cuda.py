@@ -63,7 +63,7 @@ def attention(
     """The kernel that `scaled_dot_product_attention` chooses at capability 8.0.
 
     PyTorch's own choice asks the driver. On newer GPUs it may prefer cuDNN's kernels, which compute
-    the same products. q, k and v are [B, A, L, D]; masks are bool.
+    the same products. q, k and v are [B, A, L, D]; masks are bool, or what is added to the scores.
     """
     half, size = q.dtype in (torch.float16, torch.bfloat16), q.shape[-1]
     if half and attn_mask is None:
@@ -78,5 +78,7 @@ def attention(
 
 
 def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    none = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
-    return none.masked_fill(~mask, -torch.inf).expand(*q.shape[:3], k.shape[2])
+    if mask.dtype == torch.bool:
+        none = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
+        mask = none.masked_fill(~mask, -torch.inf)
+    return mask.expand(*q.shape[:3], k.shape[2])
