@@ -161,7 +161,6 @@ def _has_varlen() -> bool:
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
-@lru_cache(maxsize=1)
 def _varlen_attention() -> Callable[..., Any]:
     """torch's varlen attention. Imported late: it imports torch.compile, a second."""
     from torch.nn.attention.varlen import varlen_attn

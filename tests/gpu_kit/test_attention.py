@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from unittest import mock
 
 import pytest
@@ -188,3 +189,21 @@ def compiled_with_a_mask():
 
 def test_attention_with_a_mask_stays_in_a_layers_graph():
     assert run_distributed(compiled_with_a_mask, 1) == [True]
+
+
+def compiled_varlen():
+    """Whether it equals what is not compiled; compiling must not warn."""
+    varlen_queries()
+    q, k, v = qkv(16)
+    with kernels_of("cuda"), takes_varlen(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        operands = CPU, torch.bfloat16
+        pattern = attention_pattern(LENGTHS, 0, q[:, 0].shape[:2], 16, operands, 0.0)
+        run = torch.compile(attend, backend="eager", fullgraph=True)
+        return pattern.kernel == VARLEN and run(q, k, v, pattern, 0.0).equal(
+            attend(q, k, v, pattern, 0.0)
+        )
+
+
+def test_varlen_stays_in_a_layers_graph_without_a_warning():
+    assert run_distributed(compiled_varlen, 1) == [True]
