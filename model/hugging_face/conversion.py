@@ -24,11 +24,7 @@ from model.hugging_face.mobilebert import MOBILEBERT
 from model.hugging_face.modernbert import MODERNBERT
 from model.hugging_face.neobert import NEOBERT
 from model.hugging_face.nomic_bert import NOMIC_BERT
-from model.hugging_face.weights import (
-    other_projection,
-    refuse_extra_weights,
-    tensor_names,
-)
+from model.hugging_face.weights import other_projection, refuse_extra_weights, tensor_names
 from model.initialisation import skeleton
 from model.model_config import ModelConfig
 from model.task_head_config import TaskHeadConfig
