@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ import pytest
 import configs
 from configs import ConfigError
 from tests.conftest import TINY_JOB, tandem
+from trainer.checkpoint.attempts import Attempt
 from trainer.config import JobConfig
 from trainer.run_folder import metrics
+from trainer.run_folder.metrics import MetricsLog
+from trainer.tracking import trackers
 from trainer.tracking.kinds.mlflow import MLflow
 
 PLUGIN = """
@@ -74,6 +79,26 @@ def test_mlflow_has_each_row_once_after_a_kill_and_a_rollback(tmp_path, monkeypa
     assert [(point.step, point.value) for point in points] == losses
     assert (tracked.info.run_name, tracked.info.status) == ("tiny", "FINISHED")
     assert tracked.data.params == {"log.project": "demo", "steps": "6", "students.small.lr": "0.1"}
+
+
+def test_a_slow_process_of_a_killed_attempt_replaces_no_copy(tmp_path) -> None:
+    """It comes to opening the tracker only after the next attempt's process has opened it."""
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "config.yaml").write_text("steps: 2\n")
+    followers = []
+    for signal_to_it in (signal.SIGSTOP, signal.SIGCONT):
+        Attempt.begin(tmp_path)
+        follower = trackers.start_tracker(tmp_path, "tensorboard")
+        assert follower is not None
+        os.kill(follower._follower.pid, signal_to_it)
+        followers.append(follower)
+    slow, newer = followers
+    with MetricsLog(tmp_path / "metrics.jsonl") as file:
+        file.append({"step": 1, "teacher/loss": 0.5})
+    assert newer.finish(completed=True, seconds=60)
+    os.kill(slow._follower.pid, signal.SIGCONT)
+    assert not slow.finish(completed=False, seconds=60)
+    assert scalars(tmp_path / "tensorboard")["teacher/loss"] == [(1, 0.5)]
 
 
 @pytest.mark.slow

@@ -160,11 +160,17 @@ def follow(tracker: Tracker, folder: Path) -> None:
     tracker.close(last_word.text == "completed")
 
 
-def main(name: str, file: str, folder: str, options: Mapping[str, Any]) -> None:
-    """Follow a run by the tracker that `file` registers as `name`; `options` are its own."""
+def main(name: str, file: str, folder: str, attempt: str, options: Mapping[str, Any]) -> None:
+    """Follow a run by the tracker that `file` registers as `name`; `options` are its own.
+
+    Exits without opening the tracker where a newer attempt than `attempt` has begun: its follower
+    has replaced the tracker's copy, or will.
+    """
     os.nice(10)  # training comes first
     runpy.run_path(file)
     run = Path(folder)
+    if (newest := _newest_attempt(run)) != attempt:
+        sys.exit(f"attempt {newest} of this run has begun; its process sends the metrics")
     config = configs.plain((run / "config.yaml").read_text(encoding="utf-8"), "config")
     follow(_TRACKERS[name](run, config, **options), run)
 
@@ -235,6 +241,11 @@ def finish_all(followers: Sequence[Tracking], *, completed: bool, seconds: float
         follower._wait(deadline)
 
 
+def _newest_attempt(run_folder: Path) -> str:
+    """The number of the run's newest attempt; empty before the first."""
+    return max((path.stem for path in (run_folder / "attempts").glob("*.json")), default="")
+
+
 def first_id(run_folder: Path) -> str:
     """The run's first id at W&B: a hash of who made its first attempt, 8 hexadecimal digits."""
     first = min((run_folder / "attempts").glob("*.json"))
@@ -299,6 +310,7 @@ def start_tracker(
         "name": name,
         "file": file or file_of(name),
         "folder": str(run_folder.resolve()),
+        "attempt": _newest_attempt(run_folder),
         "options": options or {},
     }
     try:
