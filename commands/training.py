@@ -288,7 +288,10 @@ def final_results(job: JobConfig) -> dict[str, Any] | None:
 
 
 def announce_if_finished(job: JobConfig) -> bool:
-    """If the run is finished, complete its exports and report, and say where they are."""
+    """If the run is finished, complete its exports and report, and say where they are.
+
+    Raises CheckpointError where another process is completing them.
+    """
     from trainer.run_folder.folder import RunFolder
 
     folder, results = RunFolder.of(job), final_results(job)
@@ -300,9 +303,13 @@ def announce_if_finished(job: JobConfig) -> bool:
         way_out = "for another run, set another name"
         click.echo(f"changed since, without effect: {'; '.join(changed)}; {way_out}", err=True)
     if folder.missing_exports(results) or not folder.has_final_report():
+        from trainer.checkpoint.attempts import Attempt
         from trainer.run import finalize
 
+        attempt = Attempt.begin(folder.path)  # two that write one export would mix their files
         results = finalize(folder)
+        attempt.finish()
+        attempt.end()
     _announce(folder, results)
     return True
 

@@ -13,7 +13,9 @@ from click.testing import CliRunner
 import tandem
 from data_pipeline import open_corpora
 from tests.conftest import TINY_JOB
+from tests.conftest import tandem as run_command
 from trainer import run as conclusion
+from trainer.checkpoint.attempts import Attempt
 from trainer.evaluation import export, final_scores
 from trainer.evaluation import finished as saved
 from trainer.evaluation.export import export_learner
@@ -84,9 +86,13 @@ def test_what_is_missing_is_made_and_nothing_else(ended, scored, monkeypatch):
     assert len(opened) == 1, "scores and exports share what is open"
 
 
-def test_a_run_that_was_killed_before_its_report_gets_it(ended, corpus):
+def test_a_run_that_was_killed_before_its_report_gets_it_from_one_process(ended, corpus):
     ended.report.unlink()
     job = ["train", str(TINY_JOB), f"data.path={corpus}", f"output_dir={ended.path.parent}"]
+    Attempt.begin(ended.path)  # this process, which would write it
+    refused = run_command(*job)
+    assert (refused.returncode, ended.report.exists()) == (1, False)
+    assert f"{ended.path}: this run is already running" in refused.stderr
     done = CliRunner().invoke(tandem.main, job)
     assert done.exit_code == 0, done.output
     assert f"{ended.path} is finished" in done.output
