@@ -46,12 +46,13 @@ def find(name: str, kind: str) -> Path:
             return shipped
         if not given.is_dir():
             names = sorted(path.stem for path in (SHIPPED / kind).glob("*.yaml"))
+            names += [file] if _is_file(Path(file := f"{given}.yaml")) else []
             raise ConfigError(f"{name}: no such {kind} config{nearest(name, names)}")
     if given.parts[:1] == ("configs",) and not given.exists():
         given = SHIPPED.joinpath(*given.parts[1:])
     if given.is_dir():
         has_files = any(given.glob("*.yaml"))
-        remedy = "name a YAML file in it" if has_files else f"give the YAML file of a {kind}"
+        remedy = "name a YAML file in it" if has_files else f"give the YAML file of a {kind} config"
         raise ConfigError(f"{name}: is a folder; {remedy}")
     if given.is_fifo():
         raise ConfigError(f"{name}: is a pipe; write its content to a file")

@@ -85,7 +85,7 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(schema) if field.init}  # type: ignore[arg-type]
     for key in tree:
         if key not in fields:
-            raise ConfigError(f"{inside(path, key)}: {_unknown(key, kinds, list(fields))}")
+            raise ConfigError(f"{inside(path, key)}: {_unknown(key, kinds, schema)}")
     hints = hints_of(typing.cast(Any, schema))
     values = {
         key: ""  # null clears a text that is empty by default
@@ -105,15 +105,38 @@ def build(tree: Any, schema: type[T], path: str = "") -> T:
         raise ConfigError(inside(path, str(error))) from error
 
 
-def _unknown(key: Any, kinds: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Why a key that is none of the `fields` is refused; other `kinds` may have it."""
+def _unknown(key: str, kinds: Mapping[str, Any], schema: Any) -> str:
+    """Why a key that is not one of the `schema` is refused; other `kinds` may have it."""
     others = [name for name, schema in kinds.items() if key in schema.__dataclass_fields__]
     if others:
         return f"is for kind: {', '.join(others)}; remove it"
     if key == "base":
         return "must be the name or the path of one file"
-    ours = our_key(str(key), fields)
-    return f"unknown key{f'; here it is {ours}' if ours else nearest(str(key), fields)}"
+    if ":" in key:
+        return "unknown key; write a space after its colon"
+    fields = [field.name for field in dataclasses.fields(schema) if field.init]
+    if ours := our_key(key, fields):
+        return f"unknown key; here it is {ours}"
+    return f"unknown key{_near_or_deeper(key, fields, schema)}"
+
+
+def _near_or_deeper(key: str, fields: Sequence[str], schema: Any) -> str:
+    """A suggestion: a field spelled nearly like `key`, or keys of this name in inner sections."""
+    name, _, rest = _KEYS.get(key, key).partition(".")
+    sections, deeper = [("", schema)], []
+    for _ in range(3):
+        sections = [
+            (inside(path, field), option)
+            for path, section in sections
+            for field, hint in hints_of(section).items()
+            for option in options_of(hint)
+            if dataclasses.is_dataclass(option)
+        ]
+        deeper += [path for path, section in sections if name in section.__dataclass_fields__]
+    if not 1 <= len(deeper) <= 3 or difflib.get_close_matches(key, fields, cutoff=0.8):
+        return nearest(key, fields)
+    ending = f"{name}.{rest}" if rest else name
+    return f"; did you mean {' or '.join(f'{path}.{ending}' for path in deeper)}?"
 
 
 def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:

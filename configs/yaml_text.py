@@ -84,10 +84,20 @@ def parse(text: str, source: str) -> Any:
         _require_small(tree)
     except yaml.YAMLError as error:
         problem = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        if _is_at_tab(text, error):
+            problem += "; this is a tab: indent with spaces"
         raise ConfigError(f"{source}: not valid YAML: {problem}") from error
     except UnicodeEncodeError as error:  # a word of the command line in another encoding
         raise ConfigError(f"{source}: is not UTF-8; write it in UTF-8") from error
     return tree
+
+
+def _is_at_tab(text: str, error: yaml.YAMLError) -> bool:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return False
+    line = "".join(text.split("\n")[mark.line : mark.line + 1])  # empty at the end of the text
+    return line[mark.column :].startswith("\t")
 
 
 def has_comment(text: str) -> bool:

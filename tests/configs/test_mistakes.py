@@ -28,6 +28,14 @@ pytestmark = pytest.mark.usefixtures("shipped")
             "teacher.zzz=1",
             "teacher.zzz: unknown key; there are: model, optimizer, layers, swap, en",
         ),
+        ("learning_rate=1", "demo.yaml: learning_rate: unknown key; did you mean teacher.optim"),
+        ("lr=1", "lr: unknown key; did you mean teacher.optimizer.learning_rate?"),
+        (
+            "teacher.dropout=0",
+            "teacher.dropout: unknown key; did you mean model.dropout or swap.dropout?",
+        ),
+        ("step=1", "step: unknown key; did you mean steps?"),
+        ("teacher={model:small}", "teacher.model:small: unknown key; write a space after its colo"),
         (
             "teacher.layers[0]=1",
             "teacher.layers: not set, so no item can be changed; give the list, "
@@ -102,6 +110,8 @@ def test_missing_values_are_named():
     [
         ("a: [1\n", "not valid YAML: while parsing a flow sequence in line 1, column 4"),
         ("a: 1\n a: 2\n", "not valid YAML"),
+        ("é: 1\nb:\n\tc: 1\n", "in line 3, column 1; this is a tab: indent with spaces"),
+        ("a:\n  b: 1\n  \tc: 1\n", "in line 3, column 3; this is a tab: indent with spaces"),
         ("name: x\nname: y\n", "not valid YAML"),
         ("- 1\n- 2\n", "expected keys and values at the top"),
         ("hello\n", "not valid YAML|expected keys and values|cannot be read|unknown key"),
@@ -117,11 +127,15 @@ def test_a_file_that_is_not_a_config(text, reason):
 def test_a_binary_file_a_folder_and_a_missing_file(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
     assert "binary.yaml: is not UTF-8; convert it" in message(str(tmp_path / "binary.yaml"))
-    assert message(str(tmp_path / "here")).endswith("is a folder; give the YAML file of a job")
+    assert message(str(tmp_path / "here")).endswith(
+        "is a folder; give the YAML file of a job config"
+    )
     assert message("configs/job") == "configs/job: is a folder; name a YAML file in it"
     os.mkdir("folder")
-    assert message("folder") == "folder: is a folder; give the YAML file of a job"
+    assert message("folder") == "folder: is a folder; give the YAML file of a job config"
     assert message("dmo") == "dmo: no such job config; did you mean demo?"
+    write("steps: 1\n")
+    assert message("mine") == "mine: no such job config; did you mean mine.yaml?"
     assert message("configs/job/dmo.yaml") == (
         "configs/job/dmo.yaml: no such file; did you mean demo.yaml?"
     )
