@@ -37,7 +37,8 @@ def finetune(
     """
     ignore_write_errors()
     if not Path(model).is_dir():
-        raise click.UsageError(f"--model {model}: no such folder")
+        why = "no such folder; name the folder of a model: none is downloaded"
+        raise click.UsageError(f"--model {model}: {why}")
     refuse_set_twice(overrides, {"--model": model, "--seeds": seeds})
     words = [assignment(MODEL, Path(model)), *overrides]
     if not any(word.startswith("name=") for word in overrides):

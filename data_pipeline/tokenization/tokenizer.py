@@ -225,6 +225,8 @@ def read(path: Path) -> tuple[tokenizers.Tokenizer, Roles]:
     model = vocabularies.sentencepiece_file(path)
     if model:
         return vocabularies.from_sentencepiece(model, settings)
+    if not path.exists():
+        raise DataError(f"{path}: no such folder; name one with a tokenizer: none is downloaded")
     raise DataError(f"{path}: holds no tokenizer; train one with `tandem tokenizer train`")
 
 

@@ -48,7 +48,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (tmp_path / "bad.model", "not a SentencePiece model"),
         (tmp_path / "empty.model", "it has no pieces"),
         (tmp_path, "not a tokenizer"),
-        (tmp_path / "none", "holds no tokenizer"),
+        (tmp_path / "none", "none: no such folder; name one with a tokenizer: none is downloaded"),
     ):
         with pytest.raises(DataError, match=message) as caught:
             load(path)

@@ -51,7 +51,10 @@ def test_finetune_takes_a_table_and_reports_over_seeds(finished, tmp_path) -> No
         assert f"{key.partition('=')[0]}: --" in refused.stderr
     refused = tandem("finetune", "single_sentence", "--model", tmp_path / "none")
     assert refused.returncode == 2
-    assert "no such folder" in refused.stderr
+    assert "none: no such folder; name the folder of a model: none is downloaded" in refused.stderr
+    refused = tandem("train", "single_sentence", "data.train=a.csv", "teacher.init.pretrained=bert")
+    why = "no such folder; name one with a tokenizer: none is downloaded"
+    assert refused.stderr == f"tandem: teacher.init.pretrained: bert: {why}\n"
 
 
 LONG = "sentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"

@@ -45,7 +45,7 @@ def test_a_resume_reads_its_config_once(corpus: Path, tmp_path: Path) -> None:
 
 def is_refused(corpus: Path, folder: Path) -> None:
     job = tiny_job(corpus, folder, "teacher.init.pretrained=/nowhere", "name=refused")
-    with pytest.raises(TrainingError, match="no such folder"):
+    with pytest.raises(TrainingError, match="no such folder; name the folder of a model: none is"):
         jobs.run(job)
 
 

@@ -22,6 +22,7 @@ from trainer.errors import TrainingError
 from trainer.job_data.encoding import SPLITS, TaskOfJob, encoded
 from trainer.job_data.task_heads import require_same_labels, with_labels
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import section_of
 from trainer.objectives.task import TaskConfig
 
 
@@ -237,11 +238,15 @@ def _steps(job: JobConfig, examples: Mapping[str, int]) -> int:
 
 def _tokenizer_of(job: JobConfig) -> Path:
     """The folder of the tokenizer that the job's models share."""
-    learners = [learner for learner in job.learners.values() if learner.tokenizer is None]
-    folders = [job.data.tokenizer, *(learner.init.pretrained for learner in learners)]
-    folder = next((folder for folder in folders if folder is not None), None)
-    if folder is None:
-        raise TrainingError("data.tokenizer: must be set, because teacher.init.pretrained is not")
-    if not Path(folder).exists():
-        raise TrainingError(f"{folder}: no such folder; it should hold the tokenizer")
-    return Path(folder)
+    folders = {"data.tokenizer": job.data.tokenizer} | {
+        f"{section_of(key)}.init.pretrained": learner.init.pretrained
+        for key, learner in job.learners.items()
+        if learner.tokenizer is None
+    }
+    for key, folder in folders.items():
+        if folder is not None:
+            if not Path(folder).exists():
+                why = "no such folder; name one with a tokenizer: none is downloaded"
+                raise TrainingError(f"{key}: {folder}: {why}")
+            return Path(folder)
+    raise TrainingError("data.tokenizer: must be set, because teacher.init.pretrained is not")

@@ -70,7 +70,10 @@ def require_pretrained(
         if folder and key not in restored:
             section = section_of(key)
             if not Path(folder).is_dir():
-                raise TrainingError(f"{section}.init.pretrained: {folder}: no such folder")
+                raise TrainingError(
+                    f"{section}.init.pretrained: {folder}: no such folder; name the folder of a "
+                    "model: none is downloaded"
+                )
             for corpus in corpora.values():
                 read = config.read_by(learner, corpus)
                 named = f"name the model's in {section}.tokenizer, or in data.tokenizer"
