@@ -152,5 +152,5 @@ def test_a_dense_layer_and_a_projection(folder, corpus, tmp_path) -> None:
 
 
 def test_labels_above_the_highest_are_refused(folder, corpus) -> None:
-    with pytest.raises(DataError, match=r"label: 5.0 is more than highest: 1; set bi_encoder.high"):
+    with pytest.raises(DataError, match=r"label: 5.0 is more than highest: 1; set obj"):
         load(folder, corpus, "", "teacher.objective.bi_encoder.highest=1", "students=null")

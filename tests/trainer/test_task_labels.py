@@ -56,6 +56,27 @@ def test_labels_that_are_numbers_are_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("labels", "warned"),
+    [
+        ("3.25 5 0.5 5", "a.tsv: its labels are 3 numbers such as 5, and each becomes a class; to"),
+        ("0,5 1,0", "set objective.single_sentence.target=number of every learner"),
+        ("1 2 3", ""),
+        ("1.0 2.0", ""),
+        ("0.5 none", ""),
+    ],
+)
+def test_labels_that_are_measured_numbers_are_warned_of(
+    labels: str, warned: str, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"the\t{label}\n" for label in labels.split())
+    Path("a.tsv").write_text(f"text\tlabel\n{rows}")
+    SingleSentence().with_labels_of(TaskFile(Path("a.tsv"), {}))
+    assert warned in caplog.text
+    assert bool(warned) == bool(caplog.records)
+
+
+@pytest.mark.parametrize(
     ("task", "given"),
     [
         (SingleSentence(labels=["0", "1"]), "text,label\nthe,0\n\n ,\nof,1\n"),

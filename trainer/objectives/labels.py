@@ -84,6 +84,12 @@ def _in_order(places: Mapping[str, str]) -> list[str]:
     return [values[value] for value in sorted(values)]
 
 
+def are_measures(labels: Sequence[str]) -> bool:
+    """Whether all labels are numbers, also with a decimal comma, and some are not whole."""
+    numbers = [label.replace(",", ".") for label in labels]
+    return all(map(_NUMBER.fullmatch, numbers)) and any(float(number) % 1 for number in numbers)
+
+
 def label_cross_entropy(
     logits: Tensor, labels: Tensor, weights: Sequence[float] = ()
 ) -> tuple[Tensor, Tensor]:

@@ -69,8 +69,9 @@ class BiEncoder(TaskConfig):
             sequences = [encoder.sequence([row[name]], place) for name in self.texts]
             label = as_number(place, LABEL, row[LABEL]) / self.highest
             if abs(label) > 1:
-                why = f"is more than highest: {self.highest:g}; set {self.name}.highest"
-                raise DataError(f"{place}: {LABEL}: {row[LABEL]} {why}")
+                why = f"is more than highest: {self.highest:g}"
+                remedy = f"set objective.{self.name}.highest of every learner"
+                raise DataError(f"{place}: {LABEL}: {row[LABEL]} {why}; {remedy}")
             yield EncodedExample(sequences, {self.head: label})
         dropped.tell(file.path)
 

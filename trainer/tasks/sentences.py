@@ -1,6 +1,7 @@
 """Classification and regression of single sentences and of sentence pairs."""
 
 import dataclasses
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.progress import counted
 from configs.rules import OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, ExampleSplit, TextEncoder
@@ -22,6 +24,7 @@ from trainer.denominators import WeightedLabels
 from trainer.objectives.labels import (
     UNKNOWN_LABELS,
     ClassWeights,
+    are_measures,
     binary_cross_entropy,
     label_cross_entropy,
     labels_among,
@@ -49,6 +52,7 @@ from trainer.scoring.task_scores import (
 )
 
 CLASSES, LABELS, NUMBER = "classes", "labels", "number"
+_log = logging.getLogger(__name__)
 
 
 SCORES = dict.fromkeys(
@@ -172,6 +176,15 @@ class SentenceTask(TaskConfig):
             raise DataError(f"{file.path}: metrics: {why}")
         if wrong := wrong_weights(names, self.class_weights):
             raise DataError(f"{file.path}: class_weights: {wrong}")
+        if self.target == CLASSES and are_measures(names):
+            _log.warning(
+                "%s: its labels are %s such as %s, and each becomes a class; to predict a number, "
+                "set objective.%s.target=number of every learner",
+                file.path,
+                counted(len(names), "number"),
+                names[-1],
+                self.name,
+            )
         return dataclasses.replace(self, labels=names)
 
     def trained_on(self, examples: ExampleSplit) -> TaskConfig:
