@@ -280,6 +280,17 @@ def test_a_share_of_a_teacher_no_better_than_guessing_is_no_percentage(make):
         assert "40.0%" not in shown
 
 
+@pytest.mark.parametrize(("most_frequent", "is_shown"), [(40, False), (39, True)])
+def test_a_share_of_a_teacher_that_always_chooses_one_label(most_frequent, is_shown):
+    results = evaluation(["half"]) | {"metric": "t_accuracy", "unigram": {}}
+    results["columns"] = [dataclasses.asdict(Column("t_accuracy", "accuracy"))]
+    confusion = [[0, most_frequent], [0, 40], [0, 100 - 40 - most_frequent]]
+    for facts in results["learners"].values():
+        facts |= {"t_accuracy": 0.4, "retention": 0.8, "breakdown": {"t": {"confusion": confusion}}}
+    results["learners"]["teacher"]["t_accuracy"] = 0.4 + 0.001 * is_shown
+    assert ("80.0%" in student_table(results)) == is_shown
+
+
 def test_the_curve_of_a_tasks_metric_comes_first(make):
     scores = {f"val/t/teacher/t_{name}": 0.5 for name in ("accuracy", "f1")}
     logged = [{"step": step, "teacher/loss": 1.0} | scores for step in (10, 20)]

@@ -63,13 +63,21 @@ def retention_of(name: str, evaluation: Mapping[str, Any]) -> float | None:
 
 
 def _has_learned(evaluation: Mapping[str, Any]) -> bool:
-    """Whether the teacher beats the unigram baseline; true of tasks, which have none."""
+    """Whether the teacher beats guessing by frequency; true where no such guess is scored."""
     primary = primary_of(evaluation)
-    teacher = evaluation["learners"].get(TEACHER, {}).get(primary.name)
-    baseline = evaluation["unigram"].get(primary.name)
+    facts = evaluation["learners"].get(TEACHER, {})
+    teacher = facts.get(primary.name)
+    baseline = evaluation["unigram"].get(primary.name, _most_frequent(facts, primary))
     if teacher is None or baseline is None:
         return True
     return bool(teacher > baseline if primary.higher_is_better else teacher < baseline)
+
+
+def _most_frequent(facts: Mapping[str, Any], primary: Column) -> float | None:
+    """The accuracy of always choosing a task's most frequent label; None of any other score."""
+    head = primary.name.removesuffix("_accuracy")
+    counts = [*map(sum, facts.get("breakdown", {}).get(head, {}).get("confusion", []))]
+    return max(counts) / sum(counts) if any(counts) else None
 
 
 def steps_of(facts: Mapping[str, Any]) -> str:
