@@ -132,4 +132,4 @@ unwind_all(
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="tandem")

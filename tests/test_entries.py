@@ -80,6 +80,14 @@ def test_an_entry_imports_its_own_packages(entry: str, user_folder: Path) -> Non
     assert json.loads(shown)["parameters"] == 4_385_920
 
 
+def test_the_name_in_a_usage_is_that_of_the_command() -> None:
+    words = [*ENTRIES["module"], "train"]
+    wrong = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("Usage: tandem train [OPTIONS]")
+    assert "'tandem train --help'" in wrong.stderr
+
+
 def test_python_imports_the_packages_beside_tandem(user_folder: Path) -> None:
     shown = run([sys.executable, "-c", IN_PYTHON], user_folder)
     assert Path(shown.strip()).parent == REPOSITORY / "commands"
