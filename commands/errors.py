@@ -47,6 +47,10 @@ class OneLineErrors(click.Group):
             return super().make_context(*args, **kwargs)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+        except OSError as error:  # of standard output, where the help goes
+            if (message := one_line(error)) is None:
+                raise
+            sys.exit(f"tandem: {message}")
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command. Characters that the terminal's encoding lacks are written as escapes."""

@@ -36,6 +36,17 @@ def test_what_cannot_be_written_is_dropped():
     os.close(gone)
 
 
+@pytest.mark.parametrize("words", ["--help", "list"])
+def test_a_full_disk_is_one_line(words):
+    program = [sys.executable, "-m", "tandem", words]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            program, stdout=full, stderr=subprocess.PIPE, env=command_environment(), timeout=60
+        )
+    why = b"tandem: No space left on device; free some space, or choose another folder\n"
+    assert (done.returncode, done.stderr) == (1, why)
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_character_that_the_encoding_lacks_is_an_escape(encoding):
     line = "import tandem; tandem.main.command('say')(lambda: print('a \u0430'))"
