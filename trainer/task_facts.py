@@ -104,14 +104,15 @@ class TaskFacts(Section):
 def chosen_head(folder: Path, heads: Sequence[str], head: str | None) -> str:
     """The head that is used of the model in `folder`: the one that is named, or the only one.
 
-    Raises ModelError for a model without heads, or with several where none of them is named.
+    Raises OptionError for another name, ModelError for a model without heads, or with several where
+    none of them is named.
     """
     if not heads:
         raise ModelError(f"{folder}: has no head of a task; fine-tune it with `tandem finetune`")
     if head is None and len(heads) > 1:
         raise ModelError(f"{folder}: has several heads; choose one with --head: {', '.join(heads)}")
     if head is not None and head not in heads:
-        raise ModelError(f"{folder}: has no head {head}; there are: {', '.join(heads)}")
+        raise OptionError(f"--head: {folder} has no head {head}; there are: {', '.join(heads)}")
     return head or heads[0]
 
 

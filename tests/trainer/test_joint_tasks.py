@@ -238,7 +238,11 @@ def test_predictions_name_the_head(of_two, job, tmp_path) -> None:
     unclear = tandem("predict", exported, job.parent / "moods_dev.tsv")
     assert "choose one with --head: alike, moods, names" in one_line(unclear.stderr)
     wrong = tandem("predict", exported, job.parent / "moods_dev.tsv", "--head", "x")
-    assert "has no head x; there are: alike, moods, names" in one_line(wrong.stderr)
+    words = ("--learner", "teacher", "--head", "x", "--out", tmp_path / "x")
+    for ended in (wrong, tandem("export", of_two.path, *words)):
+        assert ended.returncode == 2
+        assert one_line(ended.stderr).startswith("tandem: --head: ")
+        assert " has no head x; there are: " in ended.stderr
     for head, file, key in (("moods", "moods_dev.tsv", "label"), ("names", "names_dev", "tags")):
         told = tandem("predict", exported, job.parent / file, "--head", head)
         assert told.returncode == 0, told.stderr

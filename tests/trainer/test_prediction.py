@@ -558,7 +558,8 @@ def test_input_that_cannot_be_read(classifier, exported, tokenizer, tmp_path) ->
     column = refused(classifier, write("a.tsv", "t\nx\n"), "--column", "txt=t")
     assert "--column txt: no such field; did you mean text? There are: text" in column
     documents = tmp_path / "a.tsv", "--documents", tmp_path / "a.tsv"
-    assert "has no head other" in refused(classifier, *documents, "--head", "other")
+    head = refused(classifier, *documents, "--head", "other")
+    assert head.startswith(f"tandem: --head: {classifier} has no head other; there are: ")
     few = exported(TaskHeadConfig(CLASSIFICATION, ["a", "b"]), TaskFacts(), lacks=1)
     assert "its tokenizer has more tokens than its model" in refused(few, tmp_path / "a.tsv")
     bare = tmp_path / "bare"

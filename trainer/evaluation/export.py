@@ -35,7 +35,7 @@ from trainer.run_folder.folder import RunFolder
 from trainer.run_folder.run_files import read_evaluation
 from trainer.scoring.columns import OF_AVERAGE
 from trainer.scoring.scores import columns_of
-from trainer.task_facts import TaskFacts, write_facts
+from trainer.task_facts import TaskFacts, chosen_head, write_facts
 
 PAIR_OF_TEXTS = ("text_a", "text_b")
 FILLED_IN = ("labels", "examples", *STATISTICS)  # keys of tasks that the job sets, or the head has
@@ -58,11 +58,12 @@ def export_learner(
     With a `head`, the encoder and this task head alone are written, in a form that `transformers`
     loads; None: every head. Returns why `transformers` cannot load it, or an empty string.
 
-    Raises TrainingError when there is no such learner, ModelError when it cannot be written.
+    Raises OptionError when there is no such learner or head, ModelError when it cannot be written.
     """
     name = saved.resolve(learner)
     config, weights = saved.config(name).architecture, saved.weights(name)
     if head is not None:
+        chosen_head(saved.folder.path, [*config.task_heads], head)
         config, weights = with_head_alone(config, head, weights)
     title = f"{saved.job.name} {name.removeprefix('students/')}"
     if saved.are_averages:
