@@ -360,7 +360,7 @@ class _Build:
         if self.options.tasks > 1:
             for log in (DIGESTS, SIGNATURES) if self.near else (DIGESTS,):
                 self.claims.add(self.folder / log)
-                self.journal.keep(log, self.folder / log)
+                self.journal.keep(log)
         elif self.near:
             self.claims.add(self.folder / LIST)
             self.near.write(self.folder / LIST)

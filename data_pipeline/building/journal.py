@@ -126,12 +126,18 @@ def refuse_foreign_files_in_corpus(folder: Path) -> None:
 
 
 def remove_corpus(folder: Path) -> None:
-    """Remove the files of a corpus, then its folders that are empty."""
+    """Remove the files of a corpus and its folders that are empty; its manifest shows what is left.
+
+    The manifest goes last, so that a call that was interrupted can be repeated.
+    """
     Claims(folder).remove_journal()
-    for path in files_of_corpus(folder):
+    *files, manifest_file = files_of_corpus(folder)
+    for path in files:
         path.unlink(missing_ok=True)
-    for place in (*map(folder.joinpath, SPLITS), *folder.glob(f"{TOKENIZER}*"), folder):
+    for place in (*map(folder.joinpath, SPLITS), *folder.glob(f"{TOKENIZER}*")):
         remove_if_empty(place)
+    manifest_file.unlink()
+    remove_if_empty(folder)
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -265,11 +271,15 @@ class Journal:
             raise DataError(f"{path}: damaged; {self.advice}")
         return content
 
-    def keep(self, log: str, path: Path) -> None:
-        """Move the digests or signatures of all documents, in order, to the file `path`."""
+    def keep(self, log: str) -> None:
+        """Move the digests or signatures of all documents, in order, to the built folder."""
         self._write(log)
-        with disk_errors(path):
-            (self._folder / log).replace(path)
+        self._move(self._folder, self._folder.parent, log)
+
+    @staticmethod
+    def _move(source: Path, target: Path, log: str) -> None:
+        with disk_errors(target / log):
+            (source / log).replace(target / log)
 
     def _write(self, log: str) -> tuple[int, int]:
         """Append what was noted. Returns the size of the file and its CRC-32."""
@@ -283,5 +293,7 @@ class Journal:
 
     def _read(self, log: str) -> bytes:
         prefix, path = self._prefixes[log], self._folder / log
+        if not path.exists() and (self._folder.parent / log).exists():  # killed after `keep`
+            self._move(self._folder.parent, self._folder, log)
         prefix.verify(path, self.advice)
         return path.read_bytes()[: prefix.size] if prefix.size else b""

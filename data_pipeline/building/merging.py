@@ -94,6 +94,7 @@ def _remove_parts(folder: Path) -> None:
     for part in sorted(folder.glob("*-of-?????*")):
         if (part / MANIFEST).exists():
             journal.remove_corpus(part)
+        journal.remove_if_empty(part)
     journal.remove_if_empty(folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,54 @@ def test_a_merge_that_was_ended_goes_on(
     assert merge(str(out))["tally"]["duplicates"] == whole["tally"]["duplicates"]
     assert texts(out) == texts(tmp_path / "whole")
     assert check(str(out)) == []
+
+
+def test_a_slice_that_was_ended_in_its_last_step_goes_on(
+    tmp_path: Path, inputs: list[str], tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digests had left the journal already, whose state counts them."""
+
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("data_pipeline.building.build.JOURNAL_SECONDS", 0.0)
+    options = BuildOptions(inputs, str(tokenizer_dir), task=0, tasks=2, near_duplicates=0.8)
+    with monkeypatch.context() as patch:
+        patch.setattr("data_pipeline.building.build.finish_folder", ended)
+        with pytest.raises(KeyboardInterrupt):
+            build(options, str(tmp_path / "ended"))
+    whole = build(options, str(tmp_path / "whole"))
+    assert build(options, str(tmp_path / "ended")) == whole
+
+
+@pytest.mark.parametrize("last", ["corpus.json", "tokenizer", "00001-of-00002"])
+def test_a_merge_that_was_ended_while_it_removed_a_part_leaves_no_folder(
+    tmp_path: Path,
+    inputs: list[str],
+    tokenizer_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+) -> None:
+    for task in range(2):
+        build(BuildOptions(inputs, str(tokenizer_dir), task=task, tasks=2), str(tmp_path))
+    with monkeypatch.context() as patch:
+        for remove in ("unlink", "rmdir"):
+            patch.setattr(Path, remove, _ended_at(last, getattr(Path, remove)))
+        with pytest.raises(KeyboardInterrupt):
+            merge(str(tmp_path))
+    merge(str(tmp_path))
+    assert not (tmp_path / "parts").exists()
+
+
+def _ended_at(last: str, remove: Callable[..., None]) -> Callable[..., None]:
+    """`remove`, interrupted before it removes a file or folder of this name."""
+
+    def removed(path: Path, **options: bool) -> None:
+        if path.name == last:
+            raise KeyboardInterrupt
+        remove(path, **options)
+
+    return removed
 
 
 def test_a_merge_leaves_no_folder_and_shows_few_problems(
