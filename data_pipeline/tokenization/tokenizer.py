@@ -126,8 +126,6 @@ def load(path: Path) -> tuple[tokenizers.Tokenizer, Vocabulary]:
 def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
     """Write the folder that `load` and ``transformers.AutoTokenizer`` read; returns its files."""
     out.mkdir(parents=True, exist_ok=True)
-    # The library's own `save` raises a bare Exception where the disk is full.
-    (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
@@ -135,6 +133,9 @@ def save(tokenizer: tokenizers.Tokenizer, roles: Roles, out: Path) -> list[str]:
         **{f"{role}_token": token for role, token in roles.items()},
     }
     (out / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    # Last, as it can be read alone, without the roles in its config. The library's own `save`
+    # raises a bare Exception where the disk is full.
+    (out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return ["tokenizer.json", CONFIG_FILE]
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from data_pipeline import BatchStream, Corpus, DataConfig, DataError, SourceConfig
 from data_pipeline.shards import manifest
 from data_pipeline.tokenization.alignment import differing_text
-from data_pipeline.tokenization.tokenizer import install, load, word_starts
+from data_pipeline.tokenization.tokenizer import install, load, read, save, word_starts
 from data_pipeline.tokenization.training import train
 from tests.data_pipeline.conftest import make_documents
 
@@ -268,6 +268,20 @@ def test_what_transformers_saves_is_read_in_place_of_a_class_of_its_own(
     right = [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert [ours.encode(text, add_special_tokens=False).ids for text in TEXTS] == right
     assert vocabulary.mask == theirs.mask_token_id
+
+
+def test_a_folder_without_its_config_is_no_tokenizer(tokenizer_dir, tmp_path, monkeypatch) -> None:
+    """One that a killed process began: its tokenizer.json would be read alone."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "dumps", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(*read(tokenizer_dir), tmp_path)
+    with pytest.raises(DataError):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "PreTrainedTokenizerFast"}])
