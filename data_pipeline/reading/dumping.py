@@ -149,10 +149,11 @@ def show(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterat
     token follows in brackets. Where next tokens are predicted, nothing is coloured.
     """
     splits = open_splits(config, "train")
-    size = sizes.sizes[0]
-    stream = BatchStream(splits, config, seed, size, world_size=_ranks(size, count))
+    each = [splits] if isinstance(splits, CorpusSplit) else [*splits.values()]
+    size, blocks = sizes.sizes[0], min(len(split.index.blocks) for split in each)
+    stream = BatchStream(splits, config, seed, size, world_size=_ranks(size, count, blocks))
     yield _padding(splits, config)
-    tokenizer, vocabulary = tokenization.load(stream.splits[0].tokenizer_dir)
+    tokenizer, vocabulary = tokenization.load(each[0].tokenizer_dir)
     batches = ((step, stream.batch(step)) for step in itertools.count())
     rows = ((step, batch, row) for step, batch in batches for row in range(len(batch.sample_ids)))
     for step, batch, row in itertools.islice(rows, count):
@@ -160,9 +161,13 @@ def show(config: DataConfig, seed: int, sizes: BatchSizes, count: int) -> Iterat
         yield _coloured(batch, row, tokenizer, vocabulary)
 
 
-def _ranks(size: int, count: int) -> int:
-    """How many ranks, at most, a batch is cut for so that the first one reads `count` rows."""
-    return next(ranks for ranks in range(max(1, size // count), 0, -1) if size % ranks == 0)
+def _ranks(size: int, count: int, blocks: int) -> int:
+    """How many ranks, at most, a batch is cut for so that the first one reads `count` rows.
+
+    So it reads few blocks; where there are few, they may have too few samples for more ranks.
+    """
+    most = max(1, min(size // count, blocks))
+    return next(ranks for ranks in range(most, 0, -1) if size % ranks == 0)
 
 
 def _padding(splits: CorpusSplit | Mapping[str, CorpusSplit], config: DataConfig) -> Text:

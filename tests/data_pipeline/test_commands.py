@@ -211,6 +211,14 @@ def test_samples_of_each_phase_are_shown_with_what_their_pairs_are(
     assert set(said[16:]) == {"in order", "swapped"}
 
 
+def test_samples_of_a_text_that_is_shorter_than_a_batch_are_shown(
+    make_corpus: Callable[..., Corpus],
+) -> None:
+    folder = make_corpus(make_documents(10)).folder
+    words = ("roberta", f"data.path={folder}", "data.sequence_length=64", "--samples", 1)
+    assert in_process("data", "show", *words).count("tokens, ") == 1
+
+
 def test_a_job_that_only_names_its_base_is_a_job(tmp_path: Path) -> None:
     path = tmp_path / "same.yaml"
     path.write_text("base: demo\n")
