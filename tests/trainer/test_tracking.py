@@ -98,6 +98,18 @@ def test_every_row_reaches_wandb_at_its_step(followed):
     assert math.isnan(logged[2990]["a"])
 
 
+def test_tables_wait_in_the_run_folder_for_their_upload(run, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "/dev/null/no-home")
+    staged = []
+    for _ in range(2):
+        follower = start(run, models=MODELS)
+        log(run, LAST)
+        assert follower.finish(completed=True, seconds=300)
+        staged.append([*(run / "wandb/artifacts/staging").iterdir()])
+    assert [len(files) for files in staged] == [2, 2]  # the table, and the list of its files
+    assert set(staged[0]).isdisjoint(staged[1])
+
+
 def test_name_config_axes_and_results(followed):
     config, summary, axes = {}, {}, {}
     for record in records(offline_folder(followed) / "run-abcd1234.wandb"):

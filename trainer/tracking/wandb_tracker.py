@@ -115,6 +115,8 @@ class WandbTracker(Tracker):
         verify: bool,
     ) -> None:
         """Open the W&B run; `tracking.start` describes the arguments."""
+        # Tables wait there to be uploaded: a home may be read-only, or another one on a login node.
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb"))
         revision = revision_in((folder / "config.yaml").read_text(encoding="utf-8"))
         known = {
             **{"dir": folder, "id": run_id, "name": folder.name, **about},
@@ -165,6 +167,7 @@ def _open(known: dict[str, Any], mode: str, verify: bool) -> Any:
         except (wandb.Error, ValueError) as error:
             print(f"Weights & Biases cannot be reached, continuing offline: {error}", flush=True)
             wandb.teardown()
+    shutil.rmtree(known["dir"] / "wandb" / "artifacts", ignore_errors=True)  # of older starts
     run = wandb.init(mode="offline", settings=_settings(), **known)
     for older in (known["dir"] / "wandb").glob(f"offline-run-*-{known['id']}"):
         if older != Path(run.dir).parent:
