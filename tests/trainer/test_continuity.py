@@ -42,13 +42,15 @@ def job(*overrides: str) -> JobConfig:
         ("batch.micro_batch=2", "batch.micro_batch: 4 -> 2"),
         ("students.tinybert.zero_stage=2", "students.tinybert.zero_stage: 0 -> 2"),
         ("data.cache_gb=1.0", "data.cache_gb: 50.0 -> 1.0"),
-        ("data.stage=/local", "data.stage: None -> /local"),
+        ("data.stage=/local", "data.stage: null -> /local"),
         ("teacher.model.attention_dropout=0.2", "teacher.model.attention_dropout: 0.0 -> 0.2"),
         (
             "students.tinybert.model.initializer_range=0.1",
             "students.tinybert.model.initializer_range: 0.05 -> 0.1",
         ),
         ("checkpoint.keep_best=0", "checkpoint.keep_best: 1 -> 0"),
+        ("log.notes=mine", 'log.notes: "" -> mine'),
+        ("deterministic=true", "deterministic: false -> true"),
     ],
 )
 def test_a_harmless_change_is_accepted_and_told(override, line):
@@ -63,7 +65,7 @@ def test_a_change_of_how_a_learner_begins_says_where_it_comes_too_late():
     assert sorted(lines) == [
         "students.distilbert.start.step: 0 -> 2",
         f"students.tinybert.start.step: 0 -> 2{late}",
-        f"teacher.init.seed: None -> 3{late}",
+        f"teacher.init.seed: null -> 3{late}",
     ]
 
 

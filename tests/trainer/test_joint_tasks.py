@@ -341,7 +341,7 @@ def test_a_setting_that_changes_the_examples_of_a_task_is_named(job) -> None:
         for value in ("false", "true")
     )
     read, present = ({"data.tasks.moods.path": content} for content in "ab")
-    with pytest.raises(TrainingError, match=rf"^teacher\.{section}: False -> True: "):
+    with pytest.raises(TrainingError, match=rf"^teacher\.{section}: false -> true: "):
         accepted_changes(before, now, read=read, present=present, step=4)
 
 

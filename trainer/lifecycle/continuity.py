@@ -8,6 +8,7 @@ a stage that it has left, or past the end of the one that it is in.
 
 import dataclasses
 import itertools
+import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -267,7 +268,9 @@ def _differences(prefix: str, old: Any, new: Any) -> Iterator[tuple[str, object,
 
 
 def _shown(value: object) -> object:
-    """A value for a message; a section as one line that the command line accepts."""
+    """A value for a message, as the command line accepts it; a section as one line."""
+    if value is None or value == "" or isinstance(value, bool):
+        return json.dumps(value)
     if not isinstance(value, Mapping):
         return value
     return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
