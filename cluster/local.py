@@ -36,6 +36,7 @@ from configs.runs import STOPPED
 GRACE_SECONDS = 5.0  # for the other ranks to end by themselves once one has failed
 MOST_RANKS = 1024  # on one machine: signals are blocked while they are forked
 HUNG = ": no progress for watch.hang_timeout_s; each rank's log has its stacks"
+KILLED = ", perhaps because the memory ran out; start it again to resume"
 HOLD_SECONDS = 0.5  # how long rank 0's standard error waits before it is shown
 KEPT_BYTES = 64 * 1024  # of each rank's standard error, its end
 
@@ -290,9 +291,9 @@ class _Launcher:
             return max(asked, *(child.code for child in self.children))
         code = self.failed[0].code
         if code < 0:
-            name = signal.Signals(-code).name
-            why = HUNG if -code == signal.SIGALRM else ""
-            print(f"rank {self.failed[0].rank} was ended by {name}{why}", file=sys.stderr)
+            number = signal.Signals(-code)
+            why = {signal.SIGALRM: HUNG, signal.SIGKILL: KILLED}.get(number, "")
+            print(f"rank {self.failed[0].rank} was ended by {number.name}{why}", file=sys.stderr)
             return 128 - code
         return code
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local import KILLED
 from tests.faults.jobs import (
     LIMIT,
     STOPPED,
@@ -63,7 +64,7 @@ class Killer:
         if code == 0:  # it reached its end before
             return
         assert code == 128 + signal.SIGKILL, errors
-        assert errors.strip().endswith(f"rank {rank} was ended by SIGKILL")
+        assert errors.strip().endswith(f"rank {rank} was ended by SIGKILL{KILLED}")
         assert "Traceback" not in errors
         self.see_that_nothing_is_left()
 
@@ -110,7 +111,7 @@ def test_the_launcher_resumes_a_job_whose_rank_was_killed(finished, corpus, tmp_
     until(lambda: all_steps(tmp_path / "tiny" / "checkpoints"), "a checkpoint", LIMIT)
     os.kill(children(process)[1], signal.SIGKILL)
     errors = finish(process)
-    assert "rank 1 was ended by SIGKILL\nstarting the ranks again" in errors
+    assert f"rank 1 was ended by SIGKILL{KILLED}\nstarting the ranks again" in errors
     assert losses(tmp_path / "tiny") == losses(finished[0])
     assert len([*(tmp_path / "tiny" / "attempts").glob("*.json")]) == 2
     assert not processes_of(tmp_path)
