@@ -93,7 +93,7 @@ def evaluate(run: str | Path, learner: str | None = None) -> dict[str, Any]:
     """The held-out scores, sizes and speeds of a run's learners, or of one.
 
     Returns the tree that ``tandem evaluate RUN --json`` prints. Raises TrainingError for a folder
-    that is not a run, or a learner that the run does not have.
+    that is not a run, OptionError for a learner that the run does not have.
     """
     from trainer.evaluation.final_scores import evaluate_run
     from trainer.evaluation.finished import SavedLearners
@@ -114,7 +114,8 @@ def export(
 
     `step`: ``best``, ``last`` or the step of a checkpoint; by default the run's
     ``evaluation.final`` decides. `average`: write its averaged weights. Raises ModelError if
-    another model, a run or a corpus is in `out`, TrainingError for an unknown run, learner or step.
+    another model, a run or a corpus is in `out`, TrainingError for an unknown run or step,
+    OptionError for an unknown learner.
     """
     from model import require_free
     from trainer.evaluation.export import export_learner
@@ -194,7 +195,7 @@ def predict(
     file, or a list. An item of the list is a text, a sequence of texts (a pair, for a task about
     pairs) followed by the numbers that the head reads, or a mapping with those columns. `head`
     names one of several heads; `speed` lets examples leave at a branch. Raises DataError,
-    ModelError.
+    ModelError, and OptionError for an unknown head.
     """
     from trainer.device import own_device
     from trainer.prediction.predicting import predictions

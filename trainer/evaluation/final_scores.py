@@ -116,8 +116,8 @@ def evaluate_run(
     weights with ``average_``), its agreement with the teacher, its retention of
     the teacher's primary metric, its speed, and the step at which it started. The score of an
     untrained head is None.
-    `heartbeat` is called for every batch that is scored. Raises TrainingError when there is no
-    such learner.
+    `heartbeat` is called for every batch that is scored. Raises OptionError when there is no such
+    learner.
     """
     names = saved.names if only is None else [saved.resolve(only)]
     with work("scoring", "batches") as told:
