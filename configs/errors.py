@@ -15,3 +15,9 @@ class OptionError(UserError):
 
 class ConfigError(UserError):
     """A mistake in a config that the user can fix; the message is one line."""
+
+
+class OverrideError(ConfigError):
+    """A word of the command line that should be ``key=value`` and is not."""
+
+    exit_code = OptionError.exit_code

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, OverrideError
 from configs.interpolation import MARK, escaped, expanded, resolved
 from configs.kinds import chosen
 from configs.typed import build, convert, hints_of, inside, nearest, options_of, shown
@@ -348,7 +348,7 @@ def _parse(override: str) -> dict[str, Any]:
         raise ConfigError(f"{shown(key)}: no key has this many levels")
     keys = _keys_of(key.strip())
     if not values or not all(keys):
-        raise ConfigError(f"{shown(override)} is not an override; write key=value")
+        raise OverrideError(f"{shown(override)} is not an override; write key=value")
     tree = parse(values[0], shown(override)[:60])
     if has_comment(values[0]):
         raise ConfigError(

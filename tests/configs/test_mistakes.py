@@ -10,7 +10,8 @@ import pytest
 import configs
 from configs import ConfigError
 from configs.devices import DeviceConfig
-from tests.configs.example_job import Model, message, write
+from configs.errors import OverrideError
+from tests.configs.example_job import Job, Model, message, write
 
 pytestmark = pytest.mark.usefixtures("shipped")
 
@@ -172,7 +173,10 @@ def test_aliases_that_grow_are_refused():
 
 @pytest.mark.parametrize("override", ["steps", "=5", ".steps=5", "teacher..layers=1", "a.=1", ""])
 def test_what_is_not_an_override_is_said_to_be_none(override):
-    assert message("demo", override) == f"{override!r} is not an override; write key=value"
+    with pytest.raises(OverrideError) as caught:
+        configs.load("demo", Job, "job", [override])
+    assert str(caught.value) == f"{override!r} is not an override; write key=value"
+    assert caught.value.exit_code == 2, "wrong usage"
 
 
 def test_an_override_that_is_not_yaml():
