@@ -243,7 +243,7 @@ def test_a_follower_that_dies_does_not_disturb(run, caplog):
     log(run, {"step": 1})
     follower._follower.wait(300)
     follower.check()
-    assert "Weights & Biases ended early, see logs/wandb.log" in caplog.text
+    assert f"Weights & Biases ended early, see {run}/logs/wandb.log" in caplog.text
     caplog.clear()
     follower.check()
     assert follower.finish(completed=True, seconds=300) is False
@@ -411,10 +411,10 @@ def test_the_first_id_stays_when_the_attempt_has_ended(tmp_path):
     assert first_id(tmp_path) == before
 
 
-def test_trackers_that_do_not_answer_are_waited_for_at_the_same_time(caplog):
+def test_trackers_that_do_not_answer_are_waited_for_at_the_same_time(tmp_path, caplog):
     silent = [
-        trackers.Tracking(subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE), name)
-        for name in ("one", "two", "three")
+        trackers.Tracking(subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE), log)
+        for log in (tmp_path / "one", tmp_path / "two", tmp_path / "three")
     ]
     began = time.monotonic()
     trackers.finish_all(silent, completed=False, seconds=0.5)

@@ -156,7 +156,8 @@ class Attempt:
         exist.
 
         Raises:
-            CheckpointError: the run folder cannot be written, or another job is running in it.
+            CheckpointError: another job is running in the run folder.
+            OSError: the run folder cannot be written.
         """
         owner = owner or Owner.here()
         try:
@@ -164,7 +165,8 @@ class Attempt:
             tidy(run_folder / _CHECKPOINTS, attempt.number)
             _record(attempt, owner, published(run_folder / _CHECKPOINTS))
         except OSError as error:
-            raise CheckpointError(f"{error.filename or run_folder}: {error.strerror}") from None
+            error.filename = error.filename or str(run_folder)
+            raise
         return attempt
 
     def finish(self) -> None:

@@ -196,15 +196,16 @@ _REMEDY = "metrics.jsonl has every row; `tandem sync` sends them"
 class Tracking:
     """A running follower; see `start`."""
 
-    def __init__(self, follower: subprocess.Popen[bytes], name: str) -> None:
-        self._follower, self._name, self._is_told = follower, name, False
+    def __init__(self, follower: subprocess.Popen[bytes], log: Path) -> None:
+        """`log`: the file of its output, named for the tracker."""
+        self._follower, self._log, self._is_told = follower, log, False
+        self._title = TITLES.get(log.stem, log.stem)
 
     def check(self) -> None:
         """Warn, once, where the follower has ended by itself, as one does that cannot start."""
         if not self._is_told and self._follower.poll():
             self._is_told = True
-            title = TITLES.get(self._name, self._name)
-            _log.warning("%s ended early, see logs/%s.log; %s", title, self._name, _REMEDY)
+            _log.warning("%s ended early, see %s; %s", self._title, self._log, _REMEDY)
 
     def finish(self, *, completed: bool, seconds: float = LIMIT_S) -> bool:
         """Wait until the follower has sent the rest and ended; False if that takes too long.
@@ -225,8 +226,7 @@ class Tracking:
             self._follower.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._follower.terminate()
-            title = TITLES.get(self._name, self._name)
-            _log.warning("%s did not answer in time; %s", title, _REMEDY)
+            _log.warning("%s did not answer in time; %s", self._title, _REMEDY)
             return False
         self.check()
         return self._follower.returncode == 0
@@ -313,17 +313,18 @@ def start_tracker(
         "attempt": _newest_attempt(run_folder),
         "options": options or {},
     }
+    log = run_folder / "logs" / f"{name}.log"
     try:
-        (run_folder / "logs").mkdir(parents=True, exist_ok=True)
-        with (run_folder / "logs" / f"{name}.log").open("ab") as log:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
             follower = subprocess.Popen(
                 [sys.executable, "-c", _FOLLOWER, _ROOT, json.dumps(told)],
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,  # Ctrl-C is for the trainer
             )
     except OSError as error:
         _log.warning("%s was not started: %s", TITLES.get(name, name), error)
         return None
-    return Tracking(follower, name)
+    return Tracking(follower, log)

@@ -146,8 +146,9 @@ def test_a_disk_without_room_for_the_record_of_an_attempt_is_named(small_disk: P
     (small_disk / "attempts" / "000001.json").touch()
     with contextlib.suppress(OSError):
         (small_disk / "ballast").write_bytes(bytes(2 << 20))
-    with pytest.raises(CheckpointError, match=f"^{small_disk}: No space left on device$"):
+    with pytest.raises(OSError, match="No space left on device") as full:
         Attempt.begin(small_disk)
+    assert full.value.filename == str(small_disk)
     (small_disk / "ballast").unlink()
     assert Attempt.begin(small_disk).number > 1
 
