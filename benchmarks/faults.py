@@ -16,6 +16,7 @@ import contextlib
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -66,6 +67,12 @@ class Victim:
             self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
+    def check(self) -> None:
+        """End the measurement if the job has ended by itself."""
+        assert self.process is not None
+        if code := self.process.poll():
+            sys.exit(f"faults: exit code {code} of {shlex.join(self.command)}")
+
     def kill(self, chance: random.Random) -> None:
         """Kill something of it, and wait until its ranks are gone."""
         assert self.process is not None
@@ -108,6 +115,7 @@ def disturb(job: Victim, seconds: float, mtbf: float, chance: random.Random) -> 
         started = time.monotonic()
         job.start()
         while job.starts_logged() == before and time.monotonic() < min(strike, end):
+            job.check()
             time.sleep(0.02)
         if job.starts_logged() > before and killed is not None:
             tally.recoveries.append(recovery(job, killed, started, time.monotonic()))
