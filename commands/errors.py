@@ -50,6 +50,7 @@ class OneLineErrors(click.Group):
         except OSError as error:  # of standard output, where the help goes
             if (message := one_line(error)) is None:
                 raise
+            _end_output()
             sys.exit(f"tandem: {message}")
 
     def invoke(self, context: click.Context) -> Any:
@@ -71,8 +72,17 @@ class OneLineErrors(click.Group):
                 if place := in_plugin(error):
                     click.echo(f"tandem: {one_line(place)}", err=True)
                 raise
+            _end_output()
             click.echo(f"tandem: {message}", err=True)
             context.exit(getattr(error, "exit_code", FAILED))
+
+
+def _end_output() -> None:
+    """Write what standard output still holds, or drop it: Python would fail at it again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(error: Exception) -> str | None:

@@ -124,5 +124,7 @@ def test_processes_that_a_command_starts_do_too(user_folder: Path, corpus: Path)
     written = [*user_folder.glob("corpus/**/*"), *user_folder.glob("runs/tiny/**/*")]
     assert len(written) > 40
     for path in written:
-        if not path.is_symlink():
+        if (
+            not path.is_symlink() and "staging" not in path.parts
+        ):  # where W&B keeps copies to itself
             assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path

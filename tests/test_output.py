@@ -39,9 +39,10 @@ def test_what_cannot_be_written_is_dropped():
 @pytest.mark.parametrize("words", ["--help", "list"])
 def test_a_full_disk_is_one_line(words):
     program = [sys.executable, "-m", "tandem", words]
+    environment = command_environment() | {"PYTHONUNBUFFERED": ""}
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            program, stdout=full, stderr=subprocess.PIPE, env=command_environment(), timeout=60
+            program, stdout=full, stderr=subprocess.PIPE, env=environment, timeout=60
         )
     why = b"tandem: No space left on device; free some space, or choose another folder\n"
     assert (done.returncode, done.stderr) == (1, why)

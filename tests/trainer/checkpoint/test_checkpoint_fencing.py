@@ -195,7 +195,7 @@ def test_an_attempt_that_died_while_beginning_changes_nothing(run: Path) -> None
 
 
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere/attempts: No such file or directory$"):
+    with pytest.raises(FileNotFoundError, match="nowhere/attempts"):
         Attempt.begin(tmp_path / "nowhere")
 
 
