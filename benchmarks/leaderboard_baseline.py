@@ -80,6 +80,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, int]], PreTrainedModel]] = {
 @click.option("--rate", default=1e-3, show_default=True, help="The peak learning rate.")
 @click.option("--mask", default=0.15, show_default=True, help="The fraction of masked tokens.")
 @click.option("--batch", default=16, show_default=True, help="Rows of a step.")
+@click.option("--bf16", is_flag=True, help="Products in bfloat16, by autocast.")
 @click.option("--seed", default=1, show_default=True)
 def main(
     tokenizer_path: str,
@@ -91,6 +92,7 @@ def main(
     rate: float,
     mask: float,
     batch: int,
+    bf16: bool,
     seed: int,
 ) -> None:
     """Train a model on a text until the process has used its processor time."""
@@ -108,7 +110,9 @@ def main(
     }
     model = ARCHITECTURES[architecture](special)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask)
-    stopped = train(model, batches(np.load(rows), collator, batch), rate, cpu_seconds, saved)
+    data = batches(np.load(rows), collator, batch)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        stopped = train(model, data, rate, cpu_seconds, saved)
     if stopped is not None:
         torch.save(stopped, state)
         sys.exit(75)
