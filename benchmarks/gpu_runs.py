@@ -21,6 +21,7 @@ ON_GPU = torch.cuda.is_available()
 # The demo on a GPU: BERT-base, DistilBERT as a copy of half of it, and TinyBERT-4.
 LARGE = (
     *("teacher.model=bert_base", "teacher.precision=bf16_weights"),
+    *("teacher.optimizer.learning_rate=1e-3", "teacher.optimizer.adamw_learning_rate=3e-4"),
     *("students.distilbert.model=distilbert", "students.distilbert.precision=bf16_weights"),
     "students.distilbert.init.teacher_layers=[0,2,4,7,9,11]",
     *("students.tinybert.model=tinybert_4", "students.tinybert.precision=bf16"),
