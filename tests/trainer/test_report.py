@@ -1,4 +1,5 @@
 import dataclasses
+import html
 import json
 import math
 import os
@@ -202,6 +203,24 @@ def test_every_learner_is_drawn_against_steps_tokens_and_time(make):
     assert len(drawn) == 3 * (3 + 3 + 3 + 1 + 3 + 3 + 3 + 3 + 1)
     assert "tiny joins" in page.words
     assert "half joins" not in page.words
+
+
+def curves_of(run_folder, title):
+    """The curves of the chart with this title, by name."""
+    page = write_report(run_folder).read_text()
+    parts = re.findall('data-hover="(.*?)"><figcaption><h3>(.*?)</h3>', page)
+    (hover,) = (html.unescape(data) for data, heading in parts if heading == title)
+    return {line["name"]: line["y"] for line in json.loads(hover)["curves"]}
+
+
+def test_a_learner_without_masked_words_has_a_curve_of_its_loss(make):
+    logged = [
+        {key: value for key, value in row.items() if not re.match("students/half/(mlm|hidden)", key)}
+        for row in rows(["half", "tiny"])
+    ]
+    folder = make(logged=logged)
+    assert [*curves_of(folder, "Masked-LM loss in training")] == ["teacher", "tiny"]
+    assert [*curves_of(folder, "Loss in training")] == ["half"]
 
 
 def test_what_the_script_reads_is_json(make):

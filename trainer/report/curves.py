@@ -54,19 +54,20 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     marks = [Mark(f"{plain_name(name)} joins", step) for name, step in sorted(run.joined().items())]
     yield from _task_charts(run, marks)  # a task's score is what its run is about
     yield LineChart(
-        "Loss in training",
-        "Each learner's objective: the weighted sum of its terms",
-        [] if any(f"{name}/mlm" in run.last for name in run.learners) else _series(run, "{}/loss"),
-        _nats,
-        marks=marks,
-    )
-    yield LineChart(
         "Masked-LM loss in training",
         "Nats per masked token, for every learner that is trained on it",
         _series(run, "{}/mlm"),
         _nats,
         _unigram(run, "loss"),
         marks,
+    )
+    others = [name for name in run.learners if f"{name}/mlm" not in run.last]
+    yield LineChart(
+        "Loss in training",
+        "The weighted sum of its terms, for every learner that is not trained on masked tokens",
+        _named(run, {name: run.curve(f"{name}/loss") for name in others}),
+        _nats,
+        marks=marks,
     )
     yield from _held_out_charts(run, marks)
     steps, speed = run.curve("tokens_per_second")
