@@ -223,6 +223,15 @@ def test_a_learner_without_masked_words_has_a_curve_of_its_loss(make):
     assert [*curves_of(folder, "Loss in training")] == ["half"]
 
 
+def test_a_teacher_that_only_teaches_in_the_end_has_a_curve_of_its_time(make):
+    logged = list(rows([], steps=range(10, 31, 10)))
+    for row in logged:
+        row["teacher/seconds_forward"] = 0.25
+        row |= {"teacher/seconds_backward": 0.5} if row["step"] < 30 else {}
+    folder = make(students=(), logged=logged)
+    assert curves_of(folder, "Time of each learner") == {"teacher": [750.0, 750.0, 250.0]}
+
+
 def test_what_the_script_reads_is_json(make):
     page = Page(write_report(make(logged=list(rows(["half"], value=lambda step: math.nan)))))
     charts = [json.loads(a["data-hover"]) for a in page.attributes if "data-hover" in a]
