@@ -55,9 +55,9 @@ def test_steps_of_minutes_are_shown_before_one_is_logged(clock, terminal):
     with Display("demo", 100, console=out, clock=clock) as display:
         for step in range(1, 5):
             clock.now += 240
-            display.advance(step)
+            display.advance(step, 240.0 * step)
         clock.now += 59
-        display.advance(5)
+        display.advance(5, 1019.0)
     assert "4/100 · 6h 24m left" in out.file.getvalue()
     assert "5/100" not in out.file.getvalue()
     assert terminal or len(out.file.getvalue().splitlines()) == 4
@@ -71,6 +71,18 @@ def test_time_left_is_that_of_the_steps_or_of_the_hours_whichever_is_less(clock)
             display.update(step, row(5.0, seconds=10.0 * step))
     assert " · 29m 50s left · " in out.file.getvalue().splitlines()[0]
     assert " · 20m 0s left · " in out.file.getvalue().splitlines()[-1]
+
+
+def test_the_hours_before_a_resume_are_used_up_before_a_step_is_logged(clock):
+    out = console(terminal=False)
+    with Display(
+        "demo", 100_000, step=900, hours=10, seconds=9 * 3600, console=out, clock=clock
+    ) as d:
+        for step in range(901, 904):
+            clock.now += 600
+            d.advance(step, 9 * 3600 + 600.0 * (step - 900))
+    assert "901/100,000 · 50m 0s left" in out.file.getvalue()
+    assert "903/100,000 · 30m 0s left" in out.file.getvalue()
 
 
 def test_a_student_whose_head_is_not_trained_has_no_accuracy_but_words(clock):

@@ -41,18 +41,20 @@ class Display:
         steps: int,
         step: int = 0,
         hours: float | None = None,
+        seconds: float = 0.0,
         primary: Column = ACCURACY,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`step` of `steps` are already done; the run ends after `hours` of training at the latest.
 
+        `seconds` is the training time so far, over all restarts.
         `primary` is the held-out score that is shown beside the loss.
         `clock` returns seconds.
         """
         self._primary = primary
         self._name, self._steps, self._step = name, steps, step
-        self._hours, self._seconds = hours, 0.0  # training time over all restarts
+        self._hours, self._seconds = hours, seconds
         self._console, self._clock = console or Console(), clock
         self._tokens_per_second: float | None = None
         self._losses: dict[str, float | None] = {}  # None: the learner has not started
@@ -109,11 +111,14 @@ class Display:
         self._is_shown = False
         self._show()
 
-    def advance(self, step: int) -> None:
-        """Show that `step`, which is not logged, is done, if a minute has passed in silence."""
+    def advance(self, step: int, seconds: float) -> None:
+        """Show that `step`, which is not logged, is done, if a minute has passed in silence.
+
+        `seconds` is the training time so far, over all restarts.
+        """
         if self._clock() - self._shown_at < SILENT_SECONDS:
             return
-        self._step, self._shown_at = step, self._clock()
+        self._step, self._seconds, self._shown_at = step, seconds, self._clock()
         self._note_time()
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)

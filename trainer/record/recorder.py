@@ -86,7 +86,10 @@ class Recorder:
         resumed = resume(folder.metrics, state.step, kept_rows, state.rows)
         self._log = self._stack.enter_context(MetricsLog(folder.metrics, resumed.rows))
         self._display = self._stack.enter_context(
-            Display(config.name, config.steps, state.step, config.hours, config.primary_column)
+            Display(
+                *(config.name, config.steps, state.step, config.hours, state.seconds),
+                config.primary_column,
+            )
         )
         self._report = LiveReport(folder.path)
         self._folder = folder
@@ -120,7 +123,7 @@ class Recorder:
         """
         if not self._is_logged(state.step):
             if self._speaks:
-                self._display.advance(state.step)
+                self._display.advance(state.step, state.seconds)
             return
         speed, wait = self._since_last(state, waited)
         measured, lines = self._gauges.read(state.step, speed, learners)
