@@ -215,7 +215,11 @@ def curves_of(run_folder, title):
 
 def test_a_learner_without_masked_words_has_a_curve_of_its_loss(make):
     logged = [
-        {key: value for key, value in row.items() if not re.match("students/half/(mlm|hidden)", key)}
+        {
+            key: value
+            for key, value in row.items()
+            if not re.match("students/half/(mlm|hidden)", key)
+        }
         for row in rows(["half", "tiny"])
     ]
     folder = make(logged=logged)
@@ -479,6 +483,14 @@ def test_restarts_and_checkpoints_are_marked_on_the_speed(make):
     assert page.words.count("restart 1") == 3  # against steps, tokens and minutes
     classes = [attributes.get("class") for attributes in page.attributes]
     assert classes.count("stroke") == 3
+
+
+def test_a_chart_of_evaluations_has_no_mark_beyond_the_last_one(make):
+    students = ["half", "tiny", "late"]  # the last one joins after the evaluation at step 100
+    logged = list(rows(students, steps=range(10, 141, 10)))
+    page = Page(write_report(make(students, logged, results=False)))
+    assert page.words.count("late joins") == 3 * 2  # on the training loss and on the speed
+    assert page.words.count("tiny joins") == 3 * 4
 
 
 def test_a_live_page_loads_itself_again_and_a_finished_one_does_not(make):

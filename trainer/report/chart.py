@@ -177,10 +177,12 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
         *(_y_label(_tick(tick, chart.shares), y(tick)) for tick in ticks),
         *(_x_label(axis.form(tick), x(tick)) for tick in elements.nice_ticks(0, x.end, 5)),
     ]
-    named = [(mark, x(_place(axis, mark.step))) for mark in chart.marks if mark.name]
+    # A chart of evaluations ends before what has happened since the last one.
+    marks = [(mark, place) for mark in chart.marks if (place := x(_place(axis, mark.step))) <= 1]
+    named = [(mark, place) for mark, place in marks if mark.name]
     rows = elements.rows_of_names([(place, mark.name) for mark, place in named])
     inside += [_mark(mark, place, row) for (mark, place), row in zip(named, rows, strict=True)]
-    inside += [_stroke(x(_place(axis, mark.step))) for mark in chart.marks if not mark.name]
+    inside += [_stroke(place) for mark, place in marks if not mark.name]
     above = 1 + max((row for row in rows if row is not None), default=-1)
     return _frame(chart.title, axis.key, inside, axis.unit, above)
 
