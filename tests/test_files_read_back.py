@@ -40,6 +40,7 @@ LEARNER: dict[str, Any] = {
 }  # fmt: skip
 EVALUATION: dict[str, Any] = {
     "step": 3, "seconds": 1.5, "machine": "a, b", "metric": "accuracy", "test": {"a": "0f"},
+    "teacher_score": 0.5,
     "corpus": {"path": "a", "documents": 2, "tokens": 3, "validation_tokens": 1},
     "columns": [{"name": "accuracy", "heading": "a", "form": "share", "higher_is_better": True}],
     "unigram": {"loss": 2.0}, "learners": {"teacher": LEARNER, "students/a": LEARNER},

@@ -312,6 +312,13 @@ def test_a_share_of_a_teacher_no_better_than_guessing_is_no_percentage(make):
         assert "40.0%" not in shown
 
 
+@pytest.mark.parametrize(("teacher", "is_shown"), [(0.25, False), (0.26, True)])
+def test_a_student_alone_is_compared_with_a_teacher_that_is_not_in_the_table(teacher, is_shown):
+    results = evaluation(["half"]) | {"unigram": {"accuracy": 0.25}, "teacher_score": teacher}
+    del results["learners"]["teacher"]  # `tandem evaluate RUN --learner half`
+    assert ("80.0%" in student_table(results)) == is_shown
+
+
 @pytest.mark.parametrize(("most_frequent", "is_shown"), [(40, False), (39, True)])
 def test_a_share_of_a_teacher_that_always_chooses_one_label(most_frequent, is_shown):
     results = evaluation(["half"]) | {"metric": "t_accuracy", "unigram": {}}

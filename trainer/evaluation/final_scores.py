@@ -110,11 +110,11 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate every learner (or `only` one) as `saved` has it, in this process.
 
-    Returns facts about the corpus, the unigram baseline, and for each learner: its parameters
-    (embeddings, encoder, pooler) and their bytes, its FLOPs per token, the step of its checkpoint,
-    its scores by column (those on a task's test file begin with ``test_``, those of its averaged
-    weights with ``average_``), its agreement with the teacher, its retention of
-    the teacher's primary metric, its speed, and the step at which it started. The score of an
+    Returns facts about the corpus, the unigram baseline, the teacher's primary metric, and for each
+    learner: its parameters (embeddings, encoder, pooler) and their bytes, its FLOPs per token, the
+    step of its checkpoint, its scores by column (those on a task's test file begin with ``test_``,
+    those of its averaged weights with ``average_``), its agreement with the teacher, its retention
+    of the teacher's primary metric, its speed, and the step at which it started. The score of an
     untrained head is None.
     `heartbeat` is called for every batch that is scored. Raises OptionError when there is no such
     learner.
@@ -140,6 +140,7 @@ def _evaluate(
         "corpus": _describe(saved.corpora),
         "test": measurement.test.contents if measurement.test else {},
         "metric": saved.job.primary_column.name,
+        "teacher_score": measurement.teacher_score,
         "columns": [dataclasses.asdict(column) for column in measurement.columns.values()],
         "unigram": measurement.validation.unigram(),
         "learners": {name: measurement.of(name) for name in names},
@@ -189,6 +190,12 @@ class _Measurement:
             self._add(ON_TEST, tested)
         averages = [name for name in saved.names if saved.has_average(name)]
         self._add(OF_AVERAGE, self._columns([m for name in averages for m in self._metrics(name)]))
+
+    @property
+    def teacher_score(self) -> float | None:
+        """The teacher's primary metric; None where it has no such score."""
+        primary = self.saved.job.primary_column.name
+        return self._told(TEACHER, self.teacher_scores).overall.get(primary)
 
     def _add(self, prefix: str, columns: Mapping[str, Column]) -> None:
         prefixed = [column.prefixed(prefix) for column in columns.values()]
@@ -315,8 +322,7 @@ class _Measurement:
         None where either score is missing, or they are of different tokens.
         """
         primary = self.saved.job.primary_column.name
-        teacher = self._told(TEACHER, self.teacher_scores)
-        ours, theirs = scores.overall.get(primary), teacher.overall.get(primary)
+        ours, theirs = scores.overall.get(primary), self.teacher_score
         comparable = self.saved.config(name).predicts_tokens_of(self.saved.config(TEACHER))
         if ours is None or theirs is None or not comparable:
             return None

@@ -64,10 +64,10 @@ def retention_of(name: str, evaluation: Mapping[str, Any]) -> float | None:
 
 def _has_learned(evaluation: Mapping[str, Any]) -> bool:
     """Whether the teacher beats guessing by frequency; true where no such guess is scored."""
-    primary = primary_of(evaluation)
-    facts = evaluation["learners"].get(TEACHER, {})
-    teacher = facts.get(primary.name)
-    baseline = evaluation["unigram"].get(primary.name, _most_frequent(facts, primary))
+    primary, learners = primary_of(evaluation), evaluation["learners"]
+    teacher = evaluation.get("teacher_score", learners.get(TEACHER, {}).get(primary.name))
+    guess = _most_frequent(next(iter(learners.values())), primary)
+    baseline = evaluation["unigram"].get(primary.name, guess)
     if teacher is None or baseline is None:
         return True
     return bool(teacher > baseline if primary.higher_is_better else teacher < baseline)

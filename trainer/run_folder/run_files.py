@@ -124,6 +124,7 @@ class _Evaluation(Section):
     corpus: _Corpus
     machine: str = ""
     seconds: float = 0.0
+    teacher_score: float | None = None  # by the primary metric
     test: dict[str, str] = field(default_factory=dict)
 
     def conflicts(self) -> Iterator[Refusal]:
