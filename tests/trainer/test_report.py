@@ -179,6 +179,35 @@ def test_a_batch_that_is_not_stated(make):
     assert "of 64 sequences of 128" in Page(write_report(folder)).words
 
 
+def test_batches_that_grow_and_phases_of_other_lengths_are_told_as_far_as_they_are_reached(make):
+    folder = make()
+    unchanged = {"sequence_length": None, "packing": None, "masking": None, "batch": None}
+    phases = [
+        {**unchanged, "from_step": 150, "sequence_length": 512, "batch": 16},
+        {**unchanged, "from_step": 180, "masking": {"rate": 0.1}},
+        {**unchanged, "from_step": 200, "sequence_length": 1024},  # behind the last step
+    ]
+    masking = {"unit": "token", "rate": 0.3, "final_rate": 0.15}
+    growth = [{"step": step, "size": 3 + step, "tokens": None} for step in (13, 200)]
+    more = f", masking: {json.dumps(masking)}, phases: {json.dumps(phases)}}}"
+    text = config(["half", "tiny"]).replace("sequence_length: 128}", f"sequence_length: 128{more}")
+    text = text.replace("micro_batch: 32", f"micro_batch: 32, growth: {json.dumps(growth)}")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    words = Page(write_report(folder)).words
+    assert "of 16 to 64 sequences of 128 to 512" in words
+    assert "128 tokens; then 512 tokens" in words
+    assert "1,024" not in words
+    assert "30% to 15% of the tokens; then 10% of the tokens" in words
+
+
+def test_the_longest_examples_of_several_tasks_are_told(make):
+    folder = make()
+    tasks = "{a: {train: a.csv, sequence_length: 256}, b: {train: b.csv, sequence_length: null}}"
+    text = config(["half", "tiny"]).replace("{path: runs/demo-data,", f"{{tasks: {tasks},")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    assert "of 64 examples of at most 256 tokens" in Page(write_report(folder)).words
+
+
 def test_what_is_logged_beside_terms_is_none():
     assert [name for name in ("mlm", "lead", "lr", "seconds_step") if is_term(name)] == ["mlm"]
 

@@ -1,10 +1,12 @@
 """``report.html``: one file, no network, light and dark, phone and desktop."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -86,13 +88,8 @@ def _time_left(run: RunFiles) -> str:
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     """Facts about the run as a whole: (name, value, note)."""
-    last, config = run.last, run.config
-    batch, length = config["batch"], config["data"]["sequence_length"]
-    first = BatchConfig(batch["size"], batch.get("tokens")).at(0)
-    size = f"{first.sequences:,}" if first.sequences else f"about {first.tokens:,} tokens in"
-    is_text = not _files_of_examples(run)
-    rows = f"sequences of {length:,}" if is_text else f"examples of at most {length:,} tokens"
-    facts = [("Steps", f"{int(last['step']):,}", f"of {size} {rows}")]
+    last, is_text = run.last, not _files_of_examples(run)
+    facts = [("Steps", f"{int(last['step']):,}", f"of {_batches(run)} {_rows(run)}")]
     passes = "by the teacher"
     if run.evaluation:
         corpus = run.evaluation["corpus"]
@@ -109,6 +106,62 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         name, _, more = run.evaluation["machine"].partition(", ")
         facts.append(("Machine", name, more))
     return facts
+
+
+def _batches(run: RunFiles) -> str:
+    """The sizes of the batches of all steps, such as "8", "8 to 64", "about 8,192 tokens in"."""
+    batch, steps = run.config["batch"], run.config["steps"]
+    first = BatchConfig(batch["size"], batch.get("tokens")).at(0)
+    growth = [grown for grown in batch.get("growth") or [] if grown["step"] < steps]
+    sizes = [first.sequences, *(grown["size"] for grown in growth)]
+    sizes += [phase.get("batch") for phase in _phases(run)[1:]]
+    tokens = [size for size in (first.tokens, *(grown["tokens"] for grown in growth)) if size]
+    words = [_span([*filter(None, sizes)])] if any(sizes) else []
+    words += [f"about {_span(tokens)} tokens in"] if tokens else []
+    return " or ".join(words)
+
+
+def _rows(run: RunFiles) -> str:
+    """What a row of a batch is, with its length."""
+    if _files_of_examples(run):
+        return f"examples of {_longest(run)}"
+    return f"sequences of {_span([phase['sequence_length'] for phase in _phases(run)])}"
+
+
+def _longest(run: RunFiles) -> str:
+    """The length of the longest examples: a task may have its own."""
+    data = run.config["data"]
+    tasks = (data.get("tasks") or {}).values()
+    lengths = [task.get("sequence_length") or data["sequence_length"] for task in tasks]
+    return f"at most {max(lengths, default=data['sequence_length']):,} tokens"
+
+
+def _span(sizes: Sequence[int]) -> str:
+    """The smallest and the largest of these sizes: "8", or "8 to 64"."""
+    return " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
+
+
+def _phases(run: RunFiles) -> list[dict[str, Any]]:
+    """The keys of ``data`` from the first step on, and in each phase that the steps reach."""
+    data = run.config["data"]
+    phases = [{**data, "masking": data.get("masking") or {}}]
+    for phase in data.get("phases") or []:
+        if phase["from_step"] < run.config["steps"]:
+            masking = {**phases[-1]["masking"], **_given(phase["masking"] or {})}
+            if (phase["masking"] or {}).get("rate") is not None:
+                masking["final_rate"] = None
+            phases.append({**phases[-1], "batch": None, **_given(phase), "masking": masking})
+    return phases
+
+
+def _given(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a phase that it changes: the others are null."""
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _in_turn(words: Iterable[str]) -> str:
+    """The words of each phase, where they change."""
+    return "; then ".join(text for text, _ in itertools.groupby(words))
 
 
 def _data(run: RunFiles) -> str:
@@ -133,8 +186,8 @@ def _text(run: RunFiles) -> dict[str, str]:
     return {
         "corpus": "; ".join(sources) or data.get("path", ""),
         **_sizes(run, "documents"),
-        "sequences": f"{data['sequence_length']} tokens, {data.get('packing', '')}".rstrip(", "),
-        "masked": _masking(data.get("masking") or {}),
+        "sequences": _in_turn(map(_packed, _phases(run))),
+        "masked": _in_turn(_masking(phase["masking"]) for phase in _phases(run)),
     }
 
 
@@ -142,7 +195,7 @@ def _examples(run: RunFiles) -> dict[str, str]:
     return {
         "files": "; ".join(_files_of_examples(run)),
         **_sizes(run, "examples"),
-        "sequences": f"at most {run.config['data']['sequence_length']} tokens",
+        "sequences": _longest(run),
     }
 
 
@@ -166,13 +219,18 @@ def _files_of_examples(run: RunFiles) -> list[str]:
     return [data["train"]] if data.get("train") else []
 
 
-def _masking(masking: dict[str, Any]) -> str:
+def _packed(data: Mapping[str, Any]) -> str:
+    return f"{data['sequence_length']} tokens, {data.get('packing', '')}".rstrip(", ")
+
+
+def _masking(masking: Mapping[str, Any]) -> str:
     if not masking:
         return ""
     if masking["unit"] == "next_token":
         return "nothing; the next token is predicted"
     unit = {"token": "tokens", "word": "whole words", "ngram": "n-grams of words"}[masking["unit"]]
-    return f"{masking['rate']:.0%} of the {unit}"
+    rates = [rate for rate in (masking["rate"], masking.get("final_rate")) if rate is not None]
+    return f"{' to '.join(f'{rate:.0%}' for rate in rates)} of the {unit}"
 
 
 def _config(run: RunFiles) -> str:
