@@ -190,6 +190,9 @@ def test_every_task_is_scored_by_its_own_metrics(of_two) -> None:
         assert scores["test_moods_accuracy"] == scores["moods_accuracy"]
         assert set(scores["corpora"]) == set(EXAMPLES)
     assert results["columns"][0]["name"] == results["metric"] == "task_mean"
+    headings = {column["name"]: column["heading"] for column in results["columns"]}
+    assert headings["moods_accuracy"] == "moods accuracy"
+    assert headings["test_moods_accuracy"] == "test moods accuracy"
     primary = ("moods_accuracy", "names_entity_f1", "alike_pearson")
     for scores in results["learners"].values():
         assert scores["task_mean"] == pytest.approx(sum(scores[one] for one in primary) / 3)

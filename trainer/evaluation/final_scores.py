@@ -186,10 +186,9 @@ class _Measurement:
         scored = [metric for name in saved.names for metric in self._metrics(name)]
         self.columns = self._columns(scored)
         if self.test is not None:
-            tested = self._columns([metric for metric in scored if metric.head in self.test.heads])
-            self._add(ON_TEST, tested)
+            self._add(ON_TEST, [metric for metric in scored if metric.head in self.test.heads])
         averages = [name for name in saved.names if saved.has_average(name)]
-        self._add(OF_AVERAGE, self._columns([m for name in averages for m in self._metrics(name)]))
+        self._add(OF_AVERAGE, [metric for name in averages for metric in self._metrics(name)])
 
     @property
     def teacher_score(self) -> float | None:
@@ -197,8 +196,9 @@ class _Measurement:
         primary = self.saved.job.primary_column.name
         return self._told(TEACHER, self.teacher_scores).overall.get(primary)
 
-    def _add(self, prefix: str, columns: Mapping[str, Column]) -> None:
-        prefixed = [column.prefixed(prefix) for column in columns.values()]
+    def _add(self, prefix: str, metrics: Sequence[Metric[Any]]) -> None:
+        """Add the columns of some of the metrics once more, with a prefix and the same headings."""
+        prefixed = [self.columns[name].prefixed(prefix) for name in self._columns(metrics)]
         self.columns |= {column.name: column for column in prefixed}
 
     @torch.inference_mode()
