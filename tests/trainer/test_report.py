@@ -179,6 +179,15 @@ def test_a_batch_that_is_not_stated(make):
     assert "of 64 sequences of 128" in Page(write_report(folder)).words
 
 
+def test_a_student_that_never_joined_is_named_once_the_run_has_finished(make):
+    folder = make(results=False)
+    assert "never joined" not in Page(write_report(folder)).words
+    (folder / "evaluation.json").write_text(json.dumps(evaluation(["half"])))
+    words = Page(write_report(folder)).words
+    assert "students/tiny never joined: its `start` was not reached" in words
+    assert "half never joined" not in words
+
+
 def test_batches_that_grow_and_phases_of_other_lengths_are_told_as_far_as_they_are_reached(make):
     folder = make()
     unchanged = {"sequence_length": None, "packing": None, "masking": None, "batch": None}

@@ -38,8 +38,8 @@ OF_ALL = (
 
 
 def setbacks_section(run: RunFiles) -> str:
-    """The students with setbacks in the newest evaluation."""
-    if not (lines := [*run.setbacks, *_worse_at_the_end(run)]):
+    """The students with setbacks in the newest evaluation, and those that never joined."""
+    if not (lines := [*run.setbacks, *_worse_at_the_end(run), *_never_joined(run)]):
         return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f'<section class="setbacks"><h2>Needs a look</h2><ul>{items}</ul></section>'
@@ -61,6 +61,13 @@ def _worse_at_the_end(run: RunFiles) -> list[str]:
         if None not in (loss, baseline) and loss > baseline
         if not any(line.startswith(f"{name} is ") for line in run.setbacks)
     ]
+
+
+def _never_joined(run: RunFiles) -> list[str]:
+    """Students of a finished run that it never started."""
+    learners = run.evaluation["learners"] if run.evaluation else run.learners
+    missing = [name for name in run.learners if name not in learners]
+    return [f"{name} never joined: its `start` was not reached" for name in missing]
 
 
 def results_section(run: RunFiles) -> str:
