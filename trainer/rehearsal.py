@@ -1,5 +1,6 @@
 """A job scaled down to minutes on a CPU, with everything that happens in it in the same order."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -51,13 +52,14 @@ def rehearsal(job: JobConfig, steps: int) -> JobConfig:
         moved = _moved(_ready(learner, job), at)
         return _small(moved, scale) if is_resized else moved
 
-    data = _moved(job.data, at)
+    batch = _few(job, at)
+    data = _mixed(_short(_moved(job.data, at), scale), batch)
     return replace(
         job,
         name=f"{job.name}-rehearsal",
         steps=steps,
-        data=_short(data, scale),
-        batch=_few(job, at, scale),
+        data=data,
+        batch=batch,
         teacher=replace(of_learner(job.teacher), stored=None),  # which is of other batches
         students={name: of_learner(student) for name, student in job.students.items()},
         evaluation=replace(
@@ -189,13 +191,30 @@ def _shorter(length: int, scale: float) -> int:
     return max(SHORTEST, round(length * scale))
 
 
-def _few(job: JobConfig, at: Callable[[int], int], scale: float) -> BatchConfig:
-    """The job's batches in few sequences, in their proportions."""
+def _mixed(data: DataConfig, batch: BatchConfig) -> DataConfig:
+    """The data with weights that give each corpus that is read a row of the smallest batch."""
+    sizes = [batch.size, *(growth.size for growth in batch.growth)]
+    rows = min(size for size in sizes if size)
+
+    def weights(step: int) -> dict[str, float]:
+        given = {name: weight for name, weight in data.weights_at(step).items() if weight}
+        rest = (rows - len(given)) / (sum(given.values()) or 1.0)
+        return {name: 1 + rest * given[name] if name in given else 0.0 for name in data.mixture}
+
+    phases = [
+        replace(phase, mixture=phase.mixture and weights(phase.from_step)) for phase in data.phases
+    ]
+    mixture = {name: replace(data.mixture[name], weight=of) for name, of in weights(0).items()}
+    return replace(data, mixture=mixture, phases=phases)
+
+
+def _few(job: JobConfig, at: Callable[[int], int]) -> BatchConfig:
+    """The job's batches in few sequences, in their proportions; one or more for each corpus."""
     rows_from = rows_by_step(job)
-    largest = max(rows_from.values())
+    largest, least = max(rows_from.values()), max(1, math.ceil(len(job.data.mixture) / MULTIPLE))
 
     def few(rows: int) -> int:
-        return MULTIPLE * max(1, round(rows * LARGEST_BATCH / largest / MULTIPLE))
+        return MULTIPLE * max(least, round(rows * LARGEST_BATCH / largest / MULTIPLE))
 
     return BatchConfig(
         size=few(rows_from.pop(0)),

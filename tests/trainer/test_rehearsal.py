@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import configs
+from data_pipeline.order import rows_of_sources
 from tests.configs.test_shipped_jobs import GAPS, JOBS, OF_THREE_CORPORA
 from tests.conftest import tandem
 from trainer.config import JobConfig
@@ -63,6 +65,21 @@ def test_lengths_batches_and_phases_keep_their_proportions():
     assert small.teacher.schedule.points[first] == 1.0
     assert small.teacher.schedule.points[400] == 0.0
     assert small.teacher.model.local_window == 8
+
+
+def test_each_corpus_of_a_mixture_has_a_row_of_every_batch():
+    weights = {f"c{number}": weight for number, weight in enumerate([90, 6, 2, 1, 0.5, 0.5])}
+    parts = ", ".join(f"{name}: {{path: x, weight: {w}}}" for name, w in weights.items())
+    phase = "{from_step: 9000, mixture: {c0: 1, c5: 0}}"
+    changes = [f"data.mixture={{{parts}}}", f"data.phases=[{phase}]", "steps=10000"]
+    sizes = ["batch.size=64", "batch.growth=[{step: 100, size: 1024}]"]
+    small = rehearsal(job_of("demo", "data.path=", *changes, *sizes), STEPS)
+    assert [small.batch.size, small.batch.growth[0].size] == [8, 16]
+    for step, read in ((0, [0, 1, 2, 3, 4, 5]), (STEPS - 1, [0, 1, 2, 3, 4])):
+        shares = [*small.data.weights_at(step).values()]
+        for rows in (8, 16):
+            assert [*np.unique(rows_of_sources(shares, rows))] == read
+    assert np.bincount(rows_of_sources([*small.data.weights_at(0).values()], 16))[0] > 4
 
 
 def test_layers_that_are_mapped_to_layers_are_not_steps():
