@@ -116,14 +116,17 @@ def _over(tasks: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any
 def with_models(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A job's YAML tree in which learners without a `model` have that of their ``init.pretrained``.
 
-    It has as many layers as ``init.layers`` lists. A learner that is trained gets the model without
-    the heads of earlier tasks. A folder that does not exist on this machine is skipped; the start
-    of the job reports it. Raises ConfigError, naming the key, for a damaged folder.
+    A null is no model: ``teacher.model=null`` removes that of a file. The model has as many layers
+    as ``init.layers`` lists. A learner that is trained gets it without the heads of earlier tasks.
+    A folder that does not exist on this machine is skipped; the start of the job reports it. Raises
+    ConfigError, naming the key, for a damaged folder.
     """
     return with_learners(tree, _with_model)
 
 
 def _with_model(section: str, learner: dict[str, Any]) -> dict[str, Any]:
+    if learner.get("model", {}) is None:
+        learner = {key: value for key, value in learner.items() if key != "model"}
     init = learner.get("init")
     folder = init.get("pretrained") if isinstance(init, dict) else None
     given = learner.get("model", {})

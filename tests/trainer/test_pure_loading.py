@@ -71,6 +71,14 @@ def test_a_dry_run_of_a_task_writes_no_file(corpus: Path, tmp_path: Path) -> Non
     assert {*tmp_path.rglob("*")} == before
 
 
+def test_a_null_in_place_of_a_model_leaves_the_one_in_the_folder(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "heads": 2, "ffn_size": 8, "max_positions": 64}
+    save_pretrained(build(EncoderConfig(vocab_size=600, layers=3, **sizes), seed=0), tmp_path)
+    words = [f"teacher.init.pretrained={tmp_path}", "students=null", "teacher.model=null"]
+    model = tiny_job(tmp_path, tmp_path, *words).teacher.model
+    assert (model.vocab_size, model.layers, model.hidden_size) == (600, 3, 8)
+
+
 def test_the_tree_of_a_job_is_composed_without_a_change_to_it() -> None:
     task = {"data": {}, "teacher": {"init": {}}, "students": {"a": {"objective": {}}, "b": None}}
     tree = {**loading.load_tree(str(TINY_JOB), JobConfig, "job"), **task, "tasks": {"sst2": "sst2"}}
