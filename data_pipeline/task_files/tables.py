@@ -68,7 +68,8 @@ def read_table(
 ) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
 
-    A row without anything but white space, or null in each field, comes without values.
+    A row without anything but white space, or null in each field, comes without values; in others
+    null is an empty text.
 
     `columns` says in which column each field stands; in JSON and Parquet, ``doc.text`` is one in a
     nested object. The fields in `lists` may hold lists, which come as JSON. Those in `numbers` are
@@ -320,6 +321,9 @@ def _record_rows(
             if field in numbers:
                 kinds[field] = ("a number", where)
                 row[field] = "" if value is None else str(value).strip()
+                continue
+            if value is None:  # an empty cell
+                row[field] = ""
                 continue
             kind = _kind(where, field, value, may_be_list=field in lists)
             first, first_place = kinds.setdefault(field, (kind, where))

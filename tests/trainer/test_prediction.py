@@ -252,6 +252,20 @@ def test_numbers_of_pairs(exported, tmp_path) -> None:
         assert one == {"number": pytest.approx(logit, abs=1e-4)}
 
 
+def test_a_pair_without_one_of_its_texts_has_null(exported, tmp_path) -> None:
+    facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
+    folder = exported(TaskHeadConfig(CLASSIFICATION, ["no", "yes"]), facts)
+    first, second = {"text_a": TEXTS[0], "text_b": "no"}, {"text_a": TEXTS[0], "text_b": None}
+    (lines := tmp_path / "a.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([first, second]), packed := tmp_path / "a.parquet"
+    )
+    (cells := tmp_path / "a.csv").write_text(f"text_a,text_b\n{TEXTS[0]},no\n{TEXTS[0]},\n")
+    answers = predicted(folder, cells)
+    assert answers[1] == {"label": None, "probabilities": None}
+    assert predicted(folder, lines) == predicted(folder, packed) == answers
+
+
 def test_tags_of_words(exported, tmp_path) -> None:
     folder = exported(TaskHeadConfig(TAGGING, TAGS), TaskFacts(sequence_length=64))
     words = [text.split() for text in TEXTS]
