@@ -8,7 +8,15 @@ from itertools import count
 
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import UTF_8, place, read_lines, read_text, source_name
-from data_pipeline.task_files.tables import TABLES, column_names, is_table, read_table
+from data_pipeline.task_files.tables import (
+    JSONL,
+    LAYOUTS,
+    TABLES,
+    column_names,
+    is_table,
+    read_table,
+)
+from data_pipeline.text.text_files import suffix_of
 
 MOST_DIGITS = 6  # of a judgement
 DOCUMENT_FIELDS = ("title", "text")
@@ -101,12 +109,16 @@ def _judgement(where: str, cells: list[str]) -> Judgement:
 
 
 def _rows(path: str, fields: Sequence[str], encoding: str) -> Iterator[RetrievalText]:
-    """The rows of a table; a field without a column is left out, unless it is the text."""
-    names = column_names(path, encoding)
-    present = [field for field in fields if field in names or field == "text"]
+    """The rows of a table; a field without a column is left out, unless it is the text.
+
+    In JSON lines each record may have a title or not.
+    """
+    names, optional = column_names(path, encoding), [field for field in fields if field != "text"]
+    is_json = LAYOUTS[suffix_of(path)] == JSONL
+    present = [field for field in fields if field in names or field == "text" or is_json]
     id_column = "id" if "id" in names and "_id" not in names else "_id"
     columns = {"id": id_column, **{field: field for field in present}}
-    for where, row in read_table(path, columns, encoding=encoding):
+    for where, row in read_table(path, columns, encoding=encoding, optional=optional):
         yield RetrievalText(
             where, row.get("id", ""), _joined(row.get(field, "") for field in present)
         )

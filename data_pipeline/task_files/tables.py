@@ -24,7 +24,7 @@ from data_pipeline.text.text_files import decompressing, is_plain, open_text, su
 
 Columns: TypeAlias = Mapping[str, "str | int"]  # by field: a column's name, or its number from 1
 OnMalformed: TypeAlias = Callable[[DataError], None]  # told of a row that is left out
-Record: TypeAlias = Mapping[str, Any]
+Record: TypeAlias = dict[str, Any]
 
 EXACT = 1 << 53  # whole numbers below it are exact in float64
 LARGEST = float(np.finfo(np.float32).max)  # as which numbers are stored
@@ -65,6 +65,7 @@ def read_table(
     lists: Collection[str] = (),
     encoding: str = UTF_8,
     numbers: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> Iterator[Row]:
     """The rows of a table, each as (``file:line``, values by field), without outer white space.
 
@@ -73,11 +74,11 @@ def read_table(
 
     `columns` says in which column each field stands; in JSON and Parquet, ``doc.text`` is one in a
     nested object. The fields in `lists` may hold lists, which come as JSON. Those in `numbers` are
-    for `as_number`: JSON may hold anything in them, or lack them. Numbers of columns are for
-    tab-separated and CSV files without a header. Tab-separated files have no quoting. `layout` is
-    told from the suffix unless given. Raises DataError for a table without rows and for whatever
-    cannot be read as asked. With `on_malformed`, rows of another number of columns than the
-    header's are left out.
+    for `as_number`: JSON may hold anything in them, or lack them. A record of JSON may lack the
+    columns that are `optional`. Numbers of columns are for tab-separated and CSV files without a
+    header. Tab-separated files have no quoting. `layout` is told from the suffix unless given.
+    Raises DataError for a table without rows and for whatever cannot be read as asked. With
+    `on_malformed`, rows of another number of columns than the header's are left out.
     """
     layout = layout or LAYOUTS.get(suffix_of(path))
     if layout is None:
@@ -98,7 +99,7 @@ def read_table(
     elif layout == CSV:
         rows = _cell_rows(path, columns, _comma_separated(path, encoding), QUOTED, on_malformed)
     elif layout == JSONL:
-        rows = _record_rows(columns, _json_records(path, encoding), lists, numbers)
+        rows = _record_rows(columns, _json_records(path, encoding), lists, numbers, optional)
     else:
         rows = _record_rows(columns, _parquet_records(path, columns), lists, numbers)
     empty = True
@@ -311,12 +312,14 @@ def _record_rows(
     records: Iterator[tuple[str, Record]],
     lists: Collection[str] = (),
     numbers: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> Iterator[Row]:
     """Records as rows. A column is all text or all numbers: a label 1 is not a label "1"."""
     kinds: dict[str, tuple[str, str]] = {}  # by field: what its first value is, and where
+    absent = dict.fromkeys(optional)
     for where, record in records:
         row: dict[str, str] = {}
-        values = _values(where, columns, record, numbers, kinds) if record else {}
+        values = _values(where, columns, absent | record, numbers, kinds) if record else {}
         for field, value in values.items():
             if field in numbers:
                 kinds[field] = ("a number", where)

@@ -14,6 +14,7 @@ from data_pipeline.task_files.collection import (
     read_ranking,
     training_groups,
 )
+from data_pipeline.task_files.retrieval import read_retrieval_documents
 
 DOCUMENTS = "".join(f'{{"_id": "d{n}", "text": "about {n}"}}\n' for n in range(6))
 QUERIES = '{"_id": "a", "text": "first?"}\n{"_id": "b", "text": "second?"}\n'
@@ -29,6 +30,15 @@ def collection(tmp_path: Path) -> Collection:
 def written(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
+
+
+@pytest.mark.parametrize("first", ['"text": "x"', '"title": null, "text": "x"'])
+def test_each_document_has_a_title_or_not(first: str, tmp_path: Path) -> None:
+    """Titles were not read where the first record has none, and one without was refused."""
+    rows = [first, '"title": "T", "text": "y"', '"text": "z"', '"title": "only", "text": null']
+    lines = "".join(f'{{"_id": "d{number}", {row}}}\n' for number, row in enumerate(rows))
+    texts = read_retrieval_documents(written(tmp_path, "corpus.jsonl", lines))
+    assert [text.text for text in texts] == ["x", "T\ny", "z", "only"]
 
 
 def test_runs_in_both_forms(tmp_path: Path) -> None:
