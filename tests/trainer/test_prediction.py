@@ -428,7 +428,7 @@ def test_blank_queries_have_answers_too(exported, tmp_path, caplog, nothing: str
     assert predicted(folder, plain) == [first, blank, third]
     assert blank == {"query": "2", "vector": None}
     assert len(first["vector"]) == len(third["vector"]) > 1
-    rows = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
+    rows = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate([*TEXTS, nothing])]
     (tmp_path / "d.jsonl").write_text("\n".join(rows))
     ranked = predicted(folder, "-", "--documents", tmp_path / "d.jsonl", given=queries)
     assert [len(one["documents"]) for one in ranked] == [4, 0, 4]

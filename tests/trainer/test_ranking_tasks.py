@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoTokenizer
 import configs
 import tandem
 from data_pipeline import Corpus, DataError, ExampleSplit, TextEncoder
+from data_pipeline.task_files.collection import Collection
 from data_pipeline.task_files.retrieval import RetrievalText
 from tests.distributed import run_distributed
 from tests.trainer import jobs
@@ -203,6 +204,14 @@ def test_queries_are_cut_and_documents_have_their_prefix(corpus) -> None:
     (document,) = task.document_sequence(text, encoder)
     assert query.tolist() == encoder.encode("the is", "").ids
     assert document.tolist() == encoder.encode("of the is was his", "").ids
+
+
+def test_a_document_without_a_token_is_not_searched(corpus) -> None:
+    """It ended the job, or the search of `tandem predict`."""
+    texts = [RetrievalText("", str(n), text) for n, text in enumerate(["of", "\u200b", "the"])]
+    collection, encoder = Collection(texts, [], ("", "")), TextEncoder(corpus / "tokenizer", 32)
+    examples = Retrieval().scored_examples(collection, {}, {}, encoder)
+    assert [one.targets["retrieval_document"] for one in examples] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The vectors of the texts in a file, and those of queries."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -87,7 +87,7 @@ class VectorPredictor(Predictor):
 
     def queries(self, path: str) -> Iterator[Query]:
         for query in queries_in(path, self._task.numbered_by_order, self.facts.encoding):
-            segments = query_segments(query, self._task, self.encoder)
+            segments = segments_of(query, self._task.query_sequence, self.encoder)
             self.unanswered += not segments
             yield Query([segments] if segments else [], query)
 
@@ -100,10 +100,14 @@ class VectorPredictor(Predictor):
         return self.facts.section(Retrieval)
 
 
-def query_segments(query: RetrievalText, task: Retrieval, encoder: TextEncoder) -> Segments:
-    """The segments that are read of a query; none of one without a token."""
+def segments_of(
+    text: RetrievalText,
+    read: Callable[[RetrievalText, TextEncoder], Segments],
+    encoder: TextEncoder,
+) -> Segments:
+    """The segments that are `read` of a query or a document; none of one without a token."""
     with suppress(EmptyText):
-        return task.query_sequence(query, encoder) if query.text.strip() else []
+        return read(text, encoder) if text.text.strip() else []
     return []
 
 

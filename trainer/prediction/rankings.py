@@ -12,7 +12,7 @@ from data_pipeline import DataError, EmptyText
 from data_pipeline.task_files.collection import COUNTED, Collection, best_first, present_in
 from data_pipeline.task_files.retrieval import read_retrieval_documents
 from model import REGRESSION, VECTOR, ModelError
-from trainer.prediction.embedding import is_plain_text, queries_in, query_segments
+from trainer.prediction.embedding import is_plain_text, queries_in, segments_of
 from trainer.prediction.fine_tuned import FineTuned, sorted_together, tell_cut, tell_incomplete
 from trainer.scoring.ranking_metric import nearest_documents, with_others
 from trainer.tasks.reranking import Reranking
@@ -53,22 +53,24 @@ def _found(tuned: FineTuned, queries: str, documents: str, count: int) -> Iterat
     task, encoder = tuned.facts.section(Retrieval), tuned.encoder
     encoding = tuned.facts.encoding
     texts = present_in(documents, read_retrieval_documents(documents, encoding))
-    known = [document for document in texts if document.text]
+    known, outputs = [], []
+    for some in sorted_together(texts):
+        read = [segments_of(document, task.document_sequence, encoder) for document in some]
+        known += [document for document, segments in zip(some, read, strict=True) if segments]
+        outputs += tuned.outputs([segments for segments in read if segments])
     if not known:
         raise DataError(f"{documents}: no document has a title or a text")
-    sequences = (task.document_sequence(document, encoder) for document in known)
-    passes = (tuned.outputs(some) for some in sorted_together(sequences))
-    vectors = torch.stack([document for some in passes for document in some])
+    vectors = torch.stack(outputs)
     tell_cut(documents, encoder)
     unanswered = 0
     asked_for = queries_in(queries, task.numbered_by_order, encoding)
     for some in sorted_together(asked_for, path=queries):
-        asked = [query_segments(query, task, encoder) for query in some]
+        asked = [segments_of(query, task.query_sequence, encoder) for query in some]
         unanswered += asked.count([])
-        outputs = iter(tuned.outputs([segments for segments in asked if segments]))
+        answers = iter(tuned.outputs([segments for segments in asked if segments]))
         none = torch.zeros_like(vectors[0])
-        read = torch.stack([next(outputs) if segments else none for segments in asked])
-        nearest = nearest_documents(read, vectors, count)
+        of_queries = torch.stack([next(answers) if segments else none for segments in asked])
+        nearest = nearest_documents(of_queries, vectors, count)
         for query, segments, scores, rows in zip(some, asked, *nearest, strict=True):
             ids = (known[row].id for row in rows.tolist() if segments)
             yield _answer(query.id, dict(zip(ids, scores.tolist(), strict=False)))

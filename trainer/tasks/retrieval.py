@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from configs.rules import COUNT, INDEX, OneOf, Unit, positive
 from configs.section import Refusal
-from data_pipeline import NO_LABEL, EncodedExample, TextEncoder
+from data_pipeline import NO_LABEL, EmptyText, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import Collection, Ranking, Relevance, TrainingGroup
 from data_pipeline.task_files.retrieval import RetrievalText
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
@@ -113,7 +113,10 @@ class Retrieval(CollectionTask):
                 sequence = self.query_sequence(text, encoder)
                 yield EncodedExample([sequence], {query: number, document: NO_LABEL})
         for number in collection.readable:
-            sequence = self.document_sequence(collection.documents[number], encoder)
+            try:
+                sequence = self.document_sequence(collection.documents[number], encoder)
+            except EmptyText:  # nothing finds it, as one without a text
+                continue
             yield EncodedExample([sequence], {query: NO_LABEL, document: number})
 
     def query_sequence(
