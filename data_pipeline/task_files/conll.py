@@ -24,6 +24,7 @@ from data_pipeline.task_files.contents import (
     value_in,
 )
 from data_pipeline.task_files.tables import read_records
+from data_pipeline.text.sentences import word_pattern
 
 _log = logging.getLogger(__name__)
 DOCUMENT_START = "-DOCSTART-"
@@ -37,7 +38,7 @@ CONLL_U_COLUMNS = 10
 _CONLL_U_NUMBER = re.compile(r"[0-9]+([-.][0-9]+)?")
 _ENTITY_TAG = re.compile(r"O|[BIESLUM]-\S+")
 _TAG = re.compile(r"O|[BIESLUM]-\S+|[A-Z]+[-A-Z0-9$_]*|[^\w\s]+")
-_WORD = re.compile(r"\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
+_INSIDE_WORDS = "-.'\u2019"
 _GAP = re.compile(r"[ \t]+")
 
 
@@ -126,7 +127,8 @@ def read_untagged(
         yield from _tagged(path, chain(first, lines), word, None)
         return
     for number, line in chain(first, lines):
-        yield TaggedSentence(place(path, number), tuple(_WORD.findall(line)), ())
+        words = word_pattern(_INSIDE_WORDS, signs=True).findall(line)
+        yield TaggedSentence(place(path, number), tuple(words), ())
 
 
 def _telling(lines: Iterator[tuple[int, str]], labels: Collection[str]) -> list[tuple[int, str]]:

@@ -15,14 +15,13 @@ documents. The same text always gives the same files.
 import argparse
 import json
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from data_pipeline.errors import DataError
 from data_pipeline.text.documents import read_documents
-from data_pipeline.text.sentences import OTHER_STOPS, sentence_ends
+from data_pipeline.text.sentences import OTHER_STOPS, sentence_ends, word_pattern
 
 TRAIN, VALIDATION = "train", "validation"
 EXAMPLES = {TRAIN: 2000, VALIDATION: 500}  # of each task, at most
@@ -33,7 +32,6 @@ OTHER_NUMBER = {
     **{"is": "are", "was": "were", "has": "have", "does": "do", "this": "these"},
     **{"are": "is", "were": "was", "have": "has", "do": "does", "these": "this"},
 }
-_WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 
 Document = list[str]  # its sentences, in order
 
@@ -82,7 +80,7 @@ def neighbour_examples(texts: Sequence[Document], draw: random.Random) -> Iterat
 def capital_examples(texts: Sequence[Document], draw: random.Random) -> Iterator[str]:
     """Sentences in CoNLL's columns, a string each: words in small letters, and their tags."""
     for sentence in _shuffled(texts, draw):
-        words = _WORD.findall(sentence)
+        words = word_pattern("'\u2019", signs=True).findall(sentence)
         lines, before = [], "O"
         for number, word in enumerate(words):
             is_capital = number > 0 and word[0].isupper()

@@ -63,6 +63,34 @@ def spaceless_share(texts: Iterable[str]) -> tuple[float, str] | None:
     return (total, next(iter(shares))) if total > MOST_SPACELESS else None
 
 
+@cache
+def marks() -> str:
+    """What a word holds beside letters and digits, for a class of a regular expression.
+
+    Vowel signs and other marks, and joiners, which ``\\w`` lacks.
+    """
+    return _of_categories("Mn", "Mc", "Me") + "".join(sorted(JOINERS))
+
+
+@cache
+def word_pattern(inner: str, signs: bool = False) -> re.Pattern[str]:
+    """The words of a text in any script with spaces; they may hold `inner` between letters.
+
+    With `signs` also each of its other characters that can be seen.
+    """
+    letters = rf"\w+(?:[{marks()}]\w*)*"
+    words = rf"{letters}(?:[{inner}]{letters})*"
+    return re.compile(
+        rf"{words}|[^\w\s{_of_categories('Cc', 'Cf')}][{marks()}]*" if signs else words
+    )
+
+
+def _of_categories(*categories: str) -> str:
+    """The characters of these categories of Unicode."""
+    points = (*range(0x1F000), *range(0xE0000, 0xE0200))
+    return "".join(chr(point) for point in points if unicodedata.category(chr(point)) in categories)
+
+
 MAX_CHARACTERS = 1000
 
 # The full stops and question marks of Chinese and Japanese, Hindi, Arabic and Urdu, Armenian,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.text.sentences import MAX_CHARACTERS, sentence_ends
+from data_pipeline.text.sentences import MAX_CHARACTERS, sentence_ends, word_pattern
 
 
 def split(text: str) -> list[str]:
@@ -84,3 +84,21 @@ def test_the_search_is_linear(part: str) -> None:
     """A quadratic search would take many minutes over these texts."""
     text = "a" + part * (300_000 // len(part)) + "b"
     assert sentence_ends(text)[-1] == len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It's U.S. law -- so, x-y", ["It's", "U.S", ".", "law", "-", "-", "so", ",", "x-y"]),
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902\u0964",
+            ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u092e\u0947\u0902", "\u0964"],
+        ),  # Hindi with vowel signs
+        ("\u0645\u064f\u062d, e\u0301t", ["\u0645\u064f\u062d", ",", "e\u0301t"]),
+        ("\u0645\u06cc\u200c\u062e", ["\u0645\u06cc\u200c\u062e"]),  # Persian, a joiner inside
+        ("\u202b\u05d0\u05d1\u202c \u2764\ufe0f \u200f", ["\u05d0\u05d1", "\u2764\ufe0f"]),
+    ],
+)
+def test_words_hold_their_marks_in_any_script(text: str, words: list[str]) -> None:
+    """Words were cut at each vowel sign, and invisible characters were words."""
+    assert word_pattern("-.'", signs=True).findall(text) == words

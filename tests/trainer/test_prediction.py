@@ -299,6 +299,9 @@ def test_raw_sentences_are_split_and_tagged(exported, tmp_path) -> None:
         ["She", "came", "to", "Porto", "."],
     ]
     assert words("Ann came home\n") == [["Ann", "came", "home"]]
+    assert words("\u0939\u093f\u0928\u094d \u0939\u093f.\n") == [
+        ["\u0939\u093f\u0928\u094d", "\u0939\u093f", "."]
+    ], "Hindi"
     assert words("Ann\ncame\n\nhome\n") == [["Ann", "came"], ["home"]], "a word a line"
     assert words(f"Ann {TAGS[0]}\ncame {TAGS[1]}\n") == [["Ann", "came"]], "columns"
     equal = ["Ann came home today", "Bob saw the house", "She works at NASA", "They left at 10"]

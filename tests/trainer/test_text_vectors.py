@@ -203,6 +203,9 @@ def test_a_given_word_may_hold_spaces_and_marks() -> None:
     assert words("") == ["In", "New", "York", "U", "S", "A", "it's", "newyork"]
     assert words("new york") == ["In", "New York", "U", "S", "A", "it's", "newyork"]
     assert words("U.S.A.") == ["In", "New", "York", "U.S.A.", "it's", "newyork"]
+    text = "\u0939\u093f\u0928\u094d \u0939\u093f"  # Hindi, whose first letters are also a word
+    assert words("\u0939\u093f") == words("") == text.split()
+    assert words("\u0939\u093f\u0928") == text.split(), "is no word of the text"
 
 
 def test_a_text_of_another_encoding_is_read(bert) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from data_pipeline import DataError
 from data_pipeline.augmentation.word_vectors import read_entries
+from data_pipeline.text.sentences import marks, word_pattern
 from data_pipeline.tokenization.tokenizer import Vocabulary, load
 from model import Model, ModelConfig, encoder_from_pretrained, longest_text
 
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 CLS, MEAN, STATIC = "cls", "mean", "static"
 POOLINGS = (CLS, MEAN, STATIC)
 Vector = NDArray[np.float32]
-_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_INSIDE_WORDS = "'\u2019-"
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _with_static(
 def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
     """(start, end) of each word in the text, in characters; a given `word` is matched first."""
     given = [match.span() for match in _whole(word).finditer(text)] if word else []
-    others = (match.span() for match in _WORD.finditer(text))
+    others = (match.span() for match in word_pattern(_INSIDE_WORDS).finditer(text))
     apart = [span for span in others if all(span[1] <= a or span[0] >= b for a, b in given)]
     return sorted([*given, *apart])
 
@@ -234,4 +235,5 @@ def cosine(first: Vector, second: Vector) -> float:
 
 def _whole(word: str) -> re.Pattern[str]:
     """A pattern for the whole word, ignoring case."""
-    return re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
+    letter = rf"[\w{marks()}]"
+    return re.compile(rf"(?<!{letter}){re.escape(word)}(?!{letter})", re.IGNORECASE)
