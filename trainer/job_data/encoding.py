@@ -67,7 +67,7 @@ def _state_of(path: Path) -> list[tuple[str, int, int, int]]:
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 8  # version of the shipped tasks' encodings, and of what is held out
+FORMAT = 9  # version of the shipped tasks' encodings, and of what is held out
 SHIPPED = "trainer.tasks."  # modules whose encoding `FORMAT` is about
 FOLDER = "examples"
 SPLITS = {"train": "train", "val": "validation"}  # split of the corpus -> key of the job's file
