@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from torch import Tensor
 
 import configs
-from configs.progress import counted
+from configs.progress import Work, counted, work
 from data_pipeline import MASKED, Batch, Corpus, contents, open_corpora
 from data_pipeline.masking.torch_masker import TorchMasker
 from data_pipeline.shards.locking import exclusive
@@ -129,13 +129,14 @@ def _store_missing(
     manifest = on_rank_0(lambda: _manifest(folder, config, corpora, checksum))
     batches = batches_to_store(config, corpora)
     missing = on_rank_0(lambda: list(manifest.missing(folder, batches)))
-    writer = _ShardWriter(folder, manifest, say)
     teacher_logits = TeacherLogits(learner, config.teacher.stored, config.seed)
-    for numbers in missing:
-        with Feed(running, corpora, 0) as feed:
-            if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
-                on_rank_0(lambda: say(_what_is_kept(writer.manifest, batches, folder)))
-                return Outcome.STOPPED
+    with work("storing", "batches", sum(map(len, missing))) as told:
+        writer = _ShardWriter(folder, manifest, say, told)
+        for numbers in missing:
+            with Feed(running, corpora, 0) as feed:
+                if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
+                    on_rank_0(lambda: say(_what_is_kept(writer.manifest, batches, folder)))
+                    return Outcome.STOPPED
     kept = "drawn tokens" if config.teacher.stored.samples else "largest logits"
     kept, covered = f"The {teacher_logits.k:,} {kept}", teacher_logits.covered()
     on_rank_0(lambda: say(_summary(writer.manifest, kept, folder) + covered))
@@ -211,6 +212,7 @@ class _ShardWriter:
     folder: Path
     manifest: Manifest
     say: Say
+    told: Work
     _steps: list[StepLogits] = field(default_factory=list)
     _size: int = 0
 
@@ -228,6 +230,7 @@ class _ShardWriter:
                 self._write(number + 1)
             except OSError as error:
                 raise TrainingError(f"{error.filename}: {error.strerror}") from None
+        self.told.advance()
         return any(part.stop for part in parts)
 
     def _write(self, end: int) -> None:
@@ -238,6 +241,7 @@ class _ShardWriter:
         )
         self.manifest = self.manifest.with_shard(record)
         self.manifest.save(self.folder)
+        self.told.end()  # the line of a terminal makes room
         self.say(f"batches {record.first:,} to {record.end:,}: {decimal(record.bytes)}")
         self._steps, self._size = [], 0
 

@@ -281,6 +281,7 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
     assert plan["job"]["assumed"] == [
         "no student waits for the teacher's quality",
         "the global batch is the size of most steps",
+        "attention within documents takes as many products as over whole rows",
     ]
     assert plan["job"]["cache"] == {"shard_bytes": 2**26, "limit_gb": 2}
     wrong = tandem("plan", "demo", "--device", "h101")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import shutil
 import tracemalloc
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from configs import progress
 from configs.errors import ConfigError
 from configs.plan_facts import StoredFacts
 from data_pipeline import MASKED, DataError, Target, open_corpora
@@ -259,8 +262,10 @@ def rolled_back(corpus, runs, finished):
     skips = "rollback=[{checkpoint: 2, skip: [2, 3]}]"
     fixed = ["deterministic=true", "name=rolled_back", skips]
     config = largest(corpus, runs, finished, "rolled_back", *fixed)
-    said = []
-    assert storing.store_job(config, lambda: True, said.append) is Outcome.FINISHED
+    said, progress.LINE_SECONDS = [], 0.0
+    with progress.shown(), redirect_stderr(io.StringIO()) as told:
+        assert storing.store_job(config, lambda: True, said.append) is Outcome.FINISHED
+    said += [told.getvalue()]
     said.append(f"deterministic: {torch.are_deterministic_algorithms_enabled()}")
     run(config)
     return said
@@ -271,6 +276,7 @@ def test_the_batches_that_a_rollback_adds_are_stored_and_trained_on(corpus, runs
     shutil.copytree(runs / "largest", runs / "rolled_back")
     said = run_distributed(rolled_back, 1, corpus, runs, finished_job)[0]
     assert said[1].startswith(f"batches {STEPS} to {STEPS + 1}: ")
+    assert "storing: 1 of 1 batches" in said[-2]
     assert said[-1] == "deterministic: True", "the kernels are the running teacher's"
     assert Manifest.load(runs / "rolled_back").steps == STEPS + 1
     state = Checkpoint(RunFolder(runs / "rolled_back").checkpoints, STEPS).trainer_state
