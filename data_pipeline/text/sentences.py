@@ -65,7 +65,7 @@ def spaceless_share(texts: Iterable[str]) -> tuple[float, str] | None:
 
 @cache
 def marks() -> str:
-    """What a word holds beside letters and digits, for a class of a regular expression.
+    """The characters of words beside letters and digits, for a class of a regular expression.
 
     Vowel signs and other marks, and joiners, which ``\\w`` lacks.
     """

@@ -122,7 +122,7 @@ def _batches(run: RunFiles) -> str:
 
 
 def _rows(run: RunFiles) -> str:
-    """What a row of a batch is, with its length."""
+    """The noun for rows of a batch, with their length."""
     if _files_of_examples(run):
         return f"examples of {_longest(run)}"
     return f"sequences of {_span([phase['sequence_length'] for phase in _phases(run)])}"
