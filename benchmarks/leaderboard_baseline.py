@@ -111,8 +111,7 @@ def main(
     model = ARCHITECTURES[architecture](special)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=mask)
     data = batches(np.load(rows), collator, batch)
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        stopped = train(model, data, rate, cpu_seconds, saved)
+    stopped = train(model, data, rate, cpu_seconds, saved, bf16)
     if stopped is not None:
         torch.save(stopped, state)
         sys.exit(75)
@@ -144,6 +143,7 @@ def train(
     rate: float,
     budget: float,
     saved: dict[str, Any] | None,
+    bf16: bool,
 ) -> dict[str, Any] | None:
     """Train in place until `budget` seconds are used; the rate follows their fraction.
 
@@ -171,7 +171,8 @@ def train(
         progress = (now - begun) / (budget - begun)
         for group in optimizer.param_groups:
             group["lr"] = rate * min(progress / WARMUP, (1 - progress) / (1 - WARMUP))
-        loss = model(**batch).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):  # it keeps casts of weights
+            loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -135,6 +135,7 @@ def _store_missing(
         for numbers in missing:
             with Feed(running, corpora, 0) as feed:
                 if _store_batches(numbers, feed, teacher_logits, writer, stop_requested):
+                    told.end()  # the line of a terminal makes room
                     on_rank_0(lambda: say(_what_is_kept(writer.manifest, batches, folder)))
                     return Outcome.STOPPED
     kept = "drawn tokens" if config.teacher.stored.samples else "largest logits"
