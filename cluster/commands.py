@@ -15,7 +15,7 @@ from cluster.errors import LaunchError
 from cluster.run_files import trains
 from cluster.scheduler import QueuedJob, cancel, expected_start, of_run, queued_jobs
 from cluster.script import TRAINING, Work, build
-from cluster.slurm import plan_job
+from cluster.slurm import plan_job, refuse_never_granted
 from cluster.slurm import submit as submit_job
 from cluster.status import is_array, read_array, read_one, read_runs, table, to_json
 from configs.errors import OptionError
@@ -51,9 +51,7 @@ def submit(
         raise OptionError(f"--chain {chain}: must be 1 or more")
     if seeds and chain > 1:
         raise OptionError("--chain: cannot be combined with --seeds; submit one chain per seed")
-    site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
-    site = with_options(site, options)
-    refuse_broken(site)
+    site = _site(cluster, options)
     _require_equal_shares(batches, site)
     if "evaluate" in work.stages and site.node_counts[-1] > 1:
         raise LaunchError(f"nodes: {site.nodes}: an evaluation runs on one node; add --nodes 1")
@@ -70,6 +68,24 @@ def submit(
         print(f"SLURM expects it to start at {start.replace('T', ' ')}")
     logs = f"{job.run}-seedN/logs" if seeds else job.run / "logs"
     print(f"Logs will be in {logs}; the script is {job.submission / 'job.sbatch'}")
+
+
+def refuse_options(cluster: str | None, options: Sequence[str]) -> None:
+    """Raise the error of options that no job could be submitted with, whatever it trains.
+
+    Called before a job's data is prepared, which may take hours. Arguments and errors are those
+    of `submit`.
+    """
+    site = _site(cluster, options)
+    expected_start(build(plan_job("job", Path("job"), site), site))
+    refuse_never_granted(site)
+
+
+def _site(cluster: str | None, options: Sequence[str]) -> ClusterConfig:
+    site = configs.load(cluster, ClusterConfig, "cluster") if cluster else ClusterConfig()
+    site = with_options(site, options)
+    refuse_broken(site)
+    return site
 
 
 def _require_equal_shares(batches: Sequence[int], site: ClusterConfig) -> None:

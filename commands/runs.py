@@ -97,6 +97,7 @@ def submit(
     To submit another command, write its name: `tandem submit store CONFIG`, `submit evaluate RUN`
     or `submit evaluate --suite SUITE DIR...`. Give names and keys before the options of sbatch.
     """
+    from cluster.commands import refuse_options
     from cluster.commands import submit as submit_job
 
     command, words = (words[0], words[1:]) if words[0] in OPTIONS else ("train", words)
@@ -111,6 +112,8 @@ def submit(
     overrides = tuple(word for word, before in pairs if _is_override(word, before))
     sbatch = [word for word, before in pairs if not _is_override(word, before)]
     check = check and not dry_run
+    if check:
+        refuse_options(cluster, sbatch)
     if kind == "suite":
         made = _suite(names, overrides, check, **given)
     elif kind == "evaluate":

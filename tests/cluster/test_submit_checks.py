@@ -207,3 +207,21 @@ def test_what_a_job_reads_is_looked_for_at_submission(tmp_path):
         assert (said.exit_code, said.output.count("\n")) == (1, 1)
         assert message in said.output
     assert submit("data.path=gone", "--no-check").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--partitionn", "p"], "sbatch: unrecognized option '--partitionn=p'"),
+        (["--time", "2-00:00:00"], "sbatch.time: 2-00:00:00 requested, but partition short allows"),
+    ],
+)
+def test_options_are_refused_before_the_data_is_prepared(tmp_path, monkeypatch, options, words):
+    unknown = "echo \"sbatch: unrecognized option '--partitionn=p'\" >&2; exit 1"
+    sbatch = f'case "$(cat)" in *partitionn*) {unknown};; esac'
+    install(tmp_path, sbatch=sbatch, scontrol=PARTITIONS)
+    monkeypatch.setattr("commands.runs.prepare", lambda job: pytest.fail("data was prepared"))
+    ended = CliRunner().invoke(tandem.main, ["submit", str(TINY_JOB), *options])
+    assert ended.exit_code == 1
+    assert words in ended.stderr
+    assert not (tmp_path / "runs").exists()
