@@ -50,9 +50,12 @@ def evaluate(
     Job keys change the job of every task. The same command resumes a comparison that was stopped.
     """
     from cluster.ranks import reported
+    from trainer.run_folder.folder import RunFolder
 
     folders, overrides = models_and_overrides(names)
     is_model = suite is None and (Path(folders[0]) / "config.json").is_file()
+    if suite is None and not is_model:
+        RunFolder.existing(folders[0])  # a mistyped folder fits no option, and is what to say
     for option, value, fits, those in (
         ("--learner", learner, not suite and not is_model, "a RUN"),
         ("--head", head, is_model, "the folder of one model"),

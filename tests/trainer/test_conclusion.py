@@ -99,6 +99,13 @@ def test_a_run_that_was_killed_before_its_report_gets_it_from_one_process(ended,
     assert "students" in ended.report.read_text()
 
 
+@pytest.mark.parametrize("words", [["data.validation=x"], ["--head", "x"], ["--seeds", "1"]])
+def test_a_mistyped_folder_is_named_whatever_stands_beside_it(words):
+    refused = CliRunner().invoke(tandem.main, ["evaluate", "runs/tinny", *words])
+    assert refused.exit_code == 1
+    assert "runs/tinny: not a run" in refused.stderr
+
+
 @pytest.mark.parametrize("command", ["evaluate", "export"])
 def test_another_learner_is_refused_by_its_option(finished, tmp_path, command):
     words = [str(finished[0]), "--learner", "small"]
