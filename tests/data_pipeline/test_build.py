@@ -211,30 +211,36 @@ def wait_for_the_end(group: int) -> None:
 @pytest.mark.slow
 def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
     """With one process, and with workers, which end with the process that started them."""
-    text = tmp_path / "big.txt"
-    text.write_text("\n\n".join(make_documents(12000, 7)))
+    few, text = tmp_path / "few.txt", tmp_path / "big.txt"
+    few.write_text("\n\n".join(make_documents(40, 7)))
+    text.write_text("\n\n".join(make_documents(24000, 7)))
     (tmp_path / "build.py").write_text(BUILD)
-    command = [sys.executable, str(tmp_path / "build.py"), str(text), str(tokenizer_dir)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    subprocess.run(
-        [*command, str(tmp_path / "whole"), "1"], check=True, env=environment, timeout=300
-    )
+
+    def command(text: Path, out: str, processes: int) -> list[str]:
+        words = [tmp_path / "build.py", text, tokenizer_dir, tmp_path / out, processes]
+        return [sys.executable, *map(str, words)]
+
+    def seconds(text: Path, out: str) -> float:
+        begun = time.monotonic()
+        subprocess.run(command(text, out, 1), check=True, env=environment, timeout=300)
+        return time.monotonic() - begun
+
+    start = seconds(few, "few")
+    work = seconds(text, "whole") - start
     kills = 0
     for attempt in range(12):
         process = subprocess.Popen(
-            [*command, str(tmp_path / "killed"), str(1 + attempt % 2)],
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-        time.sleep(0.5 + 0.13 * (attempt % 7) + (attempt % 2))
+            command(text, "killed", 1 + attempt % 2), env=environment, start_new_session=True
+        )
+        time.sleep(0.9 * start + work * (0.1 + 0.04 * (attempt % 7)))
         if process.poll() is not None:
             break
         os.kill(process.pid, signal.SIGKILL)
         process.wait(60)
         wait_for_the_end(process.pid)
         kills += 1
-    subprocess.run(
-        [*command, str(tmp_path / "killed"), "1"], check=True, env=environment, timeout=300
-    )
+    seconds(text, "killed")
     assert kills > 2
     assert contents(tmp_path / "whole") == contents(tmp_path / "killed")
 
