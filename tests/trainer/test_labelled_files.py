@@ -230,5 +230,6 @@ def test_what_cannot_be_scored_is_one_line(model: Make, tmp_path: Path) -> None:
     several = model(both)
     assert "choose one with --head: mood, taste" in refused(several, key)
     assert evaluated(several, right, "--head", "taste")["metric"] == "taste_accuracy"
-    for words in ([folder, key, "--learner", "teacher"], [folder, folder, key], ["none", key]):
+    for words in ([folder, key, "--learner", "teacher"], [folder, folder, key]):
         refused(*words, code=2)
+    assert "none: not a run" in refused("none", key)
