@@ -3,11 +3,12 @@
 # start again.
 #
 # An attempt makes progress when the newest step in `metrics.jsonl` or among the checkpoints is higher
-# than ever before, or predictions have been stored. When more attempts in a row than the budget make
-# none, the job ends. The account is opened at the start of an attempt and closed at its end. An
-# attempt that never reached its end (a dead node) is counted at the start of the next one. The account
-# also holds the attempt's number, so that a batch shell that was cut off from SLURM can see that it
-# has been replaced.
+# than ever before, or predictions have been stored. So it does when it saves a step beyond the one
+# that it resumed from, which after a rollback may lie far behind. When more attempts in a row than the
+# budget make none, the job ends. The account is opened at the start of an attempt and closed at its
+# end. An attempt that never reached its end (a dead node) is counted at the start of the next one. The
+# account also holds the attempt's number, so that a batch shell that was cut off from SLURM can see
+# that it has been replaced.
 #
 # `usage` records the time and GPUs of every start, for `max_requeues` and `max_gpu_hours`. A start
 # that never reached its end counts until the last heartbeat in the run folder. `begun` is as old as
@@ -32,6 +33,18 @@ progress() { # the newest step, of all runs of a suite together, and the files o
   for folder in "$run" "$run"/runs/*/; do done=$((done + $(newest_step "$folder"))); done
   [ -z "$stored" ] || done=$((done + $(ls "$stored" 2>/dev/null | wc -l)))
   echo "$done"
+}
+
+saved_ahead() { # whether this start has saved a step beyond the one that it resumed from
+  local folder attempt resumed
+  for folder in "$run" "$run"/runs/*/; do
+    attempt=$(ls "$folder"/attempts/*.json | tail -n 1)
+    resumed=$(sed -n 's/.*"checkpoints": *\[\([0-9, ]* \)*\([0-9]*\)\].*/\2/p' "$attempt")
+    find "$folder/checkpoints" -path '*/step-*/trainer.json' -newer "$record" |
+      sed 's|.*/step-0*\([0-9]\)|\1|; s|/.*||' |
+      awk -v resumed="${resumed:-0}" '$1 > resumed { ahead = 1 } END { exit !ahead }' && return
+  done 2>/dev/null
+  return 1
 }
 
 stop_requested() {
@@ -75,6 +88,8 @@ close_account() {
   step=$(progress)
   if [ "$step" -gt "$best" ]; then
     best=$step no_progress=0
+  elif saved_ahead; then
+    no_progress=0
   elif [ "$ended$preempted" = nono ]; then
     no_progress=$((no_progress + 1))
   fi

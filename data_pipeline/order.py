@@ -192,10 +192,13 @@ class BatchSizes:
 
 
 class Slots:
-    """Maps the rows of each step to positions in epochs of `total` samples."""
+    """Maps the rows of each step to positions in epochs of `total` samples.
 
-    def __init__(self, sizes: BatchSizes, total: int) -> None:
-        self._sizes, self._total = sizes, total
+    Epochs are numbered from `first_epoch` on.
+    """
+
+    def __init__(self, sizes: BatchSizes, total: int, first_epoch: int = 0) -> None:
+        self._sizes, self._total, self._first_epoch = sizes, total, first_epoch
         self._changes = [sizes.before(start) for start in sizes.starts]  # slots
         self._epochs: dict[int, list[_Section]] = {}
 
@@ -212,7 +215,7 @@ class Slots:
         for epoch in np.unique(epochs).tolist():
             at = epochs == epoch
             positions[at] = self._section(epoch, step).positions(offsets[at])
-        return epochs, positions
+        return epochs + self._first_epoch, positions
 
     def _section(self, epoch: int, step: int) -> _Section:
         if epoch not in self._epochs:

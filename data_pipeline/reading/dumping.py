@@ -54,7 +54,8 @@ def dump(
 ) -> int:
     """Write exactly what a rank that reads text trains on at the `wanted` steps to an .npz file.
 
-    There is one row for each sequence: step, sample_ids (unique within an epoch), epochs,
+    There is one row for each sequence: step, sample_ids (unique within an epoch), epochs (those of
+    the n-th new pass that a phase begins count from n << 20),
     input_ids, segment_ids, attention_mask, labels (-100 where not masked) and pair_labels (-100
     where the packing makes no pairs); where rows hold several documents, document_ids (from 1; 0
     at padding). If phases differ in length, shorter rows are padded. Returns the number of rows.

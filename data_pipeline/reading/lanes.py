@@ -198,12 +198,13 @@ class Lanes:
         skip_bad_shards: bool = False,
         copies: int = 0,
         views: Mapping[str, OtherView] | None = None,
+        first_epoch: int = 0,
     ) -> None:
         """Pairs repeat after `copies` epochs; 0: never. `views` are by other tokenizers."""
         self._views, self._source = views or {}, source
         self.counts = split.sequence_counts(rules)
         self.split, self._rules, self._seed = split, rules, seed
-        self._rows, self._slots = rows, Slots(sizes, self.counts.total)
+        self._rows, self._slots = rows, Slots(sizes, self.counts.total, first_epoch)
         self._first_sample = source << SOURCE_SHIFT
         self._skip_bad_shards, self._copies = skip_bad_shards, copies
         self._separates = rules.packing.separates_documents

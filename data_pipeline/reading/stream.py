@@ -23,6 +23,8 @@ from data_pipeline.reading.other_tokens import OtherView, with_view
 from data_pipeline.shards.sources import is_url
 from data_pipeline.tokenization.alignment import differing_text
 
+PASS_SHIFT = 20  # the epochs of pass n over the corpora begin at n << 20: each has its own order
+
 
 @dataclass(frozen=True)
 class _Source:
@@ -179,18 +181,23 @@ class BatchStream:
         return _Phase(
             phase_start,
             rules,
-            self._sources(rules, sizes, phase_start, start),
+            self._sources(rules, sizes, phase_start, start, number << PASS_SHIFT),
             self._sizes.at(start) // self._world_size,
             self._masker(length, start),
             self.config.masking_at(start).is_causal,
         )
 
     def _sources(
-        self, rules: PackingRules, sizes: BatchSizes, phase_start: int, start: int
+        self,
+        rules: PackingRules,
+        sizes: BatchSizes,
+        phase_start: int,
+        start: int,
+        first_epoch: int,
     ) -> list[_Source]:
         """The lanes of the rank in each split that is read, for the batch size at step `start`.
 
-        `sizes` are by the steps from `phase_start` on.
+        `sizes` are by the steps from `phase_start` on, where `first_epoch` begins.
         """
         step, weights = start - phase_start, self._weights_at(phase_start)
         owners = {size: rows_of_sources(weights, size) for size in sizes.sizes}
@@ -213,6 +220,7 @@ class BatchStream:
                 skip_bad_shards=self.config.on_bad_shard == "skip",
                 copies=self.config.masking.copies,
                 views=self._views,
+                first_epoch=first_epoch,
             )
             _require_samples(split, rules, lanes.counts.total, self._world_size)
             sources.append(_Source(lanes, at))

@@ -37,6 +37,21 @@ def test_exit_codes(tmp_path, train, verdict, code, reason):
     assert run.requeued == (verdict == "requeue")
 
 
+def test_steps_saved_again_after_a_rollback_are_progress(tmp_path):
+    """Until they have passed the step at which the run was rolled back."""
+    run = Run(tmp_path, max_requeues_without_progress=0)
+    saved = tmp_path / "run/checkpoints/step-000001500"
+    saved.mkdir(parents=True)
+    (saved / "trainer.json").touch()
+    save = "mkdir -p checkpoints/step-00000{0}; touch checkpoints/step-00000{0}/trainer.json; "
+    resume = """attempt ', "checkpoints": [250, 500], "more": [9]'; """
+    lost = "echo tandem: lost; exit 1"
+    assert run.end(resume + save.format("0900") + lost)[0] == "requeue"
+    resume = resume.replace("500", "500, 900")
+    assert run.end(resume + save.format("1000") + lost, restart=1)[0] == "requeue"
+    assert run.end(resume + save.format("0900") + lost, restart=2)[0] == "final"
+
+
 LOST = "srun lost the ranks: a node failed, or a rank did not end"
 
 

@@ -18,6 +18,22 @@ def stream(corpus: Corpus, sizes: BatchSizes, *phases: PhaseConfig) -> BatchStre
     return BatchStream(corpus.split("train"), config, 1, sizes)
 
 
+def test_a_new_pass_has_an_order_and_masks_of_its_own(corpus: Corpus) -> None:
+    total = stream(corpus, BatchSizes.constant(1)).samples_per_epoch
+    ours = stream(corpus, BatchSizes.constant(1), PhaseConfig(total, packing="full_sentences"))
+    first, second = range(total), range(total, 2 * total)
+    assert sorted(sample_ids(ours, first)) == sorted(sample_ids(ours, second))
+    assert sample_ids(ours, first) != sample_ids(ours, second)
+    rows = [ours.batch(step) for step in (*first, *second)]
+    assert len({(row.epochs.item(), row.sample_ids.item()) for row in rows}) == 2 * total
+    masks = {(row.sample_ids.item(), tuple(row.labels()[0] >= 0)) for row in rows}
+    assert len(masks) > 1.9 * total  # of short rows, the masks of both passes may be alike
+
+
+def sample_ids(of: BatchStream, steps: range) -> list[int]:
+    return [of.samples(step)[1].item() for step in steps]
+
+
 def masked(batch: Batch) -> list[int]:
     return (batch.targets[MASKED].labels >= 0).sum(axis=1).tolist()
 
