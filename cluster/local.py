@@ -29,7 +29,15 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
-from cluster.ranks import OUTCOME, STOP_SIGNALS, Ranks, export, hang_up_is_stop, reserved_port
+from cluster.ranks import (
+    OUTCOME,
+    RESTARTS,
+    STOP_SIGNALS,
+    Ranks,
+    export,
+    hang_up_is_stop,
+    reserved_port,
+)
 from configs.errors import OptionError
 from configs.runs import STOPPED
 
@@ -78,12 +86,13 @@ def launch(
         raise OptionError(f"--nproc {nproc}: must be at least 1 and at most {MOST_RANKS:,}")
     launcher = _Launcher(grace, one_of_several)
     code = launcher.run(nproc)
-    for left in reversed(range(restarts)):
+    for restart in range(1, restarts + 1):
         if code is None or not launcher.was_killed:
             break
+        left = restarts - restart
         print(f"starting the ranks again (--max-restarts: {left} left)", file=sys.stderr)
         before_restart()
-        launcher = _Launcher(grace, one_of_several)
+        launcher = _Launcher(grace, one_of_several, restart)
         code = launcher.run(nproc)
     return rank() if code is None else code
 
@@ -113,8 +122,8 @@ def leave(code: int) -> NoReturn:
 
 
 class _Launcher:
-    def __init__(self, grace: float, one_of_several: bool) -> None:
-        self.grace, self.one_of_several = grace, one_of_several
+    def __init__(self, grace: float, one_of_several: bool, restart: int = 0) -> None:
+        self.grace, self.one_of_several, self.restart = grace, one_of_several, restart
         self.children: list[_Child] = []
         self.running: list[_Child] = []
         self.failed: list[_Child] = []  # in the order in which they ended
@@ -163,7 +172,7 @@ class _Launcher:
         if pid == 0:
             _tie_to(launcher)
             _redirect(ranks.rank, its_errors)
-            _set_environment(ranks)
+            _set_environment(ranks, self.restart)
             self._forget()
         else:
             os.close(its_errors)
@@ -325,8 +334,10 @@ def _redirect(rank: int, errors: int) -> None:
     os.close(errors)
 
 
-def _set_environment(ranks: Ranks) -> None:
+def _set_environment(ranks: Ranks, restart: int) -> None:
     export(ranks)
+    if restart:  # a request to stop that nobody has answered still holds
+        os.environ[RESTARTS] = str(restart)
     os.environ.pop(OUTCOME, None)  # that of the launcher
     threads = len(os.sched_getaffinity(0)) // ranks.local_world_size
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))

@@ -71,6 +71,7 @@ LAST_PORT = 2**16 - 1
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EXPORTED = (*TORCHRUN, "GROUP_RANK")
 PORT = "TANDEM_PORT"  # where the batch script has found that nothing listens
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun, or our launcher, restarted the ranks
 OUTCOME = "TANDEM_OUTCOME"  # the file by which it knows how a command has ended
 
 
@@ -131,7 +132,7 @@ def export(ranks: Ranks, env: MutableMapping[str, str] = os.environ) -> None:
 
 def incarnation(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """SLURM's job id (empty without SLURM), and how often the launcher restarted this job."""
-    restarts = env.get("SLURM_RESTART_COUNT", env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    restarts = env.get("SLURM_RESTART_COUNT", env.get(RESTARTS, "0"))
     return env.get("SLURM_JOB_ID", ""), int(restarts)
 
 

@@ -176,6 +176,11 @@ class ModelConfig(Section, ABC):
         """The sizes in words, for a model card."""
 
     @property
+    def first_position(self) -> int:
+        """Row of the position table that the first token reads."""
+        return 0
+
+    @property
     def longest_sequence(self) -> int | None:
         """The longest sequence that it can read, in tokens; None: any length."""
         return None

@@ -157,6 +157,7 @@ class Job:
 
     def evaluate(self) -> None:
         """Score every learner on held-out text, record it, and finish those without patience."""
+        self.saving.average_checkpoints(self.is_done)
         scores = self.evaluations.run(self.learners, self.state)
         setbacks = self.evaluations.setbacks(self.learners, self.state)
         self.recorder.held_out(self.state, scores, setbacks)

@@ -225,7 +225,7 @@ class LearnerConfig(Section):
         return self.tokenizer == teacher.tokenizer or not self.architecture.mlm_head
 
     def finished(self, is_compared: bool = False) -> LearnerConfig:
-        """The config of a teacher whose budget is used up: a frozen one with its weights.
+        """The config of a teacher whose budget is used up: a frozen one with its float32 weights.
 
         One that `is_compared` with its students (``min_lead``) still computes its terms.
         """
@@ -234,6 +234,7 @@ class LearnerConfig(Section):
         changed: dict[str, Any] = {
             "model": self.architecture,
             "frozen": True,
+            "precision": "bf16" if self.rounds_weights else self.precision,
             "budget": BudgetConfig(),
             "zero_stage": 3 if self.zero_stage == 3 else 0,
             "offload": "parameters" if self.offload == "parameters" else "none",

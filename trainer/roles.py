@@ -445,5 +445,3 @@ def _conflicts_of_text(learners: Named, data: DataConfig) -> Iterator[Refusal]:
             yield "data.masking.on_device", f"{key}.tokenizer needs its masks; set it to false"
         if data.has_next_tokens:
             yield f"{key}.tokenizer", "has spans to mask, and next_token masks none; remove it"
-        if config.compile:
-            yield f"{key}.compile", "is for rows of few lengths; remove it, or tokenizer"

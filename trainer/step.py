@@ -188,7 +188,7 @@ class TeacherPass:
         for student in students:
             consumers.append((student.objective, student.own_step(step)))
             discriminators += student.generator == teacher.name
-            if student.name in teacher.objective.sources:
+            if teacher.objective.reading(student.name, teacher.own_step(step), targets):
                 peers[student.name] = student, student.output_projection()
         heads = teacher.model.config.task_heads
         demand = Demand.of(teacher.name, heads, consumers, targets, discriminators)

@@ -208,7 +208,10 @@ def _gathered(step: StepLogits, stop: bool) -> list[_Part]:
 
 @dataclass
 class _ShardWriter:
-    """Collects the batches of a shard, and writes it once it is large enough; on rank 0."""
+    """Collects the batches of a shard, and writes it once it is large enough, or a rank is to stop.
+
+    On rank 0.
+    """
 
     folder: Path
     manifest: Manifest
@@ -226,13 +229,14 @@ class _ShardWriter:
         step = StepLogits.joined([stored_format.decode(part.content) for part in parts])
         self._steps.append(step)
         self._size += step.size
-        if is_last or self._size >= SHARD_BYTES:
+        stop = any(part.stop for part in parts)
+        if is_last or stop or self._size >= SHARD_BYTES:
             try:
                 self._write(number + 1)
             except OSError as error:
                 raise TrainingError(f"{error.filename}: {error.strerror}") from None
         self.told.advance()
-        return any(part.stop for part in parts)
+        return stop
 
     def _write(self, end: int) -> None:
         positions = sum(int(step.counts.sum()) for step in self._steps)

@@ -150,6 +150,7 @@ def test_ranks_are_started_again_after_a_signal(tmp_path, capfd, killed, restart
         if os.environ["RANK"] == "1":
             starts = Path(sys.argv[1], "starts")
             number = len(starts.read_text()) if starts.exists() else 0
+            assert number == int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
             starts.write_text("x" * (number + 1))
             for kill in sys.argv[2].split()[number:]:
                 if kill == "0":

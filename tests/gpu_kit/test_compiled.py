@@ -125,6 +125,22 @@ def test_batches_of_any_length_share_a_compilation():
     assert compilations == [compilations[0]] * len(compilations)
 
 
+def compiled_for_any_length():
+    """Whether a learner with the corpus' tokenizer is, and one with another."""
+    told = []
+    LearnerModule.compile_parts = lambda module, dynamic: told.append(dynamic)
+    config = dataclasses.replace(tiny.learner_configs((1,) * 3)[TEACHER], compile=True)
+    shape = StepShape(tiny.STEPS, tiny.SEED, MICRO_BATCH, ACCUMULATION)
+    for tokenizer in (None, "another"):
+        learner = dataclasses.replace(config, tokenizer=tokenizer)
+        Learner(TEACHER, learner, config.model, shape)
+    return told
+
+
+def test_rows_by_another_tokenizer_have_any_length():
+    assert run_distributed(compiled_for_any_length, 1) == [[False, True]]
+
+
 def one_compilation_too_many():
     model = MaskedLanguageModel(tiny.encoder())
     model.compile_layers(backend="eager")

@@ -212,7 +212,7 @@ def test_a_task_is_read_at_the_length_of_the_model(
     found = json.loads(run(*task, "--json"))
     score = found["scores"]["single_sentence_accuracy"]
     assert score == pytest.approx(by_transformers(classifier))
-    assert "max_positions: must be at least 96, the longest data.sequence_length" in refused(
+    assert "data.sequence_length: 96 is longer than the 64 tokens for which" in refused(
         *task, "data.sequence_length=96"
     )
 

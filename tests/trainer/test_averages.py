@@ -41,6 +41,7 @@ AVERAGES = [
     "students.distilbert.start={}",
     "students.tinybert.average={kind: ema, decay: 0.5}",
 ]
+WORDS = [f"steps={STEPS}", "checkpoint.keep=1", "checkpoint.keep_best=0", "evaluation.every=1"]
 LEARNERS = ("teacher", "students.distilbert", "students.tinybert")
 STAGES, MOVED = (
     [f"{learner}.zero_stage={stage}" for learner, stage in zip(LEARNERS, stages, strict=True)]
@@ -79,7 +80,7 @@ def test_the_moving_average_is_torchs_with_a_decay_that_rises_and_follows_taken_
 
 def averaged_jobs(corpus: Path, runs: Path) -> None:
     """A run without averages, one with them, and one that is stopped and resumed."""
-    words = [f"steps={STEPS}", "checkpoint.keep=1", "checkpoint.keep_best=0", *STAGES]
+    words = [*WORDS, *STAGES]
     run(tiny_job(corpus, runs, "name=plain", *words, AVERAGES[2]))
     finish(run(tiny_job(corpus, runs, "name=straight", *words, *AVERAGES)))
     run(tiny_job(corpus, runs, "name=stopped", *words, *AVERAGES), stop_after=STOP)
@@ -88,13 +89,13 @@ def averaged_jobs(corpus: Path, runs: Path) -> None:
 
 def stopped_jobs(corpus: Path, runs: Path) -> None:
     """A run with averages that is stopped."""
-    words = [f"steps={STEPS}", "checkpoint.keep=1", "checkpoint.keep_best=0", *STAGES]
+    words = [*WORDS, *STAGES]
     run(tiny_job(corpus, runs, "name=moved", *words, *AVERAGES), stop_after=STOP)
 
 
 def on_one_rank(corpus: Path, runs: Path) -> None:
     """The run from its start in one process, and the rest of the one that was stopped."""
-    words = [f"steps={STEPS}", "checkpoint.keep=1", "checkpoint.keep_best=0", *AVERAGES]
+    words = [*WORDS, *AVERAGES]
     run(tiny_job(corpus, runs, "name=alone", *words))
     run(tiny_job(corpus, runs, "name=moved", *words, *MOVED))
 
@@ -147,10 +148,11 @@ def test_averages_are_scored_and_exported_beside_the_weights(runs, tmp_path):
     folder = RunFolder(runs / "straight")
     results = json.loads(folder.evaluation.read_text())
     assert {"average_loss", "average_accuracy"} <= {one["name"] for one in results["columns"]}
-    scored = {key for _, key, _ in curve(folder)}
+    last = {key: value for step, key, value in curve(folder) if step == STEPS}
     for learner in (TEACHER, DISTILBERT, TINYBERT):
         assert results["learners"][learner]["average_loss"] != results["learners"][learner]["loss"]
-        assert any(key.endswith(f"/{learner}/average_loss") for key in scored)
+        scored = next(last[key] for key in last if key.endswith(f"/{learner}/average_loss"))
+        assert scored == pytest.approx(results["learners"][learner]["average_loss"], rel=1e-5)
         exported = from_pretrained(folder.export(learner, average=True)).state_dict()
         mean = weights(folder.path, learner, state=AVERAGE)
         assert all(torch.equal(exported[key], mean[f"model.{key}"]) for key in exported)

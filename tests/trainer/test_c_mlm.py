@@ -111,7 +111,7 @@ def on_two_ranks(folder: Path) -> None:
     jobs.finish(jobs.run(student(folder, *of_largest("null"), "name=running")))
     jobs.run(every, stop_after=2)
     jobs.run(every)
-    storing.SHARD_BYTES = 100_000  # so that the writer can be stopped between shards
+    storing.SHARD_BYTES = 100_000  # so that there are several
     once = several_epochs(folder, "once", "name=reads_epochs")
     asked = iter(range(1, 99))
     assert storing.store_job(once, lambda: next(asked) == 2) is Outcome.STOPPED

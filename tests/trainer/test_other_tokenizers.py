@@ -267,7 +267,6 @@ def test_terms_that_cannot_compare_are_refused(folder, override, message) -> Non
             "teacher.tokenizer: masks are drawn on the teacher's tokens; bui",
         ),
         ("data.masking.on_device=true", "data.masking.on_device: students.other.tokenizer needs"),
-        (f"{OTHER}.compile=true", "students.other.compile: is for rows of few lengths; remove it"),
         (f"{OTHER}.objective.soft_kl.min_lead=0.1", "is about a teacher that this job trains"),
         ("students.same.generator=other", "students.same.generator: is for learners of the job's"),
     ],

@@ -92,6 +92,13 @@ def test_blank_rows_are_counted(
     assert f"{path}: leaves out 2 blank rows; {path}:3; {path}:4" in caplog.text
 
 
+def test_a_null_label_is_told_like_an_empty_one(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": None}, {"text": "c", "label": "y"}]
+    (path := tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"a\.jsonl:2: label: is empty; give one"):
+        SingleSentence().with_labels_of(TaskFile(path, {}))
+
+
 SENTENCE = '{"tokens": ["the", "of"], "tags": ["A", "B"]}\n'
 QUESTION = (
     '{"id": "%d", "question": "who?", "context": "the of",'

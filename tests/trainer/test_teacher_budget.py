@@ -31,6 +31,8 @@ def in_one_job_and_in_two(corpus, runs):
     job = tiny_job(corpus, runs, "name=one", steps, *LATE, "teacher.budget.fraction=0.5")
     finish(run(job))
     finish(run(tiny_job(corpus, runs, "name=first", "students=null", f"steps={BUDGET}")))
+    rounded = "teacher.precision=bf16_weights", f"teacher.budget.steps={BUDGET}"
+    finish(run(tiny_job(corpus, runs, "name=rounded", steps, *LATE, *rounded)))
     pretrained = f"teacher.init.pretrained={runs / 'first' / 'exports' / 'teacher'}"
     run(tiny_job(corpus, runs, "name=second", steps, *LATE, pretrained, *FROZEN))
     for stage in STAGES:
@@ -64,6 +66,13 @@ def test_it_ends_as_the_teacher_of_a_job_that_ends_there(runs):
     assert all(torch.equal(one[name], tensor) for name, tensor in first.items())
     trained = {step for step, _, _ in curve(RunFolder(runs / "one"), "teacher/lr")}
     assert trained == {1, 2, 3}
+
+
+@pytest.mark.slow
+def test_it_keeps_the_masters_of_bf16_weights(runs):
+    kept = from_pretrained(runs / "rounded" / "exports" / "teacher").state_dict()
+    matrices = [tensor for tensor in kept.values() if tensor.ndim == 2]
+    assert not any(torch.equal(tensor, tensor.bfloat16().float()) for tensor in matrices)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
 from trainer.learner_names import section_of
-from trainer.run_folder.folder import RunFolder
+from trainer.run_folder.folder import EXPORTED, RunFolder
 
 
 def require_inputs(config: JobConfig) -> None:
@@ -43,12 +43,21 @@ def require_room(config: JobConfig) -> None:
     """Raise unless every model has room for the job's longest sequences."""
     longest = max(length for length, _ in config.data.lengths_and_packings())
     for key, learner in config.learners.items():
-        most = learner.model.longest_sequence
-        if most is not None and most < longest:
+        most, folder = learner.model.longest_sequence, learner.init.pretrained
+        if most is None or most >= longest:
+            continue
+        if folder and "max_positions" not in learner.model.free_keys:
             raise TrainingError(
-                f"{section_of(key)}.model.max_positions: must be at least {longest}, the longest "
-                f"data.sequence_length; or lower that to {most}"
+                f"data.sequence_length: {longest} is longer than the {most} tokens for which "
+                f"{folder} has positions; lower it to {most}"
             )
+        first = learner.model.first_position
+        offset = f" + {first}" if first else ""
+        beside = f", beside model.base={_model_file(folder)}" if folder else ""
+        raise TrainingError(
+            f"{section_of(key)}.model.max_positions: must be at least {longest + first}, the "
+            f"longest data.sequence_length{offset}{beside}; or lower that to {most}"
+        )
 
 
 def require_pretrained(
@@ -122,8 +131,14 @@ def _require_same_architecture(section: str, init: InitConfig, config: ModelConf
         if key not in free and ours.get(key) != value:
             raise TrainingError(
                 f"{section}.model.{key}: is {ours.get(key)}, but {folder} has {value}; "
-                f"name the model.yaml that `tandem import` and `tandem export` write"
+                f"set {section}.model.base={_model_file(folder)}"
             )
+
+
+def _model_file(folder: str) -> str:
+    """The file that describes the model in a folder; it may have to be written first."""
+    file = Path(folder) / EXPORTED[-1]
+    return str(file) if file.exists() else f"{file}, which `tandem import` writes"
 
 
 def _with_layers(key: str, config: ModelConfig, layers: Sequence[int]) -> ModelConfig:

@@ -108,7 +108,8 @@ class Learner:
         self.device: torch.device = self.engine.device
         self.is_compiled = is_compiled(config, self.device)
         if self.is_compiled:
-            module.compile_parts(dynamic=step_shape.is_ragged)
+            has_own_rows = config.tokenizer is not None
+            module.compile_parts(dynamic=step_shape.is_ragged or has_own_rows)
         self.metrics = config.metrics_among([config]) if metrics is None else metrics
         on_device = {name: spans.to(self.device) for name, spans in (shared or {}).items()}
         self.objective.set_views(self.view, on_device)

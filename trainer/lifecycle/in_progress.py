@@ -45,6 +45,7 @@ class Saving:
         self._learners, self._state = learners, state
         self._evaluations, self._recorder = evaluations, recorder
         self._saved_at = state.step
+        self._averaged: set[tuple[str, int]] = set()  # learners, each with a step
         self._verified: dict[int, Checkpoint | None] = {}
 
     def is_due(self, requested: bool) -> bool:
@@ -72,7 +73,7 @@ class Saving:
         """
         began = time.monotonic()
         finishing = self._learners.finishing
-        self._average_checkpoints(is_last)
+        self.average_checkpoints(is_last)
         self._write(wait)
         self._saved_at = step = self._state.step
         if finishing and self._writer.wait():
@@ -100,10 +101,11 @@ class Saving:
                 learner.load(checkpoint)
                 self._recorder.say(f"step {step:,}: {told} best weights, of step {best.step:,}")
 
-    def _average_checkpoints(self, is_last: bool) -> None:
-        """Average the weights of learners over their last checkpoints, this one included.
+    def average_checkpoints(self, is_last: bool) -> None:
+        """Average the weights of learners over their last checkpoints and the one due now, if any.
 
         Checkpoints that an interruption or a request adds do not count, so that it changes nothing.
+        `is_last` is as in `save`. Collective.
         """
         step = self._state.step
         self._state.is_regular = is_last or (step % self._every == 0 and not self._is_skipping)
@@ -112,9 +114,11 @@ class Saving:
             for learner in [self._learners.teacher, *self._learners.students]
             if learner.config.average is not None and learner.config.average.window
             if self._state.is_regular or learner.counters.finished_at is not None
+            if (learner.name, step) not in self._averaged
         ]
         if not averaging:
             return
+        self._averaged = {(learner.name, step) for learner, _ in averaging}
         self._writer.wait()
         steps = on_rank_0(self._regular_steps)
         for learner, window in averaging:

@@ -165,7 +165,7 @@ class SentenceTask(TaskConfig):
             return self
         labels = (
             (place, label)
-            for place, row in self.rows(file, LABEL, dropped=Dropped())
+            for place, row in self.rows(file, *self.placed_fields, dropped=Dropped())
             for label in self._told(row, place)
         )
         names = labels_among(

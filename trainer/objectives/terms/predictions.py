@@ -139,6 +139,8 @@ class DivergenceTerm(VocabularyTerm):
         self.temperature = StepSchedule.read(config.temperature)
         theirs = config.teacher_temperature
         self.teacher_temperature = self.temperature if theirs is None else StepSchedule.read(theirs)
+        even = torch.full((2, vocabulary), 1 / vocabulary)
+        self._loss(even.log(), even, torch.zeros(2, dtype=torch.int64))  # it may be first on late
 
     def row_loss(self, inputs: LossInputs) -> RowLoss:
         ours, theirs = self.temperature.at(inputs.step), self.teacher_temperature.at(inputs.step)
