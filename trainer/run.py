@@ -211,5 +211,6 @@ def _log_to_file(log: Path, rank: int) -> None:
     if rank == 0:
         terminal = logging.StreamHandler(sys.stderr)
         terminal.setLevel(logging.WARNING)
+        terminal.setFormatter(logging.Formatter("%(message)s"))  # as other commands print it
         handlers.append(terminal)
     logging.basicConfig(level=logging.INFO, format=form, handlers=handlers, force=True)
