@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -207,7 +208,9 @@ def test_a_task_of_an_array_submits_a_job(slurm: RealSlurm, source: Path) -> Non
 def read_only(slurm: RealSlurm, node: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     slurm.inside(node, "mount", "--bind", str(folder), str(folder))
-    slurm.inside(node, "mount", "-o", "remount,bind,ro", str(folder))
+    remount = shlex.join(["mount", "-o", "remount,bind,ro", str(folder)])
+    # It is busy while a daemon ends what it wrote for the job before.
+    slurm.inside(node, "bash", "-c", f"until {remount}; do sleep 0.1; done")
 
 
 @pytest.mark.slow

@@ -302,7 +302,7 @@ def test_a_late_student_of_another_shape_than_its_folder_is_refused_before_the_j
     folder = finished[0] / "exports" / "teacher"
     begins = f"students.tinybert.init.pretrained={folder}"
     late = tiny_job(corpus, tmp_path, "students.tinybert.start={step: 5}", begins)
-    complaint = rf"students\.tinybert\.model\.hidden_size: is 16, but {folder} has 32; name the mod"
+    complaint = rf"students\.tinybert\.model\.hidden_size: is 16, but {folder} has 32; set stud"
     with pytest.raises(TrainingError, match=complaint):
         require_inputs(late)
     fits = tiny_job(
