@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def predict_for_ever(out: str) -> None:
 
     def never(*_: object) -> Iterator[dict[str, Any]]:
         Path(f"{out}.asked").touch()
-        time.sleep(600)
+        waiting.for_ever()
         yield {}
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -43,7 +42,7 @@ def catch_everything(folder: str) -> None:
     with unwound():
         try:
             Path(folder, "there").touch()
-            time.sleep(600)
+            waiting.for_ever()
         except BaseException:
             Path(folder, "caught").touch()
 
@@ -53,7 +52,7 @@ def fork_then_wait(folder: str) -> None:
         child = os.fork()
         try:
             Path(folder, "forked" if child == 0 else str(child)).touch()
-            time.sleep(600)
+            waiting.for_ever()
         finally:
             Path(folder, f"unwound{child}").touch()
 

@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 SECONDS = 60.0
 
@@ -15,6 +16,15 @@ def until(condition: Callable[[], object], what: str = "it", seconds: float = SE
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def for_ever() -> NoReturn:
+    """Sleep until a signal ends it.
+
+    In short sleeps: Python sees a signal that comes just before a sleep only after it.
+    """
+    while True:
         time.sleep(0.01)
 
 
