@@ -252,6 +252,24 @@ def test_numbers_of_pairs(exported, tmp_path) -> None:
         assert one == {"number": pytest.approx(logit, abs=1e-4)}
 
 
+def test_another_programs_model_of_pairs(exported, tmp_path) -> None:
+    named = exported(TaskHeadConfig(REGRESSION), TaskFacts(fields=("text_a", "text_b")))
+    pairs = [*zip(TEXTS, reversed(TEXTS), strict=True)]
+    rows = "".join(f"{a}\t{b}\n" for a, b in pairs)
+    (table := tmp_path / "a.tsv").write_text(f"text_a\ttext_b\n{rows}")
+    (other := tmp_path / "b.tsv").write_text(f"q\tp\n{rows}")
+    (plain := tmp_path / "c.txt").write_text(rows)
+    expected = predicted(named, table)
+    (named / "task.json").unlink()
+    columns = "--column", "text_a=q", "--column", "text_b=p"
+    numbers = "--column", "text_a=1", "--column", "text_b=2"
+    assert predicted(named, table) == expected
+    assert predicted(named, other, *columns) == expected
+    assert predicted(named, plain, *numbers) == expected
+    assert predicted(named, "-", *numbers, given=rows) == expected
+    assert len(predicted(named, table, "--column", "text=text_a")) == len(TEXTS)
+
+
 def test_a_pair_without_one_of_its_texts_has_null(exported, tmp_path) -> None:
     facts = TaskFacts(("text_a", "text_b"), sequence_length=64)
     folder = exported(TaskHeadConfig(CLASSIFICATION, ["no", "yes"]), facts)

@@ -33,6 +33,7 @@ from trainer.prediction.texts import (
     SimilarityPredictor,
     TextPredictor,
     TextVectorPredictor,
+    with_pairs,
     with_places,
 )
 from trainer.tasks.bi_encoder import BiEncoder
@@ -109,7 +110,10 @@ def predictions(
     kind = _predictor_of(tuned)
     numbers = tuned.head.numbers
     others = (*kind.placed_fields, *numbers)
-    facts = with_places(tuned.facts, path, numbers).with_columns(columns, others)
+    facts = tuned.facts
+    if kind is TextPredictor:
+        facts = with_pairs(facts, path, columns)
+    facts = with_places(facts, path, numbers).with_columns(columns, others)
     predictor = kind(tuned.head, facts, tuned.encoder, tuned.transitions(), columns)
     queries = predictor.queries(path)
     for some in fine_tuned.sorted_together(queries, path=path):

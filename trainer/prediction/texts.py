@@ -1,6 +1,6 @@
 """Classes, labels or numbers, predicted for texts and pairs of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +16,7 @@ from data_pipeline.task_files.tables import (
     TSV,
     Row,
     as_number,
+    column_names,
     header_of,
     read_plain_lines,
     read_table,
@@ -27,6 +28,7 @@ from trainer.prediction.fine_tuned import Predictor, Query, Segments
 from trainer.scoring.task_metrics import CosineMetric
 from trainer.task_facts import TaskFacts
 from trainer.tasks.bi_encoder import BiEncoder
+from trainer.tasks.sentences import SentencePair
 from trainer.tasks.vectors import Vectors
 
 PLAIN = ("", ".txt")  # suffixes of files with one example per line and no header, like stdin
@@ -43,6 +45,21 @@ def with_places(facts: TaskFacts, path: str, numbers: Sequence[str] = ()) -> Tas
     if is_plain and path != STDIN and {*names.values()} <= {*header_of(path, facts.encoding)}:
         return replace(facts, columns=names)
     return replace(facts, columns={}) if path == STDIN or is_plain else facts
+
+
+def with_pairs(facts: TaskFacts, path: str, columns: Mapping[str, str]) -> TaskFacts:
+    """The facts with the texts of pairs, for a model that does not say what it was trained on.
+
+    It reads pairs where the file has their columns, or the user names them in `columns`, unless
+    these name the column of single texts.
+    """
+    if facts.settings or facts.columns or {*columns} & {*facts.fields}:
+        return facts
+    names = [*columns]
+    if path != STDIN:
+        names += (header_of if suffix_of(path) in PLAIN else column_names)(path, facts.encoding)
+    texts = SentencePair().texts
+    return replace(facts, fields=texts) if {*texts} <= {*names} else facts
 
 
 def read_rows(path: str, facts: TaskFacts, numbers: Sequence[str] = ()) -> Iterator[Row]:
