@@ -132,7 +132,8 @@ def read_plain_lines(path: str, fields: Sequence[str], encoding: str = UTF_8) ->
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != len(fields):
             asked = "one text, without a tab" if len(fields) == 1 else f"{' TAB '.join(fields)}"
-            raise DataError(f"{where}: a line must be {asked}")
+            advice = f"of a table, give the columns: --column {fields[0]}=NUMBER"
+            raise DataError(f"{where}: a line must be {asked}; {advice}")
         yield Row(where, dict(zip(fields, cells, strict=True)))
     if where is None:
         raise DataError(f"{source_name(path)}: holds no lines")

@@ -200,6 +200,8 @@ def test_no_line_of_a_plain_file_is_lost(classifier, exported, tmp_path) -> None
     (tmp_path / "a.txt").write_text("good\n")
     asked = "a.txt:1: a line must be text_a TAB text_b"
     assert asked in refused(pairs, tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("good\tcheap\t1\n")
+    assert "give the columns: --column text_a=NUMBER" in refused(pairs, tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(
@@ -225,6 +227,16 @@ def test_a_txt_file_with_the_columns_of_training_is_a_table(classifier, tmp_path
     (tmp_path / "a.txt").write_text("id\treview\n1\tgood\n2\tbad\n")
     (tmp_path / "b.txt").write_text("good\nbad\n")
     assert predicted(classifier, tmp_path / "a.txt") == predicted(classifier, tmp_path / "b.txt")
+
+
+def test_a_txt_file_has_the_numbered_columns_of_training(exported, tmp_path) -> None:
+    facts = TaskFacts(("text",), {"text": "3", "label": "1"})
+    folder = exported(TaskHeadConfig(CLASSIFICATION, ["no", "yes"]), facts)
+    (tmp_path / "a.txt").write_text("yes\t1\tgood\tx\nno\t2\tbad\tx\n")
+    (tmp_path / "b.txt").write_text("good\nbad\n")
+    assert predicted(folder, tmp_path / "a.txt") == predicted(folder, tmp_path / "b.txt")
+    (tmp_path / "b.txt").write_text("good\tbad\n")
+    assert "b.txt:1: a line must be one text" in refused(folder, tmp_path / "b.txt")
 
 
 def test_a_file_in_another_encoding_than_in_training(classifier, tmp_path) -> None:

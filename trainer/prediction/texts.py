@@ -38,12 +38,17 @@ def with_places(facts: TaskFacts, path: str, numbers: Sequence[str] = ()) -> Tas
     """The facts with the columns that this file has of the texts, which training's may not be.
 
     `numbers` are the fields besides texts.
-    Standard input and a plain file have no header, unless its first line is that of training.
+    Standard input and a plain file are lines of texts, unless the first line of the file is that of
+    training, or has the numbered columns of training.
     """
     is_plain = bool(facts.fields) and suffix_of(path) in PLAIN
     names = {name: facts.columns.get(name, name) for name in (*facts.fields, *numbers)}
-    if is_plain and path != STDIN and {*names.values()} <= {*header_of(path, facts.encoding)}:
-        return replace(facts, columns=names)
+    if is_plain and path != STDIN:
+        cells = header_of(path, facts.encoding)
+        places = TaskFile(Path(path), facts.columns).columns_of(*facts.columns).values()
+        last = max((place for place in places if isinstance(place, int)), default=0)
+        if {*names.values()} <= {*cells} or len(names) < last <= len(cells):
+            return replace(facts, columns=names)
     return replace(facts, columns={}) if path == STDIN or is_plain else facts
 
 
