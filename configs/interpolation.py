@@ -62,8 +62,11 @@ def escaped(tree: Mapping[str, Any], schema: Any) -> dict[str, Any]:
 def expanded(path: str) -> str:
     """A path with ``~`` and the variables of the environment replaced, such as ``$SCRATCH``.
 
+    An absolute path at which there is something stays as it is: its folders have these names.
     Raises ConfigError for a variable that is not set, unless there is a file of exactly this name.
     """
+    if os.path.isabs(path) and os.path.lexists(path):
+        return path
     full = os.path.expanduser(os.path.expandvars(path))
     unset = re.search(r"\$(\w+)", full)
     if unset and "://" not in path:

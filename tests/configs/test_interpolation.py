@@ -105,6 +105,14 @@ def test_a_variable_that_is_not_set_is_named():
     assert files("root: 'gs://bucket/a$b'\n").root == "gs://bucket/a$b"
 
 
+def test_an_absolute_path_with_a_dollar_in_it_is_found_though_a_variable_is_called_so(tmp_path):
+    file = tmp_path / "$HOME x" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(f"root: {file}\n")
+    assert configs.find(str(file), "job") == file
+    assert files(f"root: {file}\n").root == str(file)
+
+
 def test_shell_lines_and_sections_for_another_schema_keep_their_interpolations():
     read = files("lines: ['echo ${x:-y} $HOME']\njob: {data: {path: '${data.root}'}}\n")
     assert read.lines == ["echo ${x:-y} $HOME"]
