@@ -213,7 +213,8 @@ def _ended_without_reason(known: Evidence) -> tuple[str, str]:
         return "stopped", ""
     if not known.rows and known.last_event != "start":
         return "failed", "it ended before it logged a step; see its log"
-    return "failed", "it ended without saving; start it again to resume from its last checkpoint"
+    resumes = "begin from step 0" if checkpoint is None else "resume from its last checkpoint"
+    return "failed", f"it ended without saving; start it again to {resumes}"
 
 
 def _quiet_too_long(known: Evidence) -> float | None:

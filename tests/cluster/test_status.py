@@ -136,8 +136,10 @@ def test_stopped_and_failed(run):
     process.wait(60)
     run.log(10, 20)
     run.attempt(process.pid)
+    assert read_run(run.path, []).reason.endswith("start it again to begin from step 0")
     run.save(10)
     assert read_run(run.path, []).state == "failed"
+    assert read_run(run.path, []).reason.endswith("to resume from its last checkpoint")
     run.save(20)
     assert read_run(run.path, []).state == "stopped"
 
