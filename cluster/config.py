@@ -136,7 +136,7 @@ class ClusterConfig(Section):
     )
     warning_seconds: Annotated[
         int,
-        Range(1, 10**9),
+        Range(1, 65535),  # the most that sbatch's --signal takes
         Unit("s"),
         "How long before the time limit the ranks are signalled to save.",
     ] = 300

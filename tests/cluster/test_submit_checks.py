@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import configs
 import tandem
 from cluster import LaunchError, commands
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, with_options
 from cluster.slurm import seconds
 from tests.cluster.conftest import install
 from tests.conftest import TINY_JOB
@@ -94,7 +94,7 @@ DEFAULTS = PARTITIONS.replace("MaxTime=1-", "DefaultTime=00:05:00 MaxTime=1-").r
         ("--warning-seconds 300", "00:05:00 (partition short)"),
         ("--warning-seconds 299", ""),
         ("--warning-seconds 300 --partition short,wide", ""),
-        ("--warning-seconds 86400 --nodes 4 --partition wide", ""),
+        ("--warning-seconds 65535 --nodes 4 --partition wide", ""),
     ],
 )
 def test_a_time_limit_without_time_to_train_is_refused(tmp_path, monkeypatch, options, source):
@@ -114,6 +114,11 @@ def test_a_time_limit_without_time_to_train_is_refused(tmp_path, monkeypatch, op
     with pytest.raises(LaunchError, match=r"^warning_seconds: .* limit of 1"):
         submit(*options.split())
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_warning_longer_before_the_limit_than_sbatch_can_give_is_refused_by_its_key():
+    with pytest.raises(LaunchError, match=r"^warning_seconds: must be .*65535"):
+        with_options(ClusterConfig(), ["--warning-seconds", "65536"])
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu", "container"])
