@@ -127,6 +127,7 @@ def plan_job(
     from cluster.planning.text import describe
     from configs.devices import DeviceConfig
     from trainer.footprint.demands import demands, demands_apart
+    from trainer.job_data.counting import rows_by_step
     from trainer.job_data.fit import require_room
 
     gc.freeze()  # no collection, nor the interpreter's end, walks over what is imported: 0.5 s
@@ -139,7 +140,8 @@ def plan_job(
     warn_about(job)
     require_room(job)
     facts = demands(job)
-    plan = make_plan(facts, on, demands_apart(job, facts.learners))
+    apart, batches = demands_apart(job, facts.learners), rows_by_step(job).values()
+    plan = make_plan(facts, on, apart, batches)
     click.echo(plan.to_json() if as_json else describe(plan))
 
 

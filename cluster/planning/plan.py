@@ -8,7 +8,7 @@ its own ZeRO stage.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.errors import LaunchError
@@ -176,18 +176,24 @@ class Plan:
         return strict_json(dataclasses.asdict(self))
 
 
-def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = ()) -> Plan:
+def make_plan(
+    job: JobFacts,
+    machine: Machine,
+    apart: Sequence[LearnerFacts] = (),
+    batches: Collection[int] = (),
+) -> Plan:
     """Plan `job` on `machine`; `apart` are its learners in jobs of their own (see `compare`).
 
-    Raises LaunchError where the batch does not divide over ranks, OptionError where a start has no
-    time to train.
+    `batches` are the sizes of all global batches, in rows. Raises LaunchError where one does not
+    divide over ranks, OptionError where a start has no time to train.
     """
-    if job.rows % machine.ranks:
-        unit = machine.device.unit
-        raise LaunchError(
-            f"batch.size: {job.rows} sequences do not divide over {machine.ranks} {unit}s; "
-            f"choose a multiple of {machine.ranks}, or change --nodes and --gpus-per-node"
-        )
+    for rows in (job.rows, *batches):
+        if rows % machine.ranks:
+            unit = machine.device.unit
+            raise LaunchError(
+                f"batch: {rows} sequences do not divide over {machine.ranks} {unit}s; choose a "
+                f"multiple of {machine.ranks}, or change --nodes and --gpus-per-node"
+            )
     memory, time = job_memory(job, machine), step_time(job, machine)
     work = time.seconds * job.steps
     gpu_hours = work / HOUR * machine.ranks

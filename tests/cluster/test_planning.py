@@ -251,7 +251,7 @@ def test_a_plan_scales_to_thousands_of_gpus():
     assert plan.cost == pytest.approx(2 * plan.gpu_hours)
     assert plan.gpu_hours == pytest.approx(16 * 24 * plan.days)
     assert plan.scaling[-1].effective < plan.scaling[0].effective
-    with pytest.raises(LaunchError, match=r"batch.size: 8192 sequences .* 24 GPUs"):
+    with pytest.raises(LaunchError, match=r"batch: 8192 sequences .* 24 GPUs"):
         make_plan(job, Machine(H100, nodes=3))
     text = describe(plan)
     assert "zero_stage 0" in text
@@ -284,6 +284,9 @@ def test_the_command_plans_a_job_and_names_what_is_wrong():
         "attention within documents takes as many products as over whole rows",
     ]
     assert plan["job"]["cache"] == {"shard_bytes": 2**26, "limit_gb": 2}
+    uneven = tandem("plan", "demo", "--nodes", 2, *keys, "batch.growth[0].size=136")
+    assert uneven.returncode == 1
+    assert uneven.stderr.startswith("tandem: batch: 136 sequences do not divide over 16 GPUs")
     wrong = tandem("plan", "demo", "--device", "h101")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "did you mean h100" in wrong.stderr or "h100" in wrong.stderr
