@@ -350,10 +350,12 @@ open_account
 [ -z "$verdict" ] || refuse_start
 note start 0 "${SLURM_RESTART_COUNT:+restart $SLURM_RESTART_COUNT}"
 watch_gpu_hours
+directory=$PWD
 trap leave_set_up EXIT
 set_up
 trap - EXIT
 set +eu # a set-up command may have set them
+cd "$directory" || say "$node cannot enter $directory" # which one may have left
 attempt
 [ "$rescued" = no ] || exit "$code"
 if superseded; then

@@ -71,6 +71,13 @@ def test_a_set_up_line_may_allow_its_own_failure(tmp_path):
     assert "it reached the ranks" in run.output
 
 
+def test_a_set_up_line_that_changes_the_folder_leaves_the_ranks_in_theirs(tmp_path):
+    run = Run(tmp_path, before=["mkdir -p unpacked", "cd unpacked", "touch here"])
+    assert run.end('echo "in $OLDPWD"; finish')[0] == "done"
+    assert f"in {tmp_path}\n" in run.output
+    assert (tmp_path / "unpacked/here").exists()
+
+
 def test_module_is_there_for_a_line_of_ones_own(tmp_path):
     (tmp_path / "init").mkdir()
     (tmp_path / "init/bash").write_text('module() { echo "module $*"; false; }')
