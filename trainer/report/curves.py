@@ -169,7 +169,7 @@ def _more_charts(run: RunFiles) -> Iterator[LineChart]:
 
 def is_term(column: str) -> bool:
     """Whether a column of a learner is a part of its objective."""
-    return column not in NOT_TERMS and not column.startswith(("seconds_", "bytes_"))
+    return column not in NOT_TERMS and not column.startswith(("seconds_", "bytes_", "aligned_"))
 
 
 def _time(run: RunFiles) -> LineChart:
