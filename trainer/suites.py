@@ -109,7 +109,11 @@ def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
         other: {seed: facts[other.name] for seed, facts in learners.items() if _has(facts, other)}
         for other in columns_of(next(iter(evaluations.values())))
     }
-    speeds = [facts["sequences_per_second"] for facts in learners.values()]
+    # Runs of before tell how many sequences alone, of which an example may have several.
+    speeds = [
+        facts.get("examples_per_second") or facts["sequences_per_second"]
+        for facts in learners.values()
+    ]
     return TaskScore(
         column,
         others[column],

@@ -25,6 +25,8 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.tiny import encoder
 from trainer.config import JobConfig
+from trainer.evaluation import final_scores
+from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
@@ -305,9 +307,12 @@ def test_the_threshold_is_the_one_with_the_highest_score() -> None:
     assert best_threshold(texts, {"a": 1.0, "b": 1.0, "c": 1.0}, right) < 1.0  # all or none
 
 
-def test_the_right_one_of_several_answers_is_learned(folder, corpus) -> None:
+def test_the_right_one_of_several_answers_is_learned(folder, corpus, monkeypatch) -> None:
     run, scores = finished(2, folder, corpus, "multiple_choice", 60, "{}")
     assert scores["multiple_choice_accuracy"] >= 0.5  # chance: a third
+    assert scores["sequences_per_second"] == pytest.approx(3 * scores["examples_per_second"])
+    monkeypatch.setattr(final_scores, "_encoding_seconds", lambda *_: 6.0)  # of all three
+    assert evaluate_run(SavedLearners(run))["learners"]["teacher"]["seconds_per_sequence"] == 2.0
     exported = run.path / "exports" / "teacher"
     theirs = AutoModelForMultipleChoice.from_pretrained(exported).eval()
     tokenizer = AutoTokenizer.from_pretrained(exported)

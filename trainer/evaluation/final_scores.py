@@ -345,7 +345,9 @@ class _Measurement:
         return {
             "tokens_per_second": int(many.attention_mask.sum()) / seconds,
             "sequences_per_second": len(many.input_ids) / seconds,
-            "seconds_per_sequence": _encoding_seconds(model, single, self.told),
+            "examples_per_second": len(sample.input_ids) / seconds,
+            "seconds_per_sequence": _encoding_seconds(model, single, self.told)
+            / len(single.input_ids),
         }
 
 

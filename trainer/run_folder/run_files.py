@@ -103,6 +103,7 @@ class _Learner(Section):
     retention: float | None
     agreement: _Agreement | None
     finished_at: int | None = None
+    examples_per_second: float | None = None
     flops_per_token: float | None = None
     bytes: int | None = None
     export: str = ""
