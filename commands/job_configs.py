@@ -160,19 +160,20 @@ def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:
     return {corpus: views_of(job, corpus, seed)[view] for corpus in open_corpora(job.data)}
 
 
-def models(config: str) -> list[tuple[str, Any, int | None]]:
-    """(name, config, sequence length) of each model in a model or job file."""
+def models(config: str) -> list[tuple[str, Any, int | None, float]]:
+    """(name, config, sequence length, masked fraction) of each model in a model or job file."""
     import configs
     from model import ModelConfig
+    from model.accounting import MASKED_FRACTION
 
     if not _is_job(config, "model"):
         name, schema = configs.find(config, "model").stem, cast(Any, ModelConfig)
-        return [(name, configs.load(config, schema, "model"), None)]
+        return [(name, configs.load(config, schema, "model"), None, MASKED_FRACTION)]
     job = prepare(load_job(config, ()))
-    learners = job.learners.items()
+    most = job.data.longest, job.data.highest_masking_rate
     return [
-        (name.removeprefix("students/"), learner.architecture, job.data.longest)
-        for name, learner in learners
+        (name.removeprefix("students/"), learner.architecture, *most)
+        for name, learner in job.learners.items()
     ]
 
 

@@ -27,7 +27,10 @@ def describe_models(config: str, length: int | None, as_json: bool) -> None:
     from configs.strict_json import strict_json
     from model import describe
 
-    sizes = {name: describe(config_of, length or its) for name, config_of, its in models(config)}
+    sizes = {
+        name: describe(config_of, length or its, masked)
+        for name, config_of, its, masked in models(config)
+    }
     if as_json:
         plain = {name: dataclasses.asdict(size) for name, size in sizes.items()}
         click.echo(strict_json(plain if len(plain) > 1 else next(iter(plain.values()))))

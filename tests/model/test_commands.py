@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 import configs
 import model
 import tandem
+from commands.job_configs import load_job
 
 SMALL = model.EncoderConfig(vocab_size=50, hidden_size=16, layers=2, heads=2, ffn_size=24)
 
@@ -35,6 +36,10 @@ def test_every_model_of_a_job() -> None:
     assert list(found) == ["teacher", "distilbert", "tinybert"]
     assert found["teacher"]["parameters"] > found["distilbert"]["parameters"]
     assert found["teacher"]["sequence_length"] == 128
+    teacher = configs.load("demo_teacher", model.EncoderConfig, "model", ["vocab_size=8192"])
+    masked = load_job("demo", ()).data.masking.rate
+    flops = model.describe(teacher, 128, masked).flops_per_token
+    assert (masked, found["teacher"]["flops_per_token"]) == (0.3, flops)
 
 
 @pytest.mark.parametrize(

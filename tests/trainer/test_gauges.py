@@ -31,7 +31,7 @@ from trainer.learners.engine import named_for
 from trainer.learners.state import JobState
 from trainer.measure import ProfileConfig, watch_collectives
 from trainer.record.gauges import Gauges, SlowRanks, known_device, seconds_at_peak, slow_among
-from trainer.record.recorder import Recorder
+from trainer.record.recorder import Recorder, models_table
 from trainer.run_folder.folder import RunFolder
 from trainer.step import StepResult, train_step
 
@@ -190,6 +190,13 @@ def test_mfu_is_model_flops_over_the_peak():
     seconds = seconds_at_peak([teacher], next_tokens, 0, h100)
     assert seconds == pytest.approx(describe(teacher.model, 16, 1.0).flops_per_token / 494.7e12)
     assert known_device(torch.device("cpu")) is None
+
+
+def test_trackers_are_told_the_flops_at_the_masks_of_the_job():
+    job = configs.load("demo", JobConfig, "job", ["data.masking.rate=0.4"])
+    teacher, *_ = models_table(job)
+    size = describe(job.teacher.architecture, 128, 0.4)
+    assert teacher["mflops_per_token"] == pytest.approx(size.flops_per_token / 1e6, abs=1e-3)
 
 
 def test_a_span_of_steps():

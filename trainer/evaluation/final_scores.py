@@ -213,7 +213,8 @@ class _Measurement:
         both_predict = all(
             MASKED in self.saved.trained_heads(learner) for learner in (name, TEACHER)
         )
-        size = describe(model.config, self.saved.job.data.longest)
+        data = self.saved.job.data
+        size = describe(model.config, data.longest, data.highest_masking_rate)
         config = self.saved.config(TEACHER)
         return {
             "parameters": size.parameters,

@@ -41,7 +41,7 @@ def models_table(job: JobConfig) -> list[dict[str, Any]]:
     """A table of the job's models for trackers: a row for each learner, the teachers first."""
     rows = []
     for name, config in job.learners.items():
-        size = describe(config.architecture, job.data.longest)
+        size = describe(config.architecture, job.data.longest, job.data.highest_masking_rate)
         rows.append(
             {
                 "learner": name,
