@@ -92,6 +92,7 @@ def test_correlations() -> None:
         (["I-PER I-PER O I-LOC B-LOC"], ["I-PER I-PER O I-LOC I-LOC"], 0.4),  # IOB1: 1 of 3 and 2
         (["B-PER E-PER O S-LOC S-LOC"], ["B-PER E-PER O S-LOC O"], 0.8),  # BIOES: 2 of 3 and 2
         (["B-PER L-PER O U-LOC U-LOC"], ["B-PER L-PER O U-LOC O"], 0.8),  # BILOU: 2 of 3 and 2
+        (["S-LOC B-LOC M-LOC E-LOC"], ["S-LOC M-LOC M-LOC E-LOC"], 1.0),  # BMES, as S I I E
         (["O O"], ["O O"], 0.0),
     ],
 )

@@ -121,14 +121,14 @@ def spearman(predictions: Array, numbers: Array) -> float:
 
 
 def _as_bioes(tag: str) -> str:
-    """A tag of BILOU as BIOES calls it, which `seqeval` knows."""
-    return {"L-": "E-", "U-": "S-"}.get(tag[:2], tag[:2]) + tag[2:]
+    """A tag of BILOU or BMES as BIOES calls it, which `seqeval` knows."""
+    return {"L-": "E-", "U-": "S-", "M-": "I-"}.get(tag[:2], tag[:2]) + tag[2:]
 
 
 def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
     """Precision, recall and F1 of whole entities, as CoNLL's scorer counts them.
 
-    `predicted` and `right` are the tags of each sentence, in IOB1, IOB2, BIOES or BILOU.
+    `predicted` and `right` are the tags of each sentence, in IOB1, IOB2, BIOES, BILOU or BMES.
     """
     predicted, right = (
         [[_as_bioes(tag) for tag in tags] for tags in of] for of in (predicted, right)
