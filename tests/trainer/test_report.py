@@ -217,6 +217,14 @@ def test_the_longest_examples_of_several_tasks_are_told(make):
     assert "of 64 examples of at most 256 tokens" in Page(write_report(folder)).words
 
 
+def test_examples_are_read_as_often_as_there_were_epochs(make):
+    """By tokens it would be 0.5 times; those that are read include special ones."""
+    folder = make()
+    text = config(["half", "tiny"]).replace("{path: runs/demo-data,", "{train: reviews.csv,")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    assert "2.8 times the examples" in Page(write_report(folder)).words  # 200 * 64 / 4,587
+
+
 def test_what_is_logged_beside_terms_is_none():
     logged = ("mlm", "lead", "lr", "seconds_step", "aligned_masked", "aligned_tokens")
     assert [name for name in logged if is_term(name)] == ["mlm"]

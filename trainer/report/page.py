@@ -97,7 +97,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         held_out = f"{short(corpus['validation_tokens'])} tokens held out"
         documents = f"{short(corpus['documents'])} {units}, and {held_out}"
         facts.insert(0, (name, f"{short(corpus['tokens'])} tokens", documents))
-        passes = f"{last['tokens'] / corpus['tokens']:.1f} times the {name.lower()}"
+        passes = f"{_passes(run, corpus):.1f} times the {name.lower()}"
     facts.append(("Tokens read", short(last["tokens"]), passes))
     if last["seconds"]:
         speed = f"{short(last['tokens'] / last['seconds'])} tokens/s, all included"
@@ -106,6 +106,17 @@ def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
         name, _, more = run.evaluation["machine"].partition(", ")
         facts.append(("Machine", name, more))
     return facts
+
+
+def _passes(run: RunFiles, corpus: Mapping[str, Any]) -> float:
+    """How often the text was read, by tokens, or the examples, whose batch has one size.
+
+    The tokens that are read include special ones: two or more in each short example.
+    """
+    if not _files_of_examples(run):
+        return float(run.last["tokens"] / corpus["tokens"])
+    size = BatchConfig(run.config["batch"]["size"]).at(0).sequences or 0
+    return float(run.last["step"] * size / corpus["documents"])
 
 
 def _batches(run: RunFiles) -> str:
