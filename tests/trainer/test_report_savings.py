@@ -52,6 +52,17 @@ def test_times_are_medians_of_the_logged_steps():
     assert "this run's logged steps" in page
 
 
+def test_a_finished_teacher_computes_no_losses():
+    """Their part of the forward pass of one that trains in all steps, 4 seconds, is not saved."""
+    rows = [timed(step, late=True) for step in range(20, 101, 10)]
+    for row in rows:
+        row["teacher/seconds_forward"] = 7.0
+    finished = run(rows)
+    teacher, small, _ = costs(finished, step_costs(finished))
+    assert teacher.here == teacher.separately == STEPS * 14.0
+    assert small.separately == STEPS * (3.5 + 3.0)
+
+
 def test_a_frozen_teacher_is_read_once_here_and_by_each_student_separately():
     """It is in no row: the students that read it in a step share its pass."""
     rows = [timed(step, late=True, frozen=True) for step in range(20, 101, 10)]
@@ -96,6 +107,7 @@ def test_a_teacher_with_a_budget_goes_on_at_the_cost_of_a_forward():
     assert small.here == pytest.approx(80 * 3.5 + 2.0 * (10 + 20 / 2))
     assert late.here == pytest.approx(30 * 3.5 + 2.0 * (10 + 20 / 2))
     assert late.separately == 30 * (3.5 + 2.0)
+    assert small.separately == 80 * (3.5 + 2.0)
 
 
 @pytest.mark.parametrize("times", [True, False], ids=["timed", "counted"])

@@ -20,7 +20,8 @@ from trainer.run_folder.run_files import RunFiles
 
 TIMED = (
     "The time of a step is the median over this run's logged steps on rank 0, without evaluation, "
-    "checkpoints and waiting for data."
+    "checkpoints and waiting for data. The forward pass of a teacher that trains has its losses in "
+    "it; half of its backward pass, if shorter, stands for the forward pass of a finished one."
 )
 COUNTED = "No step of this run was timed: these are the FLOPs of the models' matrix products."
 
@@ -75,7 +76,7 @@ def step_costs(run: RunFiles) -> StepCosts | None:
     teachers = [name for name in names if is_teacher(name)]
     beside = {student: _rows(run, student, FORWARD) for student in students}
     reading = {
-        student: {name: _median(beside[student], name, FORWARD) for name in read}
+        student: {name: _finished(beside[student], name) for name in read}
         for student, read in _read(learners, students, teachers).items()
     }
     if all(beside.values()):
@@ -169,6 +170,18 @@ def _teaching(run: RunFiles, teacher: str) -> float:
         row for row in _rows(run, teacher, FORWARD) if f"{teacher}/seconds_{BACKWARD}" not in row
     ]
     return _median(untrained, teacher, FORWARD)
+
+
+def _finished(rows: Sequence[dict[str, Any]], teacher: str) -> float:
+    """The median time of a finished teacher's forward, by the steps that do not train it.
+
+    Where all do, half of its backward stands for it: its forward also computes its losses, and
+    their gradients at the vocabulary.
+    """
+    untrained = [row for row in rows if f"{teacher}/seconds_{BACKWARD}" not in row]
+    if untrained:
+        return _median(untrained, teacher, FORWARD)
+    return min(_median(rows, teacher, FORWARD), _median(rows, teacher, BACKWARD) / 2)
 
 
 def _rows(run: RunFiles, learner: str, part: str) -> list[dict[str, Any]]:
