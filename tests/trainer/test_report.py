@@ -461,7 +461,7 @@ def test_the_table_of_a_teacher_alone_compares_nothing():
     assert not [word for word in ("retention", "agreement") if word in shown]
     results = evaluation(["half"])
     del results["learners"]["teacher"]  # `tandem evaluate RUN --learner half`
-    assert "agreement: share of tokens or examples" in " ".join(student_table(results).split())
+    assert "agreement: share of tokens with the same" in " ".join(student_table(results).split())
 
 
 def test_the_table_keeps_long_export_paths_on_one_line():

@@ -84,7 +84,7 @@ _OF_TEXT = (
 )
 _OF_A_TASK = "scores: on the validation examples; those that begin with test: on data.test; "
 _OF_SHARES = (
-    "agreement: share of tokens or examples with the same first choice as the teacher; "
+    "agreement: share of tokens with the same first choice as the teacher; "
     f"retention: share of the teacher's primary metric, {elements.NO_RETENTION}; "
 )
 _OF_ALL = (
