@@ -180,10 +180,25 @@ def test_settings_are_read_from_yaml_and_the_command_line(tmp_path):
     assert configs.load(str(written), JobConfig, "job") == job
 
 
-def test_soft_labels_of_spans_have_no_mean_over_labels():
+NUMBERS = "first_choice: a number has no labels"
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "message"),
+    [
+        ("span: {}", "mean_over_labels: true", "mean_over_labels: a span has no labels"),
+        ("single_sentence: {target: number}", "first_choice: 1.0", NUMBERS),
+        ("bi_encoder: {}", "first_choice: 1.0", NUMBERS),
+        ("reranking: {}", "first_choice: 1.0", ""),  # the document that the teacher puts first
+    ],
+)
+def test_soft_labels_have_no_key_that_means_nothing_for_their_task(task, key, message):
     files = ["data.root=.", "data.train=a.json", "data.validation=b.json"]
-    objective = "students.s.objective={span: {}, soft_labels: {mean_over_labels: true}}"
-    teacher = ["teacher.objective={span: {}}", "teacher.model=demo_teacher"]
-    small = ["students.s.model=demo_tinybert", objective]
-    with pytest.raises(configs.ConfigError, match="mean_over_labels: a span has no labels"):
-        configs.load_text("name: a\nsteps: 1\n", JobConfig, "job", [*files, *teacher, *small], "a")
+    objective = f"students.s.objective={{{task}, soft_labels: {{{key}}}}}"
+    teacher = [f"teacher.objective={{{task}}}", "teacher.model=demo_teacher"]
+    words = [*files, *teacher, "students.s.model=demo_tinybert", objective]
+    refused = (
+        pytest.raises(configs.ConfigError, match=message) if message else contextlib.nullcontext()
+    )
+    with refused:
+        configs.load_text("name: a\nsteps: 1\n", JobConfig, "job", words, "a")

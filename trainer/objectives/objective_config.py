@@ -103,6 +103,11 @@ class ObjectiveConfig(Section):
                     self.key_of(name),
                     f"needs a term beside it that trains the last head, such as {such}",
                 )
+        tasks = {task.head: task for task in self.task_terms().values()}
+        for name, section in on.items():
+            if isinstance(section, HeadTermConfig) and section.head in tasks:
+                refusals = section.conflicts_with_task(tasks[section.head])
+                yield from within(self.key_of(name), refusals)
 
     def _conflicts_of_tasks(self) -> Iterator[Refusal]:
         names = list(self.tasks or {})

@@ -71,6 +71,10 @@ class HeadTermConfig(TermConfig):
             return {name: dataclasses.replace(self, tasks=chosen)}
         return {f"{name}_{task}": dataclasses.replace(self, tasks=[task]) for task in chosen}
 
+    def conflicts_with_task(self, task: TaskConfig) -> Iterator[Refusal]:
+        """The keys that mean nothing for the head's task, each with the reason."""
+        yield from ()
+
     def unequippable(self, model: ModelConfig) -> Iterator[str]:
         yield from super().unequippable(model)
         if self.head == MASKED:
@@ -229,6 +233,11 @@ class TaskConfig(TermConfig):
     joins: ClassVar[bool] = True
     any_tokenizer: ClassVar[bool] = False
     needs: ClassVar[tuple[Ability, ...]] = (Ability.TASK_HEAD,)
+
+    @property
+    def predicts_a_number(self) -> bool:
+        """Whether the task's `choices` are single numbers, in place of logits."""
+        return False
 
     def conflicts(self) -> Iterator[Refusal]:
         # Its weight may be 0: the head then learns from soft labels alone.

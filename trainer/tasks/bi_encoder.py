@@ -75,6 +75,10 @@ class BiEncoder(TaskConfig):
             yield EncodedExample(sequences, {self.head: label})
         dropped.tell(file.path)
 
+    @property
+    def predicts_a_number(self) -> bool:
+        return True
+
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         is_labelled = batch.row_labels(self.head) >= -1  # not of NaN, nor of -100
         return CosineMetric.cosines(logits)[:, None], is_labelled.float()

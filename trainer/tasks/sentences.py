@@ -265,6 +265,10 @@ class SentenceTask(TaskConfig):
             raise DataError(f"{place}: {LABEL}: {text!r} is not one of the labels: {names}")
         return self.labels.index(text)
 
+    @property
+    def predicts_a_number(self) -> bool:
+        return self.target == NUMBER
+
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         labels = batch.row_labels(self.head)
         if self.target == LABELS:  # as many choices between right and wrong

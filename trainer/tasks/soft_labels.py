@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from configs.rules import WEIGHT, OneOf, positive
 from configs.section import Refusal
-from model import REGRESSION, SPAN, Capture, ModelConfig, ModelShape
+from model import SPAN, Capture, ModelConfig, ModelShape
 from trainer.objectives.task import HeadTerm, HeadTermConfig, TaskConfig
 from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, TermConfig, register
 
@@ -107,7 +107,9 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
         "mse: |t - s|^2 of the logits (Tang et al., arXiv 1903.12136).",
     ] = KL
     temperature: Annotated[
-        float, positive(1e3), "T, which divides the logits of teacher and student."
+        float,
+        positive(1e3),
+        "T, which divides the logits of teacher and student; numbers have none.",
     ] = 1.0
     mean_over_labels: Annotated[
         bool, "Also divide by the number of labels, as the originals' code does."
@@ -127,13 +129,15 @@ class SoftLabels(HeadTermConfig, TeacherTermConfig):
         if self.loss == MSE and self.temperature != 1.0:
             yield "temperature", "has no part in mse; remove it"
 
+    def conflicts_with_task(self, task: TaskConfig) -> Iterator[Refusal]:
+        if task.predicts_a_number and self.first_choice:
+            yield "first_choice", "a number has no labels; remove it"
+
     def unequippable(self, model: ModelConfig) -> Iterator[str]:
         yield from super().unequippable(model)
         head = model.task_heads.get(self.head or "")
         if self.mean_over_labels and head is not None and head.kind == SPAN:
             yield "mean_over_labels: a span has no labels, and texts have other lengths; remove it"
-        if self.first_choice and head is not None and head.kind == REGRESSION:
-            yield "first_choice: a number has no labels; remove it"
 
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
         return SoftLabelsTerm(self)

@@ -135,6 +135,10 @@ class Vectors(TaskConfig, TeacherTermConfig):
             if sentence := text[first:end].strip():
                 yield sentence
 
+    @property
+    def predicts_a_number(self) -> bool:
+        return True
+
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """The numbers of each vector, which all count."""
         return logits.flatten()[:, None], logits.new_ones(logits.numel())
