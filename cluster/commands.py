@@ -157,6 +157,7 @@ def status(run: str | None, as_json: bool, root: Path = Path("runs")) -> None:
         print(to_json(runs))
         return
     console = Console()
+    console.soft_wrap = not console.is_terminal  # a pipe has no width: a broken path is no path
     console.print(table(runs) if runs else f"no runs in {root}")
     if remark and list(root.glob("*/submissions")):
         console.print(Text(remark, style="dim"))

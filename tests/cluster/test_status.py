@@ -382,6 +382,17 @@ def test_table(run, capsys, monkeypatch):
     assert "demo failed: it ended without saving" in out
 
 
+def test_a_path_stays_whole_in_a_pipe(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    run = Folder(tmp_path / "long" / "/".join(["a folder"] * 12))
+    run.log(10)
+    log = run.path / "logs/rank-000.log"
+    log.parent.mkdir()
+    log.touch()
+    commands.status(str(run.path), as_json=False)
+    assert f"demo logs to {log}\n" in capsys.readouterr().out
+
+
 def test_numbers_stay_whole_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = Folder(tmp_path / "runs", "a_run_with_a_long_name", steps=100_000)
