@@ -180,7 +180,8 @@ class ClusterConfig(Section):
     ] = ""
     variables: Annotated[
         dict[Annotated[str, Matches(r"[A-Za-z_]\w*", "a variable's name")], str],
-        "Environment variables of the ranks.",
+        "Environment variables of the ranks, taken literally. Where the shell is to replace "
+        "`$NAME` in a value, write `export` lines in `before`.",
     ] = field(default_factory=dict)
     before: Annotated[
         list[str], VERBATIM, "Shell commands on the first node, before the ranks start."
