@@ -178,9 +178,9 @@ def read_multiple_choice(
 
     Files and folders whose names begin with a dot are left out.
     A file holds DREAM's list of dialogues, a RACE record (or a list of them), or RACE records a
-    line each. With `labelled` False, answers are not read. Raises DataError for a file without
-    questions, an answer that is none of the choices, and an id that comes twice, as where RACE's
-    files stand beside one that joins them.
+    line each, of a passage or, as `datasets` writes them, of a question. With `labelled` False,
+    answers are not read. Raises DataError for a file without questions, an answer that is none of
+    the choices, and an id that comes twice, as where RACE's files stand beside one that joins them.
     """
     seen: set[str] = set()
     for file in _files(path):
@@ -220,8 +220,17 @@ def _questions_with_choices(where: str, record: Any, labelled: bool) -> Iterator
         yield from _dream(where, record, labelled)
     elif isinstance(record, dict) and "questions" in record:
         yield from _race(where, record, labelled)
+    elif isinstance(record, dict) and "question" in record:
+        yield from _race(where, _passage_of(where, record), labelled)
     else:
         raise DataError(f"{where}: is neither a record of RACE nor a dialogue of DREAM")
+
+
+def _passage_of(where: str, question: dict[str, Any]) -> dict[str, Any]:
+    """RACE's record of a passage with this question alone, which `datasets` writes."""
+    plural = {"question": "questions", "options": "options", "answer": "answers"}
+    lists = {plural[key]: [value] for key, value in question.items() if key in plural}
+    return {**question, **lists, "id": f"{question.get('example_id', '')} {where}".lstrip()}
 
 
 def _race(where: str, record: dict[str, Any], labelled: bool) -> Iterator[ChoiceQuestion]:

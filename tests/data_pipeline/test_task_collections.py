@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -94,6 +95,27 @@ def test_race_in_each_of_its_forms(write: Callable[[str, str], str], tmp_path: P
     write("all.txt", line)
     with pytest.raises(DataError, match=r"high1.txt: record 1.*: the id high1.txt-0 comes twice"):
         [*read_multiple_choice(str(tmp_path))]
+
+
+def test_race_as_datasets_writes_it(write: Callable[[str, str], str]) -> None:
+    """A record for each question, and the passage's name in all of its records."""
+    passage = list(read_multiple_choice(write("high7.txt", json.dumps(RACE))))
+    asked = zip(RACE["questions"], RACE["options"], RACE["answers"], strict=True)
+    records = [
+        {"example_id": "high7.txt", "article": RACE["article"]}
+        | {"question": question, "options": options, "answer": answer}
+        for question, options, answer in asked
+    ]
+    rows = list(read_multiple_choice(write("train.jsonl", "\n".join(map(json.dumps, records)))))
+    assert len({row.id for row in rows}) == 2
+    assert rows == [
+        dataclasses.replace(question, id=row.id, where=row.where)
+        for question, row in zip(passage, rows, strict=True)
+    ]
+    assert all(row.id.startswith("high7.txt ") for row in rows)
+    del records[0]["answer"]
+    with pytest.raises(DataError, match=r"train.jsonl: record 1: .*answers"):
+        list(read_multiple_choice(write("train.jsonl", json.dumps(records[:1]))))
 
 
 def test_a_choice_stands_in_the_blank_of_its_question(write: Callable[[str, str], str]) -> None:
