@@ -225,6 +225,23 @@ def test_examples_are_read_as_often_as_there_were_epochs(make):
     assert "2.8 times the examples" in Page(write_report(folder)).words  # 200 * 64 / 4,587
 
 
+def test_a_job_of_next_tokens_masks_nothing(make):
+    """Also with further scores of text, as those of averaged weights."""
+    folder = make()
+    logged = (
+        (folder / "metrics.jsonl").read_text().replace("/teacher/accuracy", "/teacher/average_loss")
+    )
+    (folder / "metrics.jsonl").write_text(logged)
+    masking = "{path: runs/demo-data, masking: {unit: next_token}, "
+    text = config(["half", "tiny"]).replace("{path: runs/demo-data, ", masking)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    (folder / "evaluation.json").unlink()
+    words = Page(write_report(folder)).words
+    assert "Next-token loss on held-out text" in words
+    assert "Masked-LM" not in words
+    assert "average_loss on held-out text" in words
+
+
 def test_what_is_logged_beside_terms_is_none():
     logged = ("mlm", "lead", "lr", "seconds_step", "aligned_masked", "aligned_tokens")
     assert [name for name in logged if is_term(name)] == ["mlm"]
@@ -381,6 +398,8 @@ def test_the_curve_of_a_tasks_metric_comes_first(make):
     scores = {f"val/t/teacher/t_{name}": 0.5 for name in ("accuracy", "f1")}
     logged = [{"step": step, "teacher/loss": 1.0} | scores for step in (10, 20)]
     folder = make(students=(), logged=logged)
+    text = config([]).replace("{path: runs/demo-data,", "{train: reviews.csv,")
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
     titles = re.compile(r"<figcaption><h3>(.*?)</h3>").findall
     assert titles(write_report(folder).read_text())[0].startswith("t_accuracy on")
     columns = [Column("t_accuracy", "accuracy"), Column("t_f1", "F1")]

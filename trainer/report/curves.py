@@ -54,8 +54,8 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     marks = [Mark(f"{plain_name(name)} joins", step) for name, step in sorted(run.joined().items())]
     yield from _task_charts(run, marks)  # a task's score is what its run is about
     yield LineChart(
-        "Masked-LM loss in training",
-        "Nats per masked token, for every learner that is trained on it",
+        f"{_of_tokens(run)} loss in training",
+        f"Nats per {_token(run)}, for every learner that is trained on it",
         _series(run, "{}/mlm"),
         _nats,
         _unigram(run, "loss"),
@@ -64,7 +64,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     others = [name for name in run.learners if f"{name}/mlm" not in run.last]
     yield LineChart(
         "Loss in training",
-        "The weighted sum of its terms, for every learner that is not trained on masked tokens",
+        f"The weighted sum of its terms, for every learner that is not trained on {_token(run)}s",
         _named(run, {name: run.curve(f"{name}/loss") for name in others}),
         _nats,
         marks=marks,
@@ -83,8 +83,8 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
 
 def _held_out_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart]:
     yield LineChart(
-        "Masked-LM loss on held-out text",
-        "Nats per masked token",
+        f"{_of_tokens(run)} loss on held-out text",
+        f"Nats per {_token(run)}",
         _held_out(run, "loss"),
         _nats,
         _unigram(run, "loss"),
@@ -92,7 +92,7 @@ def _held_out_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart
     )
     yield LineChart(
         "Accuracy on held-out text",
-        "Share of masked tokens predicted right",
+        f"Share of {_token(run)}s predicted right",
         _held_out(run, "accuracy"),
         percent,
         _unigram(run, "accuracy"),
@@ -110,12 +110,21 @@ def _held_out_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart
     )
 
 
+def _of_tokens(run: RunFiles) -> str:
+    return "Masked-LM" if run.masks_tokens else "Next-token"
+
+
+def _token(run: RunFiles) -> str:
+    return "masked token" if run.masks_tokens else "next token"
+
+
 def _task_charts(run: RunFiles, marks: Sequence[Mark]) -> Iterator[LineChart]:
-    """The scores of tasks' heads, the primary one first."""
+    """The scores of tasks' heads, the primary one first, and further ones of text."""
+    held_out = "the validation examples" if run.example_files else "held-out text"
     for column in run.scores_in_charts():
         if column.name not in KNOWN:
             yield LineChart(
-                f"{column.heading} on the validation examples",
+                f"{column.heading} on {held_out}",
                 "At every evaluation",
                 _held_out(run, column.name),
                 column.written,

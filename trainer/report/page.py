@@ -65,7 +65,7 @@ def _head(run: RunFiles, live: bool) -> str:
 def _summary(run: RunFiles) -> str:
     """A sentence about what was trained, and from what."""
     students = counted(sum(not is_teacher(name) for name in run.learners), "student")
-    tasks = len(_files_of_examples(run))
+    tasks = len(run.example_files)
     on_tasks = f" on {'a task' if tasks == 1 else f'{tasks} tasks'}" if tasks else ""
     if run.config["teacher"].get("stored"):
         return f"{students}, distilled{on_tasks} from the stored predictions of a finished teacher."
@@ -88,7 +88,7 @@ def _time_left(run: RunFiles) -> str:
 
 def _facts(run: RunFiles) -> list[tuple[str, str, str]]:
     """Facts about the run as a whole: (name, value, note)."""
-    last, is_text = run.last, not _files_of_examples(run)
+    last, is_text = run.last, not run.example_files
     facts = [("Steps", f"{int(last['step']):,}", f"of {_batches(run)} {_rows(run)}")]
     passes = "by the teacher"
     if run.evaluation:
@@ -113,7 +113,7 @@ def _passes(run: RunFiles, corpus: Mapping[str, Any]) -> float:
 
     The tokens that are read include special ones: two or more in each short example.
     """
-    if not _files_of_examples(run):
+    if not run.example_files:
         return float(run.last["tokens"] / corpus["tokens"])
     size = BatchConfig(run.config["batch"]["size"]).at(0).sequences or 0
     return float(run.last["step"] * size / corpus["documents"])
@@ -134,7 +134,7 @@ def _batches(run: RunFiles) -> str:
 
 def _rows(run: RunFiles) -> str:
     """The noun for rows of a batch, with their length."""
-    if _files_of_examples(run):
+    if run.example_files:
         return f"examples of {_longest(run)}"
     return f"sequences of {_span([phase['sequence_length'] for phase in _phases(run)])}"
 
@@ -177,7 +177,7 @@ def _in_turn(words: Iterable[str]) -> str:
 
 def _data(run: RunFiles) -> str:
     """The data, and how it becomes sequences."""
-    rows = _examples(run) if _files_of_examples(run) else _text(run)
+    rows = _examples(run) if run.example_files else _text(run)
     items = "".join(
         f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
         for name, value in rows.items()
@@ -204,7 +204,7 @@ def _text(run: RunFiles) -> dict[str, str]:
 
 def _examples(run: RunFiles) -> dict[str, str]:
     return {
-        "files": "; ".join(_files_of_examples(run)),
+        "files": "; ".join(run.example_files),
         **_sizes(run, "examples"),
         "sequences": _longest(run),
     }
@@ -219,15 +219,6 @@ def _sizes(run: RunFiles, units: str) -> dict[str, str]:
         "tokens": f"{corpus['tokens']:,}",
         "held out": f"{corpus['validation_tokens']:,} tokens",
     }
-
-
-def _files_of_examples(run: RunFiles) -> list[str]:
-    """The training file of each task; none where the run reads text."""
-    data = run.config["data"]
-    tasks = data.get("tasks") or {}
-    if tasks:
-        return [f"{name}: {task['train']}" for name, task in tasks.items()]
-    return [data["train"]] if data.get("train") else []
 
 
 def _packed(data: Mapping[str, Any]) -> str:

@@ -211,6 +211,23 @@ class RunFiles:
         first = self.evaluation["metric"] if self.evaluation else TASK_MEAN.name
         return sorted(names, key=lambda name: name != first)
 
+    @property
+    def example_files(self) -> list[str]:
+        """The training file of each task; none where the run reads text."""
+        data = self.config["data"]
+        tasks = data.get("tasks") or {}
+        if tasks:
+            return [f"{name}: {task['train']}" for name, task in tasks.items()]
+        return [data["train"]] if data.get("train") else []
+
+    @property
+    def masks_tokens(self) -> bool:
+        """Whether it reads text with masks, at least in one phase; else it predicts next tokens."""
+        data = self.config["data"]
+        sections = [data, *(data.get("phases") or [])]
+        units = [(section.get("masking") or {}).get("unit") for section in sections]
+        return {unit for unit in units if unit} != {"next_token"}
+
     def scores_in_charts(self) -> list[Column]:
         """The held-out scores that any learner has, with their headings.
 
