@@ -349,5 +349,6 @@ def _split(line: str) -> list[str]:
 def _cells(line: str, where: str, needed: int) -> list[str]:
     cells = [cell.strip() for cell in _split(line)]
     if len(cells) < needed or not all(cells):
-        raise DataError(f"{where}: must have {needed} columns or more, none of them empty")
+        columns = "one column" if needed == 1 else f"{needed} columns"
+        raise DataError(f"{where}: must have {columns} or more, none of them empty")
     return cells
