@@ -95,11 +95,12 @@ def sources(corpus, tmp_path_factory) -> Sources:
     for split in ("train", "testa"):
         tagged = "".join(f"{text.split()[1]} NN B-NP B-PER\nwas VB B-VP O\n\n" for text, _ in texts)
         (folder / "data/ner" / f"eng.{split}").write_text(tagged)
-    for run in ("family-1", "alone-1", "first-1", "distilled-1"):  # of `family_long`
+    of_family_long = ("family-1", "alone-1", "first-1", "distilled-1")
+    for run in (*of_family_long, "rtd", "demo"):
         (folder / run).mkdir()
         (folder / run / "exports").symlink_to(folder / "exports")
     (folder / "exports").mkdir()
-    for learner in ("teacher", "w96", "w64", "w48", "w32"):
+    for learner in ("teacher", "w96", "w64", "w48", "w32", "generator"):
         (folder / "exports" / learner).symlink_to(folder / "teacher")
     return Sources(corpus, folder / "data", folder)
 
