@@ -206,7 +206,7 @@ def test_fused_losses_pass_over_a_chunk_a_third_as_often():
         begins = [len(kernels.all)]
         together.differentiate(product[:, :vocabulary].float() + bias, slice(0, rows))
         begins.append(len(kernels.all))
-        with fusing({"backend": counting()}):
+        with fusing({"backend": counting(), "dynamic": False}):
             together.differentiate_products(product, bias, slice(0, rows), 1.0)
     plain = sum(kernel.bytes for kernel in kernels.all[begins[0] : begins[1]])
     assert 3 * sum(kernel.bytes for kernel in kernels.all[begins[1] :]) < plain
