@@ -178,7 +178,7 @@ def ask_and_wait(run: RunFolder, kind: str, seconds: float) -> str:
         time.sleep(POLL_SECONDS)
     raise TrainingError(
         f"{run.path}: its job ({owner}) has not answered for {seconds:.0f} s; the request "
-        "stays, and the job follows it after its current step"
+        "stays, and the job reads it between two steps"
     )
 
 
