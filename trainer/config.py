@@ -400,6 +400,12 @@ class JobConfig(Section):
             if first and self.evaluation.final == "best":
                 why = f"must be last: the best of {section} may be of before its branches learnt"
                 yield "evaluation.final", why
+            if first and (self.stop.patience or learner.budget.patience):
+                where = f"{section}.budget" if learner.budget.patience else "stop"
+                why = (
+                    f"no score gets better while branches learn; remove it, or {section}.task_first"
+                )
+                yield f"{where}.patience", why
 
     def _conflicts_of_length(self) -> Iterator[Refusal]:
         if self.epochs is None and not self.steps:

@@ -100,7 +100,8 @@ class BudgetConfig(Section):
         COUNT,
         Unit("evaluations"),
         "Its training ends after this many held-out evaluations in a row without a "
-        "new best of its primary metric. default: `stop.patience` of the job.",
+        "new best of its primary metric; those of stages before its last one do not count. "
+        "default: `stop.patience` of the job.",
     ] = None
 
     def conflicts(self) -> Iterator[Refusal]:

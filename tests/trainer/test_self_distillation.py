@@ -356,6 +356,18 @@ def test_rates_of_both_stages_follow_the_schedule(of_two) -> None:
             ],
             "checkpoint.keep_best: must be 1 or more, or teacher.task_first.from_best false",
         ),
+        (
+            ["teacher.objective.branches={}", "teacher.task_first.steps=3", "stop.patience=2"],
+            "stop.patience: no score gets better while branches learn; remove it, or teacher.task",
+        ),
+        (
+            [
+                "teacher.objective.branches={}",
+                "teacher.task_first.steps=3",
+                "teacher.budget.patience=2",
+            ],
+            "teacher.budget.patience: no score gets better while branches learn",
+        ),
     ],
 )
 def test_what_cannot_have_branches_is_refused(job, words, message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from tests.distributed import run_distributed
 from tests.trainer import jobs
 from tests.trainer.test_sentence_tasks import job_of_moods  # noqa: F401 - a fixture
 from trainer.batches import MicroBatch, MicroTarget
+from trainer.checkpoint.folder import Ranking
 from trainer.config import JobConfig
+from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import trained_heads
 from trainer.job_data.examples import with_examples
 from trainer.learner_config import LearnerConfig
@@ -287,6 +290,27 @@ def test_the_two_stages_are_one_job_that_resumes(job, tmp_path) -> None:
     assert first["students/small/soft_labels"] == 0 == second["students/small/hidden_mse"]
     assert second["students/small/soft_labels"] > 0
     assert first["students/small/lr"] == 1e-3
+
+
+def impatient(corpus: Path, runs: Path) -> int:
+    """The step at which a student ends that joins at step 1 with heads and never gets better."""
+    words = ["students.tinybert=null", "evaluation.every=1"]
+    stages = [
+        "students.distilbert.intermediate={steps: 4}",
+        "students.distilbert.budget.patience=2",
+    ]
+    record = LearnerState.record_score
+
+    def first_is_best(state: LearnerState, ranking: Ranking, score: float, step: int) -> None:
+        record(state, ranking, 1 / step, step)
+
+    with mock.patch.object(LearnerState, "record_score", first_is_best):
+        folder = jobs.run(jobs.tiny_job(corpus, runs, *words, *stages))
+    return SavedLearners(folder).state.learners["students/distilbert"].finished_at
+
+
+def test_patience_is_for_the_last_stage(corpus, tmp_path) -> None:
+    assert run_distributed(impatient, 1, corpus, tmp_path) == [1 + 4 + 2]
 
 
 PAIRS = [("the water was", "his word", 0), ("of the", "and the", 1), ("in to", "was his", 1)]

@@ -100,6 +100,9 @@ class Evaluations:
             if score is not None and math.isfinite(score):
                 scores[ranking.learner] = score
                 learner.counters.record_score(ranking, score, step)
+                best, stages = learner.counters.best, learner.objective.stages
+                if best is not None and learner.own_step(step) <= stages.last_begins:
+                    best.evaluations = 0  # patience is for the last stage
         self._scores = step, scores
 
     def setbacks(self, learners: Learners, state: JobState) -> list[Setback]:
