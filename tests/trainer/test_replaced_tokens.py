@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +25,10 @@ from tests.thorough import IS_THOROUGH
 from tests.trainer import jobs, tiny
 from trainer.batch_config import StepShape
 from trainer.batches import to_device
+from trainer.checkpoint.reader import intact
 from trainer.errors import TrainingError
+from trainer.evaluation import final_scores, finished
+from trainer.evaluation.finished import SavedLearners
 from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.learner import Learner
@@ -287,6 +291,26 @@ def test_a_resumed_job_has_the_same_bits_and_exports_both_models(of, exported, c
     for learner, kind in zip(("teacher", GENERATOR), exported, strict=True):
         _, told = kind.from_pretrained(exports / Path(learner).name, output_loading_info=True)
         assert not told["missing_keys"], learner
+
+
+def scored_at_its_best(corpus, runs):
+    """The final score of a discriminator that is best at step 4, its generator at 8; the curve."""
+    fast = "students.generator.optimizer.learning_rate=0.05"
+    folder = jobs.run(job(corpus, runs, fast, "evaluation.final=best", "checkpoint.keep=9"))
+    final_scores.SPEED_SECONDS = 0.0
+
+    def best(checkpoints, ranking, report):
+        return intact(checkpoints, 4 if ranking.learner == TEACHER else 8)
+
+    with mock.patch.object(finished, "best_intact", best):
+        results = final_scores.evaluate_run(SavedLearners(folder), TEACHER)
+    return results["learners"][TEACHER]["rtd_loss"], jobs.curve(folder, TEACHER)
+
+
+def test_a_discriminator_is_scored_beside_its_generator_of_that_step(corpus, tmp_path):
+    ((score, curve),) = run_distributed(scored_at_its_best, 1, corpus, tmp_path)
+    losses = {step: loss for step, name, loss in curve if name.endswith("/rtd_loss")}
+    assert score == pytest.approx(losses[4], rel=1e-6)
 
 
 SIZES = "hidden_size: 32, ffn_size: 64, vocab_size: 600, max_positions: 32, layers: 2, heads: 4"

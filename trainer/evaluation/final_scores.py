@@ -293,7 +293,7 @@ class _Measurement:
         config = self.saved.config(name)
         if config.generator_name is None:
             return methodcaller("view", config.form)
-        generator = self.saved.load(config.generator_name).to(self.device)
+        generator = self.saved.beside(name).load(config.generator_name).to(self.device)
 
         def read(batch: MicroBatch) -> MicroBatch:
             features = features_of(generator, batch, NOTHING)

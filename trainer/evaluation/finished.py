@@ -72,6 +72,12 @@ class SavedLearners:
         averages.are_averages = True
         return averages
 
+    def beside(self, name: str) -> SavedLearners:
+        """The learners as they were in the checkpoint of the learner with this full name."""
+        checkpoint, others = self.checkpoint_of(name), copy.copy(self)
+        others._checkpoints = dict.fromkeys(checkpoint.learners, checkpoint)
+        return others
+
     def has_average(self, name: str) -> bool:
         """Whether the checkpoint of the learner with this full name has averaged weights."""
         is_wanted = self.job.learners[name].average is not None
