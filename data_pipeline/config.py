@@ -380,13 +380,13 @@ class DataConfig(TaskFilesConfig):
 
     @property
     def longest(self) -> int:
-        """The longest sequence, before any phase."""
-        of_tasks = [task.sequence_length or self.sequence_length for task in self.tasks.values()]
-        return max(of_tasks, default=self.sequence_length)
+        """The longest sequence of all phases and tasks."""
+        return max(length for length, _ in self.lengths_and_packings())
 
     def lengths_and_packings(self) -> list[tuple[int, str]]:
         """(sequence length, packing) at the start and from each phase on."""
-        pairs = [(self.longest, self.packing)]
+        of_tasks = [task.sequence_length or self.sequence_length for task in self.tasks.values()]
+        pairs = [(max(of_tasks, default=self.sequence_length), self.packing)]
         for phase in self.phases:
             length, packing = pairs[-1]
             pairs.append((phase.sequence_length or length, phase.packing or packing))

@@ -42,6 +42,11 @@ def test_every_model_of_a_job() -> None:
     assert (masked, found["teacher"]["flops_per_token"]) == (0.3, flops)
 
 
+def test_a_job_is_counted_at_its_longest_phase() -> None:
+    found = json.loads(tandem_command("model", "configs/job/bert.yaml", "--json").stdout)
+    assert found["sequence_length"] == 512
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -41,7 +41,7 @@ def require_fit(config: JobConfig, corpora: Mapping[str, Corpus]) -> None:
 
 def require_room(config: JobConfig) -> None:
     """Raise unless every model has room for the job's longest sequences."""
-    longest = max(length for length, _ in config.data.lengths_and_packings())
+    longest = config.data.longest
     for key, learner in config.learners.items():
         most, folder = learner.model.longest_sequence, learner.init.pretrained
         if most is None or most >= longest:
