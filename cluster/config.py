@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from cluster.errors import LaunchError
 from cluster.ranks import EXPORTED, PORT
 from configs.errors import OptionError
 from configs.interpolation import resolved
@@ -258,12 +257,12 @@ def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConf
     ``--nodes 4 --partition=debug --exclusive`` sets ``nodes`` and adds two sbatch options. The
     ``--container-*`` options of NVIDIA's Pyxis go to srun: only the ranks run in the image, since
     the script needs SLURM's commands. Raises OptionError for an argument that is not an option, and
-    LaunchError for an invalid value.
+    for an invalid value.
     """
     ours: dict[str, Any] = {}
     sbatch, srun = dict(config.sbatch), dict(config.srun)
-    kinds = _kinds()
-    for name, text in _pairs(arguments):
+    kinds, pairs = _kinds(), _pairs(arguments)
+    for name, text in pairs:
         kind = kinds.get(name.replace("-", "_"))
         if kind:
             ours[name.replace("-", "_")] = _converted(name, text, kind)
@@ -275,7 +274,10 @@ def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConf
         ours = resolved(ours, ClusterConfig)  # as in YAML, paths may have ~ and variables
         return dataclasses.replace(config, sbatch=sbatch, srun=srun, **ours)
     except ValueError as error:
-        raise LaunchError(str(error)) from error
+        key, colon, problem = str(error).partition(": ")
+        option = key.rpartition(".")[2].replace("_", "-")
+        is_given = option in dict(pairs)
+        raise OptionError(f"--{option}{colon}{problem}" if is_given else str(error)) from error
 
 
 def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:

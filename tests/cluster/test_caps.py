@@ -127,8 +127,8 @@ def test_caps_as_options():
     assert found.max_requeues == 3
     assert with_options(found, ["--max-gpu-hours=1.5e3"]).max_gpu_hours == 1500.0
     for arguments, words in {
-        ("--max-requeues", "-1"): "max_requeues: must be at least 0",
-        ("--max-gpu-hours", "0"): "max_gpu_hours: must be positive",
+        ("--max-requeues", "-1"): "--max-requeues: must be at least 0",
+        ("--max-gpu-hours", "0"): "--max-gpu-hours: must be positive",
         ("--max-gpu-hours", "5", "--gpus-per-node", "0"): "needs gpus_per_node",
         ("--max-requeues", "few"): "must be a number",
     }.items():

@@ -208,21 +208,21 @@ def test_a_container_image_is_for_the_ranks():
     ("arguments", "words"),
     [
         (["partition"], "'partition' is not an option"),
-        (["--nodes", "many"], "nodes: must be a number, or a range such as 2-4, not 'many'"),
-        (["--gpus-per-node", "x"], "gpus_per_node: must be a number, or one of a kind"),
+        (["--nodes", "many"], "--nodes: must be a number, or a range such as 2-4, not 'many'"),
+        (["--gpus-per-node", "x"], "--gpus-per-node: must be a number, or one of a kind"),
         (["--warning-seconds", "x"], "--warning-seconds x: must be a number"),
-        (["--cpus-per-task", "x"], "sbatch.cpus-per-task: must be a number, not 'x'"),
-        (["--output", "x"], "sbatch.output: cannot be set: the log goes to the run folder"),
-        (["--outp", "x"], "sbatch.outp: cannot be set: the log goes to the run folder"),
-        (["--gpus", "8"], "sbatch.gpus: cannot be set: use gpus_per_node"),
-        (["--gpus-per-task=1"], "sbatch.gpus-per-task: cannot be set: use gpus_per_node"),
-        (["--ntasks-per-gpu", "1"], "sbatch.ntasks-per-gpu: cannot be set: use gpus_per_node"),
-        (["--gres", "gpu:a100:x"], "sbatch.gres: 'gpu:a100:x' is not a number of GPUs"),
-        (["--gres", "gpu:2", "--gpus-per-node", "2"], "sbatch.gres: gpus_per_node requests GPUs"),
-        (["--wrap", "x"], "sbatch.wrap: cannot be set"),
-        (["--wait"], "sbatch.wait: cannot be set"),
-        (["--parsable"], "sbatch.parsable: cannot be set"),
-        (["--clusters", "x"], "sbatch.clusters: cannot be set"),
+        (["--cpus-per-task", "x"], "--cpus-per-task: must be a number, not 'x'"),
+        (["--output", "x"], "--output: cannot be set: the log goes to the run folder"),
+        (["--outp", "x"], "--outp: cannot be set: the log goes to the run folder"),
+        (["--gpus", "8"], "--gpus: cannot be set: use gpus_per_node"),
+        (["--gpus-per-task=1"], "--gpus-per-task: cannot be set: use gpus_per_node"),
+        (["--ntasks-per-gpu", "1"], "--ntasks-per-gpu: cannot be set: use gpus_per_node"),
+        (["--gres", "gpu:a100:x"], "--gres: 'gpu:a100:x' is not a number of GPUs"),
+        (["--gres", "gpu:2", "--gpus-per-node", "2"], "--gres: gpus_per_node requests GPUs"),
+        (["--wrap", "x"], "--wrap: cannot be set"),
+        (["--wait"], "--wait: cannot be set"),
+        (["--parsable"], "--parsable: cannot be set"),
+        (["--clusters", "x"], "--clusters: cannot be set"),
         (["--Bad_name", "x"], "must be the long name of an option, not 'Bad_name'"),
         (["--requeue", "maybe"], "true or false"),
     ],
@@ -231,6 +231,7 @@ def test_bad_options_are_one_line(arguments, words):
     with pytest.raises(UserError, match=words) as error:
         with_options(ClusterConfig(), arguments)
     assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
 
 
 @pytest.mark.parametrize(

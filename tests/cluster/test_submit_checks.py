@@ -12,6 +12,7 @@ import tandem
 from cluster import LaunchError, commands
 from cluster.config import ClusterConfig, with_options
 from cluster.slurm import seconds
+from configs.errors import OptionError
 from tests.cluster.conftest import install
 from tests.conftest import TINY_JOB
 from trainer.checkpoint.attempts import Attempt
@@ -116,8 +117,8 @@ def test_a_time_limit_without_time_to_train_is_refused(tmp_path, monkeypatch, op
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_warning_longer_before_the_limit_than_sbatch_can_give_is_refused_by_its_key():
-    with pytest.raises(LaunchError, match=r"^warning_seconds: must be .*65535"):
+def test_a_warning_longer_before_the_limit_than_sbatch_can_give_is_refused_by_its_option():
+    with pytest.raises(OptionError, match=r"^--warning-seconds: must be .*65535"):
         with_options(ClusterConfig(), ["--warning-seconds", "65536"])
 
 
