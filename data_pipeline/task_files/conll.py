@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, dropwhile, islice, pairwise
-from typing import Any
 
 from configs.progress import counted
 from data_pipeline.errors import DataError
@@ -91,7 +90,7 @@ def read_tagged_records(
         words = texts_in(record, _key(record, word, WORDS), where)
         tags: tuple[str, ...] = ()
         if labelled:
-            key = _key(record, tag, TAGS)
+            key = tag_column(record, tag)
             values = value_in(record, key, list, where)
             if len(values) != len(words) or not all(
                 isinstance(value, str | int) for value in values
@@ -184,7 +183,12 @@ def _has_columns(lines: Sequence[str], labels: Collection[str]) -> bool:
     return is_grouped and is_narrow and all(_is_tag(end, labels) for end in ends)
 
 
-def _key(record: Mapping[str, Any], named: str | None, usual: Sequence[str]) -> str:
+def tag_column(columns: Collection[str], named: str | None = None) -> str:
+    """The column of the tags in records with these columns: `named`, or one that is usual."""
+    return _key(columns, named, TAGS)
+
+
+def _key(record: Collection[str], named: str | None, usual: Sequence[str]) -> str:
     return named or next((key for key in usual if key in record), usual[0])
 
 

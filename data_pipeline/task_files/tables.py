@@ -3,7 +3,9 @@
 import csv
 import json
 import math
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +32,7 @@ EXACT = 1 << 53  # whole numbers below it are exact in float64
 LARGEST = float(np.finfo(np.float32).max)  # as which numbers are stored
 TSV, CSV, JSONL, PARQUET = "tsv", "csv", "jsonl", "parquet"
 LIST = "a list"
+_NOTE = b"huggingface"  # under which `datasets` describes the columns of a Parquet file
 SEPARATED = "its columns are separated by tabs"
 QUOTED = "a field that holds a comma must be quoted"
 LAYOUTS = {
@@ -82,7 +85,9 @@ def read_table(
     """
     layout = layout or LAYOUTS.get(suffix_of(path))
     if layout is None:
-        raise DataError(f"{path}: the name of a table must end in {', '.join(LAYOUTS)}")
+        of_datasets = "; `to_parquet` of `datasets` writes one"
+        hint = of_datasets if path.endswith(".arrow") or os.path.isdir(path) else ""
+        raise DataError(f"{path}: the name of a table must end in {', '.join(LAYOUTS)}{hint}")
     numbered = {isinstance(column, int) for column in columns.values()}
     if len(numbered) > 1:
         raise DataError(f"{path}: columns: give the names of all of them, or the numbers of all")
@@ -273,14 +278,52 @@ def _json_values(path: str, encoding: str) -> Iterator[tuple[str, Any]]:
         yield place(path, number), parse_json(line, path, number) if line.strip() else None
 
 
-def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Record]]:
+def class_names(path: str) -> dict[str, list[str]]:
+    """The columns of a Parquet file, each with the labels that its whole numbers stand for.
+
+    `datasets` notes the labels of a `ClassLabel`, or of a list of them, in the file; a column in a
+    nested object is ``doc.label``. Other columns have none. Empty for other files.
+    """
+    if LAYOUTS.get(suffix_of(path)) != PARQUET:
+        return {}
+    with _parquet_file(path) as file:
+        note = (file.schema_arrow.metadata or {}).get(_NOTE, b"{}")
+        columns: dict[str, list[str]] = {name: [] for name in file.schema_arrow.names}
+    # Another program may write anything there.
+    with suppress(ValueError, TypeError, AttributeError, LookupError):
+        columns |= _labels_in(json.loads(note).get("info", {}).get("features", {}), "")
+    return columns
+
+
+def _labels_in(features: Mapping[str, Any], prefix: str) -> dict[str, list[str]]:
+    """The labels of each column among `features` that has some, by its name."""
+    labels: dict[str, list[str]] = {}
+    for name, feature in features.items():
+        while isinstance(feature, list) or {"feature", "_type"} <= feature.keys():  # of a list
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        if feature.get("_type") == "ClassLabel":
+            labels[prefix + name] = [*map(str, feature["names"])]
+        elif "_type" not in feature:
+            labels |= _labels_in(feature, f"{prefix}{name}.")
+    return labels
+
+
+@contextmanager
+def _parquet_file(path: str) -> Iterator[Any]:
+    """An open Parquet file. Raises DataError where it cannot be read, also inside."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise DataError(f"{path}: reading Parquet needs `pip install pyarrow`") from None
     try:
-        file = pyarrow.parquet.ParquetFile(_parquet_source(path))
+        yield pyarrow.parquet.ParquetFile(_parquet_source(path))
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Record]]:
+    with _parquet_file(path) as file:
         names = file.schema_arrow.names
         tops = {f: _top_level(str(c), names) for f, c in columns.items()}
         wanted = [names[_position(path, f, top, names)] for f, top in tops.items()] or names
@@ -289,8 +332,6 @@ def _parquet_records(path: str, columns: Columns) -> Iterator[tuple[str, Record]
             for record in batch.to_pylist():
                 number += 1
                 yield f"{path}: row {number}", {} if _is_blank(record) else record
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {error}") from None
 
 
 def _is_blank(record: Record) -> bool:

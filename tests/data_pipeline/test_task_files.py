@@ -22,7 +22,7 @@ from data_pipeline import DataError
 from data_pipeline.task_files.conll import read_conll, read_tagged_records
 from data_pipeline.task_files.contents import present
 from data_pipeline.task_files.questions import AnswerSpan, read_squad
-from data_pipeline.task_files.tables import as_number, list_in, read_table
+from data_pipeline.task_files.tables import as_number, class_names, list_in, read_table
 
 REVIEWS = [
     ("it 's a charming journey .", "1"),
@@ -200,6 +200,7 @@ def test_columns_by_number_need_no_header(tmp_path: Path) -> None:
         ),
         ("a.jsonl", '{"review": "x"}', {"text": 1}, "give their names, which this file has"),
         ("a.tsv", "x\ty\n", {"text": 1, "label": "stars"}, "give the names of all of them, or"),
+        ("a.arrow", "x", COLUMNS, ".json, .parquet; `to_parquet` of `datasets` writes one"),
         ("a.xls", "x", COLUMNS, "a.xls: the name of a table must end in .tsv"),
         ("a.parquet", "x", COLUMNS, "a.parquet: not a readable Parquet file"),
         ("a.tsv.gz", b"\x1f\x8b\x08rest", COLUMNS, "a.tsv.gz: cannot be decompressed"),
@@ -468,3 +469,30 @@ def test_a_list_of_anything_but_texts_and_numbers_is_refused(part, tmp_path: Pat
         list(read_table(str(path), {"labels": "labels"}, lists=("labels",)))
     with pytest.raises(DataError, match=r"a:1: labels: .* is no list"):
         list_in("[" * 100_000, "a:1", "labels")
+
+
+def test_the_names_that_datasets_notes_in_parquet(tmp_path: Path) -> None:
+    """In `ClassLabel`s, also in lists (of which there are two forms) and in nested objects."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+            "tags": datasets.List(datasets.ClassLabel(names=["O", "B-X"])),
+            "doc": {
+                "kind": datasets.ClassLabel(names=["a", "b"]),
+                "text": datasets.Value("string"),
+            },
+        }
+    )
+    rows = [{"label": 1, "tags": [0, 1], "doc": {"kind": 0, "text": "x"}}]
+    path = tmp_path / "a.parquet"
+    datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+    names = {"label": ["no", "yes"], "tags": ["O", "B-X"], "doc": [], "doc.kind": ["a", "b"]}
+    assert class_names(str(path)) == names
+    older = {"info": {"features": {"tags": [{"names": ["O"], "_type": "ClassLabel"}]}}}
+    for note, expected in ((json.dumps(older), ["O"]), ("[]", []), ("{", [])):
+        table = pyarrow.Table.from_pylist([{"tags": [0]}])
+        noted = table.replace_schema_metadata({"huggingface": note})
+        pyarrow.parquet.write_table(noted, path)
+        assert class_names(str(path)) == {"tags": expected}
+    assert class_names(str(tmp_path / "a.jsonl")) == {}

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from click.testing import CliRunner
@@ -20,6 +22,7 @@ from transformers import (
 import configs
 import tandem
 from data_pipeline import Corpus, DataError, ExampleSplit
+from data_pipeline.task_files.contents import Dropped
 from model import Capture
 from tests.distributed import run_distributed
 from tests.trainer import jobs
@@ -33,6 +36,7 @@ from trainer.learner_config import LearnerConfig
 from trainer.learner_names import TEACHER
 from trainer.learners.module import build_module
 from trainer.objectives import ObjectiveConfig
+from trainer.objectives.task import TaskFile
 from trainer.prediction.predicting import predictions
 from trainer.run_folder.folder import RunFolder
 from trainer.scoring.span_metric import best_spans, best_threshold
@@ -395,3 +399,67 @@ def test_what_cannot_be_encoded_is_named(folder, corpus, task, settings, more, m
     with pytest.raises(DataError) as refused:
         load(folder, corpus, task, 10, settings, *more)
     assert message in str(refused.value)
+
+
+def write_parquet(path: Path, column: str, feature: dict, rows: list[dict]) -> Path:
+    """Write a table whose `column` `datasets` describes by `feature`."""
+    note = json.dumps({"info": {"features": {column: feature}}})
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata({"huggingface": note})
+    pyarrow.parquet.write_table(table, path)
+    return path
+
+
+CLASSES = {"_type": "ClassLabel", "names": ["O", "B-Z", "B-A"]}
+
+
+def test_numbers_of_tags_are_read_as_the_names_that_the_file_has(folder, corpus, tmp_path) -> None:
+    """The order is that of the file, whose numbers a model with unnamed labels has learned."""
+    rows = [{"tokens": ["the", "of", "and"], "ner_tags": [0, 1, 2]} for _ in range(20)]
+    listed = {"_type": "List", "feature": CLASSES}
+    path = write_parquet(tmp_path / "a.parquet", "ner_tags", listed, rows)
+    files = f"data.train={path}", f"data.validation={path}"
+    read = load(folder, corpus, "tagging", 10, "{}", *files)
+    assert read.teacher.objective.tagging.labels == CLASSES["names"]
+    numbers = ExampleSplit(Corpus.open(read.data.path), "train").labels("tagging")
+    assert [*numbers[numbers >= 0][:3]] == [0, 1, 2]
+    other = load(folder, corpus, "tagging", 10, "{labels: [B-A, O, B-Z, B-N]}", *files)
+    numbers = ExampleSplit(Corpus.open(other.data.path), "train").labels("tagging")
+    assert [*numbers[numbers >= 0][:3]] == [1, 2, 0]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(DataError, match="'0' is not one of the tags: O, B-X; write names for numb"):
+        load(folder, corpus, "tagging", 10, "{labels: [O, B-X]}", *files)
+    with pytest.raises(DataError, match=r"as those of entities; .*; write names for numbers"):
+        load(folder, corpus, "tagging", 10, "{}", *files)
+    pyarrow.parquet.write_table(pyarrow.table({"words": [["a", "b"]], "tags": [[0, -100]]}), path)
+    with pytest.raises(DataError, match="row 1: label: is -100; give one"):
+        load(folder, corpus, "tagging", 10, "{metrics: [accuracy]}", *files)
+
+
+def labels_of(task: SingleSentence, path: Path) -> tuple[list[str], list[str]]:
+    """The task's labels, and those of the rows of the file, which it completes the task from."""
+    file = TaskFile(path, {})
+    task = task.with_labels_of(file)
+    rows = task.rows(file, "text", "label", dropped=Dropped())
+    return task.labels, [row.values["label"] for row in rows]
+
+
+def test_numbers_of_classes_are_read_as_the_names_that_the_file_has(tmp_path) -> None:
+    rows = [{"text": "a", "label": number} for number in (2, 0, 1)]
+    path = write_parquet(tmp_path / "a.parquet", "label", CLASSES, rows)
+    names = CLASSES["names"]
+    assert labels_of(SingleSentence(), path) == (names, ["B-A", "O", "B-Z"])
+    assert labels_of(SingleSentence(labels=["B-A", "O", "B-Z"]), path)[1] == ["B-A", "O", "B-Z"]
+    numbers = ["0", "1", "2"]  # of a model that has learned the numbers
+    assert labels_of(SingleSentence(labels=numbers), path) == (numbers, ["2", "0", "1"])
+    assert labels_of(SingleSentence(target="number"), path)[1] == ["2", "0", "1"]
+    path = write_parquet(
+        tmp_path / "b.parquet", "label", CLASSES, [*rows, {**rows[0], "label": -1}]
+    )
+    with pytest.raises(DataError, match=r"row 4: label: '-1' is not .* name it in ignored_labels"):
+        labels_of(SingleSentence(), path)
+    ignoring = SingleSentence(ignored_labels=["-1"])
+    assert labels_of(ignoring, path) == (names, ["B-A", "O", "B-Z"])
+    listed = {"_type": "Sequence", "feature": CLASSES}
+    several = [{"text": "a", "label": [2, 0]}, {"text": "a", "label": []}]
+    path = write_parquet(tmp_path / "c.parquet", "label", listed, several)
+    assert labels_of(SingleSentence(target="labels"), path) == (names, ['["B-A", "O"]', "[]"])

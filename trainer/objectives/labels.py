@@ -18,11 +18,12 @@ from configs.rules import WEIGHT
 from configs.typed import convert
 from data_pipeline import NO_LABEL, PAIRS, DataError
 from data_pipeline.packing.kinds import PACKINGS
+from data_pipeline.task_files.tables import class_names
 from model import Ability, Capture, ModelConfig, ModelShape
 from trainer.objectives.task import LABEL, TaskFile
 from trainer.objectives.term import LossInputs, Term, TermConfig
 
-MISSING = ("nan", "<na>")  # labels that other programs write where there is none
+MISSING = ("nan", "<na>", "-100")  # labels that other programs write where there is none
 _NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d+)?")
 UNKNOWN_LABELS = ["0", "1"]  # placeholder labels of a head, until the training file is read
 ClassWeights = Annotated[
@@ -45,11 +46,37 @@ def wrong_weights(labels: Sequence[str], named: Mapping[str, float]) -> str:
     return "" if any(named.get(label, 1.0) for label in labels) else "must not be 0 for all labels"
 
 
-def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
+def labels_by_number(column: str, file: TaskFile, labels: Sequence[str]) -> dict[str, str]:
+    """The label that each whole number in a column of a task's file stands for, in their order.
+
+    Empty where the file does not say so, and where the task's `labels` are none of these: those of
+    a model may be the numbers themselves.
+    """
+    names = class_names(str(file.path)).get(column, [])
+    if labels and set(labels).isdisjoint(names):
+        return {}
+    return {str(number): name for number, name in enumerate(names)}
+
+
+def advice_on(label: str, labels: Sequence[str]) -> str:
+    """Advice about a label in a file that is none of these; empty unless it is a number."""
+    if not re.fullmatch(r"-?\d+", label):
+        return ""
+    if label.startswith("-"):
+        return "; remove such rows, or, in a task of texts, name it in ignored_labels"
+    if any(map(_NUMBER.fullmatch, labels)):
+        return ""
+    return "; write names for numbers, or use Parquet of `datasets`, which has those of ClassLabels"
+
+
+def labels_among(
+    file: TaskFile, rows: Iterable[tuple[str, str]], declared: Sequence[str] = ()
+) -> list[str]:
     """The different labels in a training file, sorted. `rows`: (place, label) of each example.
 
-    Numbers are in the order of numbers. Raises DataError for a label that is missing or that a
-    config cannot hold, for one number in two forms, and for fewer than two labels.
+    Numbers are in the order of numbers. Those `declared` by the file are all labels, in its order.
+    Raises DataError for a label that is missing or that a config cannot hold, for one number in
+    two forms, for fewer than two labels, and for one that is not declared.
     """
     places: dict[str, str] = {}
     for place, label in rows:
@@ -69,7 +96,11 @@ def labels_among(file: TaskFile, rows: Iterable[tuple[str, str]]) -> list[str]:
             f"{file.path}: has only one label, {listed}; a task needs two; if another column holds "
             "them, name it in data.columns"
         )
-    return _in_order(places)
+    for label, place in places.items():
+        if declared and label not in declared:
+            why = f"is not one of the labels: {', '.join(declared)}{advice_on(label, declared)}"
+            raise DataError(f"{place}: {LABEL}: {label!r} {why}")
+    return [*declared] or _in_order(places)
 
 
 def _in_order(places: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Classification and regression of single sentences and of sentence pairs."""
 
 import dataclasses
+import json
 import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,10 +25,12 @@ from trainer.denominators import WeightedLabels
 from trainer.objectives.labels import (
     UNKNOWN_LABELS,
     ClassWeights,
+    advice_on,
     are_measures,
     binary_cross_entropy,
     label_cross_entropy,
     labels_among,
+    labels_by_number,
     squared_error,
     weights_of,
     wrong_weights,
@@ -169,7 +172,9 @@ class SentenceTask(TaskConfig):
             for label in self._told(row, place)
         )
         names = labels_among(
-            file, (placed for placed in labels if placed[1] or not self.unlabelled)
+            file,
+            (placed for placed in labels if placed[1] or not self.unlabelled),
+            [*self._by_number(file).values()],
         )
         if binary := self._unfit_for(names):
             why = f"{binary} needs two labels, and there are {', '.join(names)}"
@@ -215,11 +220,20 @@ class SentenceTask(TaskConfig):
         return self.skip_malformed
 
     def rows(self, file: TaskFile, *fields: str, dropped: Dropped) -> Iterator[Row]:
+        names = self._by_number(file)
         for row in super().rows(file, *fields, dropped=dropped):
+            if names and row.values.get(LABEL):
+                told = [names.get(label, label) for label in self._told(row.values, row.where)]
+                row.values[LABEL] = json.dumps(told) if self.target == LABELS else told[0]
             if (label := row.values.get(LABEL)) in self.ignored_labels:
                 dropped.add("row with an ignored label", f"{row.where}: {label}")
             else:
                 yield row
+
+    def _by_number(self, file: TaskFile) -> dict[str, str]:
+        """The label that each whole number in the file stands for."""
+        column = file.columns.get(LABEL, LABEL)
+        return {} if self.target == NUMBER else labels_by_number(column, file, self.labels)
 
     def _unfit_for(self, labels: Sequence[str]) -> str:
         """The metrics that have no meaning with these labels, in words."""
@@ -261,7 +275,7 @@ class SentenceTask(TaskConfig):
         if self.target == NUMBER:
             return as_number(place, LABEL, text)
         if text not in self.labels:
-            names = ", ".join(self.labels)
+            names = f"{', '.join(self.labels)}{advice_on(text, self.labels)}"
             raise DataError(f"{place}: {LABEL}: {text!r} is not one of the labels: {names}")
         return self.labels.index(text)
 

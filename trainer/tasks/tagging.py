@@ -12,17 +12,25 @@ from torch import Tensor
 from configs.rules import OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
-from data_pipeline.task_files.conll import LAST, TaggedSentence, read_conll, read_tagged_records
+from data_pipeline.task_files.conll import (
+    LAST,
+    TaggedSentence,
+    read_conll,
+    read_tagged_records,
+    tag_column,
+)
 from data_pipeline.task_files.contents import Dropped
-from data_pipeline.task_files.tables import holds_records
+from data_pipeline.task_files.tables import class_names, holds_records
 from model import TAGGING, ModelConfig, ModelShape, TaskHeadConfig, log_likelihood
 from trainer.batches import MicroBatch
 from trainer.denominators import WeightedLabels
 from trainer.objectives.labels import (
     UNKNOWN_LABELS,
     ClassWeights,
+    advice_on,
     label_cross_entropy,
     labels_among,
+    labels_by_number,
     weights_of,
     wrong_weights,
 )
@@ -72,10 +80,12 @@ class Tagging(TaskConfig):
             return self
         sentences = self._sentences(file)
         tags = labels_among(
-            file, ((sentence.where, tag) for sentence in sentences for tag in sentence.tags)
+            file,
+            ((sentence.where, tag) for sentence in sentences for tag in sentence.tags),
+            [*self._by_number(file).values()],
         )
         if not self._fits(tags):
-            raise DataError(f"{file.path}: {NO_ENTITIES}")
+            raise DataError(f"{file.path}: {NO_ENTITIES}{advice_on(tags[-1], ())}")
         if wrong := wrong_weights(tags, self.class_weights):
             raise DataError(f"{file.path}: class_weights: {wrong}")
         return dataclasses.replace(self, labels=tags)
@@ -99,14 +109,26 @@ class Tagging(TaskConfig):
 
     def _sentences(self, file: TaskFile) -> Iterator[TaggedSentence]:
         if holds_records(str(file.path)):
-            return read_tagged_records(
+            names = self._by_number(file)
+            sentences = read_tagged_records(
                 str(file.path),
                 file.columns.get(WORD),
                 file.columns.get(TAG),
                 encoding=file.encoding,
             )
+            return (
+                dataclasses.replace(
+                    sentence, tags=tuple(names.get(tag, tag) for tag in sentence.tags)
+                )
+                for sentence in sentences
+            )
         word, tag = (file.column_number(name) for name in (WORD, TAG))
         return read_conll(str(file.path), word, tag or LAST, file.encoding)
+
+    def _by_number(self, file: TaskFile) -> dict[str, str]:
+        """The tag that each whole number in the file stands for."""
+        column = tag_column(class_names(str(file.path)), file.columns.get(TAG))
+        return labels_by_number(column, file, self.labels)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         numbers = {label: number for number, label in enumerate(self.labels)}
@@ -115,7 +137,7 @@ class Tagging(TaskConfig):
             pieces, tags = [], []
             for word, tag in zip(sentence.words, sentence.tags, strict=True):
                 if tag not in numbers:
-                    names = ", ".join(self.labels)
+                    names = f"{', '.join(self.labels)}{advice_on(tag, self.labels)}"
                     raise DataError(f"{sentence.where}: {tag!r} is not one of the tags: {names}")
                 ids = encoder.word(word)
                 pieces += ids
