@@ -201,7 +201,10 @@ def _files(path: str) -> list[str]:
 
 
 def _records(path: str, encoding: str) -> Iterator[tuple[str, Any]]:
-    """(where, record) of each dialogue or passage."""
+    """(where, record) of each dialogue, passage or question."""
+    if suffix_of(path) == ".parquet":
+        yield from read_records(path)
+        return
     every = list(read_lines(path, encoding))
     lines = [(number, line) for number, line in every if line.strip()]
     if not lines:
@@ -223,7 +226,10 @@ def _questions_with_choices(where: str, record: Any, labelled: bool) -> Iterator
     elif isinstance(record, dict) and "question" in record:
         yield from _race(where, _passage_of(where, record), labelled)
     else:
-        raise DataError(f"{where}: is neither a record of RACE nor a dialogue of DREAM")
+        raise DataError(
+            f"{where}: is neither a record of RACE nor a dialogue of DREAM; write records with "
+            "article, question, options (a list) and answer (A, B, ...)"
+        )
 
 
 def _passage_of(where: str, question: dict[str, Any]) -> dict[str, Any]:

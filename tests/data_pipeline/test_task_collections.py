@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from data_pipeline import DataError
@@ -113,6 +115,13 @@ def test_race_as_datasets_writes_it(write: Callable[[str, str], str]) -> None:
         for question, row in zip(passage, rows, strict=True)
     ]
     assert all(row.id.startswith("high7.txt ") for row in rows)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path := write("a.parquet", ""))
+    in_parquet = list(read_multiple_choice(path))
+    assert [(row.choices, row.answer) for row in in_parquet] == [
+        (row.choices, row.answer) for row in rows
+    ]
+    with pytest.raises(DataError, match="nor a dialogue of DREAM; write records with article, que"):
+        list(read_multiple_choice(write("swag.jsonl", '{"sent1": "a", "ending0": "b"}')))
     del records[0]["answer"]
     with pytest.raises(DataError, match=r"train.jsonl: record 1: .*answers"):
         list(read_multiple_choice(write("train.jsonl", json.dumps(records[:1]))))
