@@ -29,7 +29,7 @@ _KEYS: family.Keys = {
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     read = family.read_keys(theirs, _KEYS)
     head_dim = read["hidden_size"] // read["heads"]
-    refuse(theirs, {"head_dim": (None, head_dim)})
+    refuse(theirs, {"head_dim": (head_dim, None)})
     return read | {
         "kv_heads": theirs.get("num_key_value_heads") or read["heads"],
         "segment_types": 0,

@@ -15,14 +15,17 @@ from model.task_head_config import DETECTION
 
 _ACTIVATIONS = {
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
 }
 
+_AS_THEIRS = "a frozen teacher may have it with model: {kind: transformers}"
 
 Keys = Mapping[str, tuple[str, Any]]  # our key -> the key of `transformers`, and its default
 Rules = tuple[tuple[str, str], ...]
@@ -97,10 +100,10 @@ class Family:
         raise Inexpressible(f"transformers' {self.model_type} has no place for {name}")
 
 
-def read_activation(name: object) -> str:
-    """Our name of a `transformers` activation. Raises ModelError if we do not have it."""
+def read_activation(name: object, key: str) -> str:
+    """Our name of the `transformers` activation at `key`. Raises ModelError if we have none."""
     if str(name) not in _ACTIVATIONS:
-        raise ModelError(f"activation: {name!r} is not one of {', '.join(_ACTIVATIONS)}")
+        raise ModelError(f"{key}: {name!r} is not one of {', '.join(_ACTIVATIONS)}; {_AS_THEIRS}")
     return _ACTIVATIONS[str(name)]
 
 
@@ -119,7 +122,7 @@ def read_keys(theirs: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
         values["pad_token_id"] = -1
     for key in ("activation", "head_activation"):
         if key in values:
-            values[key] = read_activation(values[key])
+            values[key] = read_activation(values[key], keys[key][0])
     return values
 
 
@@ -140,8 +143,7 @@ def refuse(theirs: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) ->
     for key, values in allowed.items():
         if key in theirs and theirs[key] not in values:
             raise ModelError(
-                f"{key}: {theirs[key]!r} is not supported (only {values[0]!r}); a frozen teacher "
-                "may have it with model: {kind: transformers}"
+                f"{key}: {theirs[key]!r} is not supported (only {values[0]!r}); {_AS_THEIRS}"
             )
 
 

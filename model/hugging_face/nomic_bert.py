@@ -53,7 +53,7 @@ def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     if "n_embd" in theirs:
         _refuse_other_parts(renamed)
     sizes = read_sizes(renamed)
-    refuse(renamed, {"head_dim": (None, sizes["hidden_size"] // sizes["heads"])})
+    refuse(renamed, {"head_dim": (sizes["hidden_size"] // sizes["heads"], None)})
     return sizes | {
         "positions": "rotary",
         "global_rope_theta": family.read_rope_theta(renamed, 1000.0),

@@ -183,6 +183,34 @@ def test_modernbert_is_described_to_transformers_4_and_5(tmp_path: Path) -> None
         assert model.from_pretrained(tmp_path).config.meaning() == config.meaning()
 
 
+def test_a_head_of_another_width_is_refused_with_the_width_it_must_have(tmp_path: Path) -> None:
+    theirs = pair("eurobert")[0]
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"head_dim": 1000}))
+    width = theirs.config.hidden_size // theirs.config.num_attention_heads
+    with pytest.raises(
+        model.ModelError, match=rf"head_dim: 1000 is not supported \(only {width}\)"
+    ):
+        model.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gelu_python", "gelu_python_tanh"])
+def test_an_activation_by_another_name_is_the_one_of_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    theirs = pair("bert one head")[0]
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": name}))
+    theirs = type(theirs).from_pretrained(tmp_path).eval()
+    input_ids = torch.arange(12)[None]
+    ours = model.from_pretrained(tmp_path)(input_ids).logits
+    logits = getattr(theirs(input_ids), "logits", None)
+    logits = theirs(input_ids).prediction_logits if logits is None else logits
+    assert torch.allclose(ours, logits, atol=1e-5)
+
+
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("case", ["nomic bert", "eurobert", "modernbert"])
 def test_scaled_rotary_positions_are_refused_by_old_keys_too(

@@ -87,7 +87,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no heads": (lambda f: edit_config(f, num_attention_heads=0), "heads: must be 1 to"),
     "uneven heads": (lambda f: edit_config(f, num_attention_heads=3), "heads: 3 does not divide"),
-    "activation": (lambda f: edit_config(f, hidden_act="maxout"), "activation: 'maxout'"),
+    "activation": (
+        lambda f: edit_config(f, hidden_act="quick_gelu"),
+        "swish; a frozen teacher may have it with model: {kind: transformers}",
+    ),
+    "activation's key": (lambda f: edit_config(f, hidden_act="maxout"), "hidden_act: 'maxout'"),
     "relative": (
         lambda f: edit_config(f, position_embedding_type="relative_key"),
         "position_embedding_type: 'relative_key' is not supported",
