@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,8 @@ from model.protocol import Model
 MODULES = "modules.json"
 POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
 _VECTOR_LENGTH = "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
+_log = logging.getLogger(__name__)
 _POOLING, _NORMALIZE = "Pooling", "Normalize"
 _KNOWN = ("Transformer", _POOLING, _NORMALIZE)
 _OLDER = {"cls_token": "cls", "mean_tokens": "mean"}  # keys of `pooling_mode_...`, true or false
@@ -63,7 +66,27 @@ def read_vector(folder: Path) -> dict[str, Any] | None:
     mode = _mode(files.read_value(file))
     if mode not in POOLINGS:
         raise ModelError(f"{file.relative_to(folder)}: pools by {mode}; cls and mean are read here")
+    _tell_what_is_put_before(folder)
     return {"pooling": POOLINGS[mode], "normalise": _NORMALIZE in modules}
+
+
+def _tell_what_is_put_before(folder: Path) -> None:
+    """Warn about changes to a text by which `sentence-transformers` gives it another vector."""
+    prompts, lengths = (
+        files.read_json(folder / name) if (folder / name).is_file() else {}
+        for name in (_PROMPTS, _VECTOR_LENGTH)
+    )
+    name = prompts.get("default_prompt_name")
+    if prompt := (prompts.get("prompts") or {}).get(name):
+        _log.warning(
+            "%s: default_prompt_name: its prompt is not put before texts; write it there: %r",
+            *(folder / _PROMPTS, prompt),
+        )
+    if lengths.get("do_lower_case"):
+        _log.warning(
+            "%s: do_lower_case: texts are read as they are; give them in small letters",
+            folder / _VECTOR_LENGTH,
+        )
 
 
 def longest_text(folder: Path, config: ModelConfig) -> int | None:

@@ -324,6 +324,26 @@ def test_modules_that_are_not_read(folder, tmp_path, module, settings, message) 
             from_pretrained(tmp_path, kind)
 
 
+def test_what_would_change_a_text_before_its_vector_is_told(folder, tmp_path, caplog) -> None:
+    """`sentence-transformers` puts a prompt before it, or makes its letters small."""
+    save_pretrained(from_pretrained(folder / "small"), tmp_path)
+    (tmp_path / "pooling").mkdir()
+    (tmp_path / "pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
+    from_pretrained(tmp_path)
+    assert not caplog.messages
+    prompts["default_prompt_name"] = "query"
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    from_pretrained(tmp_path)
+    assert "default_prompt_name: its prompt is not put before texts" in caplog.text
+    assert "do_lower_case: texts are read as they are" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
