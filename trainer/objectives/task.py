@@ -426,9 +426,6 @@ class WholeBatchTerm(TaskTerm):
         gradients are those of the sum over all examples of all ranks, in the outputs' shape.
         """
 
-    def source_capture(self, step: int) -> Capture:
-        return Capture() if self.source is None else Capture(heads=(self.head,))
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         outputs = inputs.features.heads[self.head]
         example_losses = inputs.whole_batch.get(self)

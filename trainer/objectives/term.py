@@ -295,8 +295,8 @@ class Term(nn.Module, ABC):
         return Capture()
 
     def source_capture(self, step: int) -> Capture:
-        """The outputs that its source's forward returns for the term at the learner's `step`."""
-        return Capture()
+        """The outputs that its source's forward returns: by default those of the learner's own."""
+        return self.student_capture(step)
 
     def concerns(self, targets: Collection[str]) -> bool:
         """Whether it is about a batch that has these targets."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from configs.rules import WEIGHT, OneOf, positive
 from configs.section import Refusal
-from model import SPAN, Capture, ModelConfig, ModelShape
+from model import SPAN, ModelConfig, ModelShape
 from trainer.objectives.task import HeadTerm, HeadTermConfig, TaskConfig
 from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, TermConfig, register
 
@@ -154,9 +154,6 @@ class SoftLabelsTerm(HeadTerm):
     def stand_beside(self, terms: Mapping[str, TermConfig]) -> None:
         tasks = (term for term in terms.values() if isinstance(term, TaskConfig))
         self.task = next(task for task in tasks if task.head == self.head)
-
-    def source_capture(self, step: int) -> Capture:
-        return Capture(heads=(self.head,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         ours, weights = self.task.choices(inputs.features.heads[self.head], inputs.batch)

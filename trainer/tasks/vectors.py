@@ -17,7 +17,7 @@ from data_pipeline import NO_LABEL, EmptyText, EncodedExample, TextEncoder
 from data_pipeline.task_files.contents import Dropped, place, read_lines
 from data_pipeline.task_files.tables import Row, is_table
 from data_pipeline.text.sentences import sentence_ends
-from model import VECTOR, Capture, ModelConfig, ModelShape, TaskHeadConfig
+from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
 from trainer.learner_names import TEACHER
 from trainer.objectives.stages import STATES
@@ -218,9 +218,6 @@ class DistanceTerm(TaskTerm):
         ours, theirs = (_width(model, task) for model in self.models)
         if ours != theirs:
             self.projection = nn.Linear(ours, theirs)
-
-    def source_capture(self, step: int) -> Capture:
-        return Capture(heads=(self.head,))
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         ours, (theirs,) = inputs.features.heads[self.head], self.outputs(inputs).heads[self.head]

@@ -133,9 +133,6 @@ class CosineTerm(Term):
     def student_capture(self, step: int) -> Capture:
         return Capture(last_hidden_state=True)
 
-    def source_capture(self, step: int) -> Capture:
-        return Capture(last_hidden_state=True)
-
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         ours, theirs = inputs.features.last_hidden_state, self.outputs(inputs).last_hidden_state
         assert ours is not None
@@ -213,9 +210,6 @@ class EmbeddingTerm(Term):
         return hidden_mse(ours, self.outputs(inputs).hidden_states[0], inputs.batch.attention_mask)
 
     def student_capture(self, step: int) -> Capture:
-        return Capture(hidden_states=(0,))
-
-    def source_capture(self, step: int) -> Capture:
         return Capture(hidden_states=(0,))
 
 
