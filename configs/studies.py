@@ -7,8 +7,6 @@ from typing import Annotated, Any
 from configs.rules import NOT_EMPTY, Range
 from configs.section import Refusal, Section
 
-KIND = "study"
-
 
 @dataclass
 class ArmConfig(Section):

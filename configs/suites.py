@@ -7,8 +7,6 @@ from typing import Annotated, Any
 from configs.rules import INDEX, PATH
 from configs.section import Refusal, Section
 
-KIND = "suite"
-
 
 @dataclass
 class SuiteTaskConfig(Section):

@@ -15,7 +15,7 @@ def derive(*parts: int | str) -> int:
 
 
 # The parts of a learner's step, as metrics name them.
-FORWARD, BACKWARD, STEP, COMMUNICATION = PARTS = ("forward", "backward", "step", "communication")
+FORWARD, BACKWARD, STEP, COMMUNICATION = ("forward", "backward", "step", "communication")
 
 TEACHER = "teacher"
 OWN = "own"  # a source: the learner's own last head

@@ -25,7 +25,7 @@ from trainer.control import Requests
 from trainer.errors import TrainingError
 from trainer.learner_config import LearnerConfig
 from trainer.learner_life import InitConfig
-from trainer.learner_names import PARTS
+from trainer.learner_names import BACKWARD, COMMUNICATION, FORWARD, STEP
 from trainer.learners import engine, learner
 from trainer.learners.engine import named_for
 from trainer.learners.state import JobState
@@ -67,7 +67,9 @@ def test_parts_bytes_and_a_slow_rank_on_two_ranks(tmp_path):
     results = run_distributed(measured, 2, str(tmp_path))
     rows, said, unlogged, sizes, named = results[0]
     for name in ("teacher", "students/distilbert", "students/tinybert"):
-        assert {f"{name}/seconds_{part}" for part in PARTS} <= rows[0].keys()
+        assert {
+            f"{name}/seconds_{part}" for part in (FORWARD, BACKWARD, STEP, COMMUNICATION)
+        } <= rows[0].keys()
     # Gradients are reduced once, whole, at stage 0; at stage 1 the parameters are gathered besides.
     assert rows[1]["teacher/bytes_communication"] == pytest.approx(4 * sizes[0], rel=0.02)
     gathered = rows[1]["students/distilbert/bytes_communication"]

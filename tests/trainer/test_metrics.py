@@ -216,12 +216,11 @@ def test_a_resume_reads_each_line_once(tmp_path, monkeypatch):
     assert [row["step"] for row in metrics.read(path)] == list(range(8))
 
 
-def test_series_and_learners():
+def test_series():
     rows = [
         {"step": 1, "tokens": 10, "students/b/loss": 4.0, "teacher/loss": 2.0, "teacher/lr": 0.1},
         {"step": 2, "tokens": 20, "teacher/loss": 1.0},
         {"step": 2, "val/prose/students/a/loss": 3.0, "val/prose/teacher/accuracy": 0.5},
     ]
-    assert metrics.learners(rows) == ["teacher", "students/b", "students/a"]
     assert metrics.series(rows, "teacher/loss") == ([1, 2], [2.0, 1.0])
     assert metrics.series(rows, "val/prose/teacher/accuracy") == ([2], [0.5])

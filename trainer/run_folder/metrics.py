@@ -105,7 +105,20 @@ def read(path: Path) -> list[Row]:
 
     Raises TrainingError, naming file and line, if any other line is not a row.
     """
-    return list(_rows(path))
+    rows: list[Row] = []
+    if not path.exists():
+        return rows
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if is_torn(line):
+                break
+            try:
+                rows.append(decode(line))
+            except ValueError as error:
+                raise TrainingError(
+                    f"{path}: line {number} is not a row of metrics; repair or delete the line"
+                ) from error
+    return rows
 
 
 def series(rows: list[Row], key: str) -> tuple[list[float], list[float]]:
@@ -140,34 +153,6 @@ def held_out(row: Mapping[str, float], learner: str, column: str) -> float | Non
         if (parts := split_held_out(key)) and parts[1:] == (learner, column)
     ]
     return sum(scores) / len(scores) if scores else None
-
-
-def learners(rows: list[Row]) -> list[str]:
-    """The learners with a loss in `rows`: the teacher, then students in order of appearance."""
-    names: dict[str, None] = {}
-    for row in rows:
-        for key in row:
-            name, _, column = key.rpartition("/")
-            if held_out := split_held_out(key):
-                _, name, column = held_out
-            if column == "loss" and name:
-                names.setdefault(name)
-    return sorted(names, key=lambda name: name != "teacher")
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if is_torn(line):
-                return
-            try:
-                yield decode(line)
-            except ValueError as error:
-                raise TrainingError(
-                    f"{path}: line {number} is not a row of metrics; repair or delete the line"
-                ) from error
 
 
 def _to_json(value: Any) -> int | float | str:
