@@ -79,12 +79,12 @@ class SummedMetric(Metric[Outputs]):
 
 
 class GatheredMetric(Metric[Outputs]):
-    """A metric of gathered rows: `of_batch` returns [rows, width], float64 once joined."""
+    """A metric of gathered rows: `of_batch` returns [rows, width], of this `dtype` once joined."""
 
-    width: int
+    dtype: ClassVar[torch.dtype] = torch.float64
 
     def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, self.width, dtype=torch.float64, device=device)
+        return torch.zeros(0, dtype=self.dtype, device=device)  # `torch.cat` takes it for any width
 
     def joined(self, readings: Sequence[Tensor]) -> Tensor:
         return torch.cat([rows.to(readings[0]) for rows in readings])
@@ -97,8 +97,6 @@ class GatheredMetric(Metric[Outputs]):
 
 class PairedMetric(GatheredMetric[Outputs]):
     """A metric of predictions and labels: `of_batch` returns [examples, 2]."""
-
-    width = 2
 
     def finish(self, total: Tensor) -> dict[str, float]:
         if not len(total):

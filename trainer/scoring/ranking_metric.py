@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
     a package that a score needs is not installed.
     """
 
+    dtype: ClassVar[torch.dtype] = torch.float32  # exact up to document 16,777,216
+
     def __init__(self, head: str, names: Sequence[str], references: Callable[[], Any]) -> None:
         """`references` gives those of `CollectionTask`."""
         require_packages(names)
@@ -44,15 +46,9 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
         """The target that holds the number of a document; -100: the text is none."""
         return f"{head}_document"
 
-    def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, device=device)  # of no width, which `torch.cat` leaves out
-
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
-        """[rows, 2 + outputs]: the numbers of query and document, and what the head says of it.
-
-        Float32, which is exact up to document 16,777,216.
-        """
+        """[rows, 2 + outputs]: the numbers of query and document, and what the head says of it."""
         batch = outputs.batch
         if self.query(self.head) not in batch.targets:
             return self.empty(batch.input_ids.device)

@@ -105,8 +105,6 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     threshold, the one with the highest F1 on these examples is chosen.
     """
 
-    width = WIDTH
-
     def __init__(
         self,
         head: str,

@@ -74,7 +74,6 @@ class MultiLabelMetric(TaskMetric):
     """`MULTI_LABEL_SCORES` of a head whose labels are right or not, each by itself."""
 
     functions = task_scores.MULTI_LABEL_SCORES
-    width = 3
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples * labels, 3]: whether it is predicted, whether right, and the label."""
@@ -138,8 +137,6 @@ class GroupRanking(MarginMetric):
     the relevant ones come last, so that the score depends neither on their order nor on the ranks.
     """
 
-    width = 3
-
     @staticmethod
     def group(head: str) -> str:
         """The target that holds the number of a pair's group."""
@@ -152,6 +149,8 @@ class GroupRanking(MarginMetric):
         return torch.cat([super().labelled(outputs), groups[:, None].double()], dim=1)
 
     def finish(self, total: Tensor) -> dict[str, float]:
+        if not len(total):
+            return {}
         margins, labels, groups = total.cpu().numpy().T
         ranked: dict[str, dict[str, float]] = {}
         relevance: dict[str, dict[str, int]] = {}
@@ -258,14 +257,12 @@ def _labelled(predictions: Tensor, labels: Tensor, has_label: Tensor) -> Tensor:
 class BranchMetric(GatheredMetric[ScoreInputs]):
     """Gathers whether each branch is right and how uncertain it is (FastBERT); has no score."""
 
+    dtype: ClassVar[torch.dtype] = torch.float32
     reads_branches: ClassVar[bool] = True
     columns: tuple[Column, ...] = ()
 
     def __init__(self, head: str) -> None:
         self.head = head
-
-    def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, device=device)  # of no width, which `torch.cat` leaves out
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:

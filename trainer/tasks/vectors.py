@@ -306,13 +306,12 @@ class VectorAgreement(GatheredMetric[ScoreInputs]):
     score.
     """
 
+    dtype: ClassVar[torch.dtype] = torch.float32
+
     def __init__(self, head: str, compares: str) -> None:
         require_packages([SPEARMAN])
         self.head, self.compares = head, compares
         self.columns = (Column(f"{head}_{SPEARMAN}", SPEARMAN, NUMBER),)
-
-    def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, device=device)  # of no width, which `torch.cat` leaves out
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:
