@@ -103,7 +103,7 @@ def test_edited_records_of_a_run_say_nothing(tmp_path: Path) -> None:
     attempts, requests = tmp_path / "attempts", tmp_path / "requests"
     attempts.mkdir()
     record = attempts / "000001.json"
-    record.write_text(json.dumps({"attempt": 1, **Owner.here().record(), "checkpoints": [1, 2]}))
+    record.write_text(json.dumps({"attempt": 1, **vars(Owner.here()), "checkpoints": [1, 2]}))
     for damage in edits(record.read_bytes()):
         with harmed(record, damage):
             assert published(tmp_path / "checkpoints") == []

@@ -68,10 +68,6 @@ class Owner:
                 time.sleep(retry_seconds)
         return None
 
-    def record(self) -> dict[str, Any]:
-        """The owner as JSON."""
-        return asdict(self)
-
     def is_alive(self, record: Path) -> bool:
         """Whether this process is alive; `record` has its heartbeat. May take 30 s."""
         if self.ended or self.is_on_this_machine:
@@ -163,7 +159,9 @@ class Attempt:
         try:
             attempt = cls(run_folder, _claim(run_folder, owner))
             tidy(run_folder / _CHECKPOINTS, attempt.number)
-            _record(attempt, owner, published(run_folder / _CHECKPOINTS))
+            checkpoints = published(run_folder / _CHECKPOINTS)
+            content = {"attempt": attempt.number, **asdict(owner), "checkpoints": checkpoints}
+            _write(attempt.record, content)
         except OSError as error:
             error.filename = error.filename or str(run_folder)
             raise
@@ -265,7 +263,7 @@ def _claim(run_folder: Path, owner: Owner) -> int:
             raise _already_running(run_folder, holder)
         try:
             with open(Attempt(run_folder, newest + 1).record, "x") as file:
-                json.dump(owner.record(), file)
+                json.dump(asdict(owner), file)
         except FileExistsError:
             continue
         return newest + 1
@@ -276,11 +274,6 @@ def _newest(run_folder: Path) -> tuple[int, Path, Owner | None]:
     number = max(_numbers(run_folder / _FOLDER), default=0)
     record = Attempt(run_folder, number).record
     return number, record, Owner.of(record) if number else None
-
-
-def _record(attempt: Attempt, owner: Owner, checkpoints: list[int]) -> None:
-    content = {"attempt": attempt.number, **owner.record(), "checkpoints": checkpoints}
-    _write(attempt.record, content)
 
 
 def _write(record: Path, content: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -42,16 +42,9 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-class Source(Protocol):
-    """Reads stored values."""
-
-    def fill(self, name: str, record: TensorRecord, state: str, start: int, out: Tensor) -> None:
-        """Copy the elements ``[start, start + out.numel())`` of one state into ``out`` [numel]."""
-
-
 @torch.no_grad()
 def restore(
-    engine: DeepSpeedEngine, saved: LearnerRecord, source: Source, has_average: bool = True
+    engine: DeepSpeedEngine, saved: LearnerRecord, source: Fragments, has_average: bool = True
 ) -> None:
     """Overwrite a freshly initialised engine with a stored learner; collective.
 
@@ -131,7 +124,7 @@ def _restore_holder(
     resumed: TensorRecord,
     optimizer: torch.optim.Optimizer | None,
     saved: Mapping[str, TensorRecord],
-    source: Source,
+    source: Fragments,
 ) -> None:
     assert optimizer is not None
     holder, settings = held[0].holder, optimizer.param_groups[held[0].group]
@@ -175,7 +168,7 @@ def _optimizer_states(saved: TensorRecord) -> set[str]:
 
 
 def fill_piece(
-    piece: Piece, state: str, out: Tensor, saved: Mapping[str, TensorRecord], source: Source
+    piece: Piece, state: str, out: Tensor, saved: Mapping[str, TensorRecord], source: Fragments
 ) -> None:
     """Read a piece of one state into `out` [numel]; what every rank holds whole, rank 0 reads.
 

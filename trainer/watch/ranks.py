@@ -27,6 +27,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,7 +63,7 @@ class FirstFailure:
 
     def claim(self, error: BaseException) -> bool:
         """Record `error` as the first failure; False if another rank has failed before."""
-        content = {"rank": self._rank, "error": str(error), **Owner.here().record()}
+        content = {"rank": self._rank, "error": str(error), **asdict(Owner.here())}
         try:
             with open(self._path, "x", encoding="utf-8") as file:
                 json.dump(content, file, ensure_ascii=False)

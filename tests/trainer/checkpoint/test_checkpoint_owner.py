@@ -35,7 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(record: Path, someone: Owner) -> None:
-    record.write_text(json.dumps({"attempt": 1, **someone.record(), "checkpoints": []}))
+    record.write_text(json.dumps({"attempt": 1, **vars(someone), "checkpoints": []}))
 
 
 @pytest.fixture
