@@ -157,7 +157,8 @@ class _Launcher:
                     self._wait(selector)
                     self._forward()
                     self._reap()
-                    self._enforce_deadline()
+                    if self.interrupted or time.monotonic() >= self.deadline:
+                        self._kill_all()
             finally:
                 self._kill_all()
         return self._finish()
@@ -267,10 +268,6 @@ class _Launcher:
             if child in self.failed:
                 for other in self.running:  # a stopped one could not say where it is
                     os.kill(other.pid, signal.SIGCONT)
-
-    def _enforce_deadline(self) -> None:
-        if self.interrupted or time.monotonic() >= self.deadline:
-            self._kill_all()
 
     def _kill_all(self) -> None:
         """Kill every rank with what it started in its session, and wait for the ranks."""

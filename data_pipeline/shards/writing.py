@@ -142,13 +142,12 @@ class SplitWriter:
             if path.exists():
                 with disk_errors(path):
                     fsync(path)
+        prefixes = (self._open, *self._boundaries.values())
         return {
             "numbers": np.array(
                 [self._block_count, self._pending_tokens, self._continues], np.int64
             ),
-            "committed": np.array(
-                [(prefix.size, prefix.crc32) for prefix in self._committed], np.int64
-            ),
+            "committed": np.array([(prefix.size, prefix.crc32) for prefix in prefixes], np.int64),
             "token_counts": self._token_counts,
             "shards": self._shards.view(np.uint8),
             "blocks": np.concatenate([np.zeros(0, index.BLOCK), *self._blocks]).view(np.uint8),
@@ -199,10 +198,6 @@ class SplitWriter:
         self._open.verify(self._open_path, advice)
         for name, committed in self._boundaries.items():
             committed.verify(self.folder / name, advice)
-
-    @property
-    def _committed(self) -> list[CommittedPrefix]:
-        return [self._open, *self._boundaries.values()]
 
     def _append(self, document: Block) -> None:
         self._pending.append(document)

@@ -88,8 +88,9 @@ def open_text(path: str) -> BinaryIO:
         if path == STDIN:
             return _standard_input(sys.stdin.buffer)
         file = open_bytes(path)
-        if path.startswith(PIPE):
-            return _unpacked(path, file, _packing_of(file))
+        if path.startswith(PIPE):  # the output of a command has no name
+            head = file.peek(4) if isinstance(file, io.BufferedReader) else b""
+            return _unpacked(path, file, packing_of(head))
         return _unpacked(path, file, name_of(path).suffix.lower())
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -106,11 +107,6 @@ def open_bytes(path: str, seeks: bool = False) -> BinaryIO:
 def packing_of(head: bytes) -> str | None:
     """The suffix that the content of a compressed file asks for."""
     return next((suffix for start, suffix in _PACKED.items() if head.startswith(start)), None)
-
-
-def _packing_of(file: BinaryIO) -> str | None:
-    """The packing of the output of a command, which has no name."""
-    return packing_of(file.peek(4)) if isinstance(file, io.BufferedReader) else None
 
 
 def _unpacked(path: str, file: BinaryIO, suffix: str | None) -> BinaryIO:

@@ -53,7 +53,11 @@ def read(
             splitters = [pre_tokenizers.WhitespaceSplit(), metaspace]
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
         tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
-        added = [_added(piece) for piece in proto.pieces if _is_added(piece)]
+        added = [  # matched verbatim, before normalization
+            AddedToken(piece.piece, normalized=False, special=piece.type == piece.CONTROL)
+            for piece in proto.pieces
+            if piece.type in (piece.CONTROL, piece.USER_DEFINED)
+        ]
         tokenizer.add_tokens(added)
     return tokenizer
 
@@ -126,12 +130,3 @@ def _normalizer(spec: Any, settings: Mapping[str, Any]) -> normalizers.Normalize
     if spec.remove_extra_whitespaces and family not in SPLITTING:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     return normalizers.Sequence(steps)
-
-
-def _is_added(piece: Any) -> bool:
-    """Whether a piece is matched verbatim, before normalization."""
-    return bool(piece.type in (piece.CONTROL, piece.USER_DEFINED))
-
-
-def _added(piece: Any) -> AddedToken:
-    return AddedToken(piece.piece, normalized=False, special=piece.type == piece.CONTROL)

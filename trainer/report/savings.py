@@ -71,7 +71,7 @@ def step_costs(run: RunFiles) -> StepCosts | None:
     students = [name for name in names if not is_teacher(name)]
     if TEACHER not in names or not students:
         return None
-    if _is_stored(run):
+    if run.config["teacher"].get("stored"):  # its predictions are, so it does not run
         names.remove(TEACHER)
     teachers = [name for name in names if is_teacher(name)]
     beside = {student: _rows(run, student, FORWARD) for student in students}
@@ -143,11 +143,6 @@ def _steps(name: str, evaluation: dict[str, Any]) -> slice:
     """The steps in which a learner's own schedule ran, from the first one to behind the last."""
     facts = evaluation["learners"][name]
     return slice(facts["started_at"], facts.get("finished_at") or evaluation["step"])
-
-
-def _is_stored(run: RunFiles) -> bool:
-    """Whether the teacher does not run, since its predictions are stored."""
-    return bool(run.config["teacher"].get("stored"))
 
 
 def _separately(run: RunFiles) -> str:
