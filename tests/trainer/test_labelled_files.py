@@ -27,6 +27,7 @@ from model import (
 )
 from tests.trainer import tiny
 from tests.trainer.test_token_tasks import squad
+from trainer.report.table import model_table
 from trainer.task_facts import TaskFacts, write_facts
 
 TEXTS = ["The system runs a small command.", "no", "A file is read, and then it is written.",
@@ -233,3 +234,9 @@ def test_what_cannot_be_scored_is_one_line(model: Make, tmp_path: Path) -> None:
     for words in ([folder, key, "--learner", "teacher"], [folder, folder, key]):
         refused(*words, code=2)
     assert "none: not a run" in refused("none", key)
+
+
+def test_a_model_that_translates_is_scored_of_its_translations() -> None:
+    results = {"model": "m", "file": "a.tsv", "head": "masked", "parameters": 1, "columns": []}
+    shown = model_table({**results, "scores": {}, "breakdown": None})
+    assert shown.endswith("scores: of translation, on a.tsv")

@@ -21,6 +21,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.examples import with_examples
+from trainer.lifecycle.start import Resumption
 from trainer.objectives.task import TaskConfig
 from trainer.objectives.term import registered_terms
 from trainer.report.page import write_report
@@ -93,6 +94,20 @@ def job_of_moods(corpus, tmp_path_factory) -> Path:
     path = folder / "job.yaml"
     path.write_text(JOB.format(runs=folder / "runs", corpus=corpus, folder=folder))
     return path
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "training"),
+        (["teacher.init.pretrained=base"], "fine-tuning"),
+        (["teacher.init.pretrained=base", "teacher.init.random=true"], "training"),
+    ],
+)
+def test_a_teacher_alone_is_fine_tuned_only_where_its_weights_are_given(job, words, what) -> None:
+    config = configs.load(job, JobConfig, "job", ["students=null", *words])
+    started = [*Resumption(config, None, None).lines()]
+    assert started == [f"no students: plain {what} of the teacher"]
 
 
 @pytest.fixture(scope="module")

@@ -315,5 +315,6 @@ class Resumption:
         if late := continuity.unreached_warning(config):
             yield late
         if not config.students:
-            what = "fine-tuning" if config.data.has_examples else "pre-training"
+            of_examples = "fine-tuning" if config.teacher.init.weights else "training"
+            what = of_examples if config.data.has_examples else "pre-training"
             yield f"no students: plain {what} of the teacher"

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from data_pipeline import MASKED
 from trainer.learner_names import TEACHER
 from trainer.report import elements
 from trainer.run_folder.run_files import columns_of
@@ -59,7 +60,8 @@ def model_table(results: dict[str, Any]) -> str:
             )
             by_class.add_row(name, f"{scores_of_class['count']:,}", *shares)
         parts.append(as_text(by_class))
-    return "\n\n".join([*parts, f"scores: of {results['head']}, on {results['file']}"])
+    task = "translation" if results["head"] == MASKED else results["head"]
+    return "\n\n".join([*parts, f"scores: of {task}, on {results['file']}"])
 
 
 def plain_table(first: str, *others: str) -> Table:
