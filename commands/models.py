@@ -126,7 +126,7 @@ def plan_job(
     import gc
 
     import configs
-    from cluster.planning.plan import make_plan
+    from cluster.planning.plan import make_plan, undivided
     from cluster.planning.text import describe
     from configs.devices import DeviceConfig
     from trainer.footprint.demands import demands, demands_apart
@@ -143,8 +143,9 @@ def plan_job(
     warn_about(job)
     require_room(job)
     facts = demands(job)
-    apart, batches = demands_apart(job, facts.learners), rows_by_step(job).values()
-    plan = make_plan(facts, on, apart, batches)
+    plan = make_plan(facts, on, demands_apart(job, facts.learners))
+    if uneven := undivided(rows_by_step(job).values(), on):
+        click.echo(f"warning: {uneven}; as it is, the job does not start there", err=True)
     click.echo(plan.to_json() if as_json else describe(plan))
 
 

@@ -8,7 +8,7 @@ its own ZeRO stage.
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.errors import LaunchError
@@ -176,24 +176,14 @@ class Plan:
         return strict_json(dataclasses.asdict(self))
 
 
-def make_plan(
-    job: JobFacts,
-    machine: Machine,
-    apart: Sequence[LearnerFacts] = (),
-    batches: Collection[int] = (),
-) -> Plan:
+def make_plan(job: JobFacts, machine: Machine, apart: Sequence[LearnerFacts] = ()) -> Plan:
     """Plan `job` on `machine`; `apart` are its learners in jobs of their own (see `compare`).
 
-    `batches` are the sizes of all global batches, in rows. Raises LaunchError where one does not
-    divide over ranks, OptionError where a start has no time to train.
+    Raises LaunchError where its batch does not divide over ranks, OptionError where a start has no
+    time to train.
     """
-    for rows in (job.rows, *batches):
-        if rows % machine.ranks:
-            unit = machine.device.unit
-            raise LaunchError(
-                f"batch: {rows} sequences do not divide over {machine.ranks} {unit}s; choose a "
-                f"multiple of {machine.ranks}, or change --nodes and --gpus-per-node"
-            )
+    if uneven := undivided([job.rows], machine):
+        raise LaunchError(uneven)
     memory, time = job_memory(job, machine), step_time(job, machine)
     work = time.seconds * job.steps
     gpu_hours = work / HOUR * machine.ranks
@@ -222,6 +212,18 @@ def make_plan(
         scaling=_scaling(job, machine),
         recipes=compare(job, apart, machine) if apart else [],
         storing_gpu_hours=_storing(job, apart[0], machine) if job.stored else None,
+    )
+
+
+def undivided(batches: Iterable[int], machine: Machine) -> str:
+    """The batches, in rows, that do not divide over the ranks, and the way out; empty: none."""
+    uneven = [str(rows) for rows in sorted({*batches}) if rows % machine.ranks]
+    if not uneven:
+        return ""
+    return (
+        f"batch: {', '.join(uneven)} sequences do not divide over {machine.ranks} "
+        f"{machine.device.unit}s; choose a multiple of {machine.ranks}, or change --nodes and "
+        "--gpus-per-node"
     )
 
 
