@@ -80,7 +80,8 @@ def _tell_what_is_put_before(folder: Path) -> None:
     if prompt := (prompts.get("prompts") or {}).get(name):
         _log.warning(
             "%s: default_prompt_name: its prompt is not put before texts; write it there: %r",
-            *(folder / _PROMPTS, prompt),
+            folder / _PROMPTS,
+            prompt,
         )
     if lengths.get("do_lower_case"):
         _log.warning(

@@ -18,7 +18,6 @@ from configs.rules import WEIGHT
 from configs.typed import convert
 from data_pipeline import NO_LABEL, PAIRS, DataError
 from data_pipeline.packing.kinds import PACKINGS
-from data_pipeline.task_files.tables import class_names
 from model import Ability, Capture, ModelConfig, ModelShape
 from trainer.objectives.task import LABEL, TaskFile
 from trainer.objectives.term import LossInputs, Term, TermConfig
@@ -46,13 +45,12 @@ def wrong_weights(labels: Sequence[str], named: Mapping[str, float]) -> str:
     return "" if any(named.get(label, 1.0) for label in labels) else "must not be 0 for all labels"
 
 
-def labels_by_number(column: str, file: TaskFile, labels: Sequence[str]) -> dict[str, str]:
-    """The label that each whole number in a column of a task's file stands for, in their order.
+def labels_by_number(names: Sequence[str], labels: Sequence[str]) -> dict[str, str]:
+    """The label that each whole number in a column stands for, by the column's `class_names`.
 
-    Empty where the file does not say so, and where the task's `labels` are none of these: those of
-    a model may be the numbers themselves.
+    Empty where these are none, and where the task's `labels` are none of these: those of a model
+    may be the numbers themselves.
     """
-    names = class_names(str(file.path)).get(column, [])
     if labels and set(labels).isdisjoint(names):
         return {}
     return {str(number): name for number, name in enumerate(names)}

@@ -17,7 +17,7 @@ from configs.rules import OneOf
 from configs.section import Refusal
 from data_pipeline import NO_LABEL, DataError, EncodedExample, ExampleSplit, TextEncoder
 from data_pipeline.task_files.contents import Dropped
-from data_pipeline.task_files.tables import Row, as_number, list_in
+from data_pipeline.task_files.tables import Row, as_number, class_names, list_in
 from model import CLASSIFICATION, MULTI_LABEL, REGRESSION, ModelConfig, ModelShape, TaskHeadConfig
 from model.task_head_config import conflicts_of_numbers
 from trainer.batches import MicroBatch
@@ -232,8 +232,10 @@ class SentenceTask(TaskConfig):
 
     def _by_number(self, file: TaskFile) -> dict[str, str]:
         """The label that each whole number in the file stands for."""
-        column = file.columns.get(LABEL, LABEL)
-        return {} if self.target == NUMBER else labels_by_number(column, file, self.labels)
+        if self.target == NUMBER:
+            return {}
+        names = class_names(str(file.path)).get(file.columns.get(LABEL, LABEL), [])
+        return labels_by_number(names, self.labels)
 
     def _unfit_for(self, labels: Sequence[str]) -> str:
         """The metrics that have no meaning with these labels, in words."""

@@ -127,8 +127,9 @@ class Tagging(TaskConfig):
 
     def _by_number(self, file: TaskFile) -> dict[str, str]:
         """The tag that each whole number in the file stands for."""
-        column = tag_column(class_names(str(file.path)), file.columns.get(TAG))
-        return labels_by_number(column, file, self.labels)
+        columns = class_names(str(file.path))
+        names = columns.get(tag_column(columns, file.columns.get(TAG)), [])
+        return labels_by_number(names, self.labels)
 
     def encode(self, file: TaskFile, encoder: TextEncoder) -> Iterator[EncodedExample]:
         numbers = {label: number for number, label in enumerate(self.labels)}
