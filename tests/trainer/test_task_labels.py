@@ -30,10 +30,10 @@ from trainer.tasks.translation import Translation
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("", "a.tsv:3: label: is empty; give one, or set unlabelled: true"),
+        ("", "a.tsv:3: label: is empty; give one"),
         ("???", "a.tsv:3: label: '???' is a placeholder or has a control character"),
         ("t\x92", "a.tsv:3: label: 't\\x92' is a placeholder or has a control character"),
-        ("NaN", "a.tsv:3: label: is NaN; give one, or set unlabelled: true"),
+        ("NaN", "a.tsv:3: label: is NaN; give one"),
         ("dull", "a.tsv: has only one label, 'dull'; a task needs two"),
     ],
 )
@@ -95,8 +95,16 @@ def test_blank_rows_are_counted(
 def test_a_null_label_is_told_like_an_empty_one(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": None}, {"text": "c", "label": "y"}]
     (path := tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataError, match=r"a\.jsonl:2: label: is empty; give one"):
+    told = r"a\.jsonl:2: label: is empty; give one, or set unlabelled: true"
+    with pytest.raises(DataError, match=told):
         SingleSentence().with_labels_of(TaskFile(path, {}))
+
+
+def test_only_a_task_that_has_unlabelled_is_told_of_it(tmp_path: Path) -> None:
+    (path := tmp_path / "a.conll").write_text("the B-X\nof -100\n")
+    with pytest.raises(DataError) as refused:
+        Tagging().with_labels_of(TaskFile(path, {}))
+    assert str(refused.value).endswith("a.conll:1: label: is -100; give one")
 
 
 SENTENCE = '{"tokens": ["the", "of"], "tags": ["A", "B"]}\n'

@@ -68,11 +68,15 @@ def advice_on(label: str, labels: Sequence[str]) -> str:
 
 
 def labels_among(
-    file: TaskFile, rows: Iterable[tuple[str, str]], declared: Sequence[str] = ()
+    file: TaskFile,
+    rows: Iterable[tuple[str, str]],
+    declared: Sequence[str] = (),
+    remedy: str = "give one",
 ) -> list[str]:
     """The different labels in a training file, sorted. `rows`: (place, label) of each example.
 
     Numbers are in the order of numbers. Those `declared` by the file are all labels, in its order.
+    `remedy`: what to do where a label is missing.
     Raises DataError for a label that is missing or that a config cannot hold, for one number in
     two forms, for fewer than two labels, and for one that is not declared.
     """
@@ -81,8 +85,7 @@ def labels_among(
         places.setdefault(label, place)
     for label, place in places.items():
         if not label or label.lower() in MISSING:
-            why = f"is {label or 'empty'}; give one, or set unlabelled: true"
-            raise DataError(f"{place}: {LABEL}: {why}")
+            raise DataError(f"{place}: {LABEL}: is {label or 'empty'}; {remedy}")
         try:
             convert(label, str, LABEL)
         except ConfigError:

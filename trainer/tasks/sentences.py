@@ -175,6 +175,7 @@ class SentenceTask(TaskConfig):
             file,
             (placed for placed in labels if placed[1] or not self.unlabelled),
             [*self._by_number(file).values()],
+            remedy="give one, or set unlabelled: true",
         )
         if binary := self._unfit_for(names):
             why = f"{binary} needs two labels, and there are {', '.join(names)}"
