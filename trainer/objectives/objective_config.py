@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,7 @@ from configs.section import Refusal, Section, declare_fields, within
 from data_pipeline import MASKED, TASK_NAME
 from model import ModelConfig, ModelShape, may_name_a_head
 from trainer.learner_names import MEAN, OWN, TEACHER, is_teacher, section_of
-from trainer.objectives import terms
+from trainer.objectives import terms as _terms  # noqa: F401 - registers those shipped
 from trainer.objectives.layers import LayerTermConfig
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.term import TeacherTermConfig, TermConfig, registered_terms
@@ -272,16 +270,15 @@ _TASKS = Annotated[
 
 def declare_terms() -> None:
     """Make every registered term a key of `ObjectiveConfig`. Call it again after registering."""
-    sections = {name: section | None for name, section in registered_terms().items()}
+    terms = registered_terms()
+    sections = {name: section | None for name, section in terms.items()}
     kinds = {
         name: section | None
-        for name, section in registered_terms().items()
+        for name, section in terms.items()
         if issubclass(section, TaskConfig) and section.joins
     }
     declare_fields(KindOfTask, kinds)
     declare_fields(ObjectiveConfig, {**sections, TASKS: _TASKS})
 
 
-for _module in pkgutil.iter_modules(terms.__path__):
-    importlib.import_module(f"{terms.__name__}.{_module.name}")
 declare_terms()
