@@ -120,9 +120,10 @@ def spearman(predictions: Array, numbers: Array) -> float:
     return _correlation("spearmanr", predictions, numbers)
 
 
-def _as_bioes(tag: str) -> str:
-    """A tag of BILOU or BMES as BIOES calls it, which `seqeval` knows."""
-    return {"L-": "E-", "U-": "S-", "M-": "I-"}.get(tag[:2], tag[:2]) + tag[2:]
+def _as_bioes(sentences: Tags) -> list[list[str]]:
+    """The tags with those of BILOU and BMES as BIOES calls them, which `seqeval` knows."""
+    begins = {"L-": "E-", "U-": "S-", "M-": "I-"}
+    return [[begins.get(tag[:2], tag[:2]) + tag[2:] for tag in tags] for tags in sentences]
 
 
 def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
@@ -130,16 +131,12 @@ def entity_scores(predicted: Tags, right: Tags) -> dict[str, float]:
 
     `predicted` and `right` are the tags of each sentence, in IOB1, IOB2, BIOES, BILOU or BMES.
     """
-    predicted, right = (
-        [[_as_bioes(tag) for tag in tags] for tags in of] for of in (predicted, right)
-    )
     from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
+    tags = _as_bioes(right), _as_bioes(predicted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about types that are never predicted
-        figures = precision_recall_fscore_support(
-            [*map(list, right)], [*map(list, predicted)], average="micro", zero_division=0
-        )
+        figures = precision_recall_fscore_support(*tags, average="micro", zero_division=0)
     names = ("entity_precision", "entity_recall", "entity_f1")
     return {name: float(score) for name, score in zip(names, figures[:3], strict=True)}
 
@@ -148,12 +145,10 @@ def scores_by_type(predicted: Tags, right: Tags) -> dict[str, dict[str, float]]:
     """Precision, recall, F1 and number of the entities of each type; see `entity_scores`."""
     from seqeval.metrics import classification_report
 
-    predicted, right = (
-        [[_as_bioes(tag) for tag in tags] for tags in of] for of in (predicted, right)
-    )
+    tags = _as_bioes(right), _as_bioes(predicted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = classification_report(right, predicted, output_dict=True, zero_division=0)
+        report = classification_report(*tags, output_dict=True, zero_division=0)
     return {
         kind: {
             "precision": float(scores["precision"]),
