@@ -20,6 +20,7 @@ from trainer.learners.learners import Learners
 from trainer.learners.module import compared_heads
 from trainer.learners.state import JobState
 from trainer.replaced_tokens import with_view
+from trainer.scoring.columns import OF_NEXT_TOKENS
 from trainer.watch.guard import batch_number
 
 
@@ -87,7 +88,7 @@ class Evaluations:
         where = (self._device, dist.get_rank(), dist.get_world_size(), next_tokens)
         scores = self._validation.evaluate(scorer, learner.metrics, *where)
         shown = scores.of_trained_heads(learner.metrics, trained, data.tasks)
-        return shown.of_next_tokens() if next_tokens else shown
+        return shown.prefixed(OF_NEXT_TOKENS) if next_tokens else shown
 
     def _rank(self, learners: Learners, by_learner: Mapping[str, Scores], step: int) -> None:
         """Note the primary scores of the learners that are trained."""

@@ -302,15 +302,16 @@ class _Measurement:
 
         return read
 
-    def _scores_on_test(self, name: str, model: Model, on_validation: Scores) -> dict[str, Any]:
+    def _scores_on_test(
+        self, name: str, model: Model, on_validation: Scores
+    ) -> Mapping[str, float | None]:
         """The scores on a task's test file, by column; empty where the job has no such file."""
         if self.test is None:
             return {}
         untuned = self.test.job.metrics_of(self.saved.config(name))
         metrics = tuple(metric.tuned_on(on_validation.overall) for metric in untuned)
         scores = self._scores(name, model, self.test.examples, metrics)
-        told = self._told(name, scores).overall
-        return {f"{ON_TEST}{column}": score for column, score in told.items()}
+        return self._told(name, scores).prefixed(ON_TEST).overall
 
     def _told(self, name: str, scores: Scores) -> Scores:
         """A learner's scores, with None for untrained heads; of several tasks, their mean too."""

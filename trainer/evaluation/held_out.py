@@ -39,7 +39,7 @@ from trainer.job_data.other_tokenizers import other_views
 from trainer.learner_config import LearnerConfig
 from trainer.learners.state import LearnerState
 from trainer.objectives.term import StepSchedule
-from trainer.scoring.columns import OF_AVERAGE, OF_NEXT_TOKENS
+from trainer.scoring.columns import OF_AVERAGE
 from trainer.scoring.metric import Metric, Tally, joined, share_over_ranks
 from trainer.scoring.scores import shown, task_mean
 from trainer.watch.ranks import SendHeartbeat
@@ -73,22 +73,20 @@ class Scores:
 
     def beside(self, averages: Scores) -> Scores:
         """These scores, and those of the averaged weights in columns of their own."""
+        averages = averages.prefixed(OF_AVERAGE)
         by_corpus = {
-            corpus: {**scores, **_prefixed(OF_AVERAGE, averages.by_corpus[corpus])}
-            for corpus, scores in self.by_corpus.items()
+            name: {**scores, **averages.by_corpus[name]} for name, scores in self.by_corpus.items()
         }
-        return Scores({**self.overall, **_prefixed(OF_AVERAGE, averages.overall)}, by_corpus)
+        return Scores({**self.overall, **averages.overall}, by_corpus)
 
-    def of_next_tokens(self) -> Scores:
-        """These scores in the columns of next tokens."""
-        by_corpus = {
-            name: _prefixed(OF_NEXT_TOKENS, scores) for name, scores in self.by_corpus.items()
-        }
-        return Scores(_prefixed(OF_NEXT_TOKENS, self.overall), by_corpus)
+    def prefixed(self, prefix: str) -> Scores:
+        """These scores in columns whose names begin with `prefix`."""
 
+        def renamed(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+            return {f"{prefix}{column}": score for column, score in scores.items()}
 
-def _prefixed(prefix: str, scores: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {f"{prefix}{column}": score for column, score in scores.items()}
+        by_corpus = {name: renamed(scores) for name, scores in self.by_corpus.items()}
+        return Scores(renamed(self.overall), by_corpus)
 
 
 class ValidationSet:
