@@ -270,12 +270,10 @@ class JobConfig(Section):
         growth = sorted([*self.batch.growth, *begun], key=lambda phase: phase.step)
         return dataclasses.replace(self.batch, growth=growth)
 
+    @functools.cached_property
     def in_steps(self) -> JobConfig:
         """This job with fractions of its steps converted to steps, and learners' own patience."""
-        return self._in_steps
 
-    @functools.cached_property
-    def _in_steps(self) -> JobConfig:
         def converted(learner: LearnerConfig) -> LearnerConfig:
             patience = None if learner.frozen else self.stop.patience
             return learner.with_patience(patience).in_steps(self.steps)

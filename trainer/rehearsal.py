@@ -40,7 +40,7 @@ def rehearsal(job: JobConfig, steps: int) -> JobConfig:
     """
     if job.data.has_examples:
         raise TrainingError("data: a rehearsal is for jobs about text; give a task fewer epochs")
-    job = job.in_steps()
+    job = job.in_steps
     events = sorted({*_events(job), job.steps})
     if steps < 2 * len(events):
         raise OptionError(f"--steps: this job needs {2 * len(events)} or more")

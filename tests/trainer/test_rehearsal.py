@@ -48,7 +48,7 @@ def test_a_rehearsal_keeps_the_order_of_what_happens(name):
         assert narrow.objective == whole.objective or learner != "teacher"
         assert (narrow.zero_stage, narrow.precision) == (whole.zero_stage, whole.precision)
     if name in OF_THREE_CORPORA:
-        reached = [event for event, step in events(job.in_steps()) if "batch" not in event]
+        reached = [event for event, step in events(job.in_steps) if "batch" not in event]
         assert [event for event, _ in events(small) if "batch" not in event] == reached
         assert all(step < STEPS for event, step in events(small) if "phase" in event)
 

@@ -26,7 +26,7 @@ def demands(job: JobConfig, device: str = "gpu") -> JobFacts:
     With phases of several sequence lengths, memory is for the longest sequences and FLOPs are the
     mean over the steps. The job's ``assumed`` lists the other simplifications.
     """
-    job = job.in_steps()
+    job = job.in_steps
     shares = _lengths(job)
     longest = max(shares)
     largest, shorter = _over_the_job(job, device, longest, shares.keys() - {longest})

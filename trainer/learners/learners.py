@@ -41,7 +41,7 @@ class Learners:
         is the folder of the tokenizer that they share. Collective, like every method.
         """
         self._tokenizer_dir = tokenizer_dir
-        self.config = config.in_steps()
+        self.config = config.in_steps
         self.step_shape = step_shape
         teacher = self.config.teacher
         first = self._first_weights(TEACHER, teacher) if checkpoint is None else None

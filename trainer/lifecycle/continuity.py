@@ -289,7 +289,7 @@ def require_same_stage(before: JobConfig, now: JobConfig, state: Mapping[str, An
     length of a stage that is a fraction of them. `state` is that of the checkpoint, which was made
     with the config `before`.
     """
-    old, new = before.in_steps(), now.in_steps()
+    old, new = before.in_steps, now.in_steps
     for name, counters in state.get("learners", {}).items():
         is_named = name in old.learners and name in new.learners
         if not is_named or counters["finished_at"] is not None:
@@ -324,7 +324,7 @@ def unreached_warning(config: JobConfig) -> str:
 
 def _unreached(config: JobConfig) -> Iterator[str]:
     steps = config.steps
-    for name, learner in config.in_steps().learners.items():
+    for name, learner in config.in_steps.learners.items():
         section = section_of(name)
         if learner.schedule.warmup_steps >= _steps_of(learner, steps):
             yield f"{section}.schedule.warmup_steps ({learner.schedule.warmup_steps})"
