@@ -141,11 +141,9 @@ def _views(job: JobConfig, learner: str | None, split: str) -> dict[str, View]:
     from data_pipeline import DEFAULT_VIEW, open_corpora
     from trainer.evaluation.held_out import SEED
     from trainer.job_data.examples import views_of
+    from trainer.learner_names import plain_name
 
-    views = {
-        name.removeprefix("students/"): learner_config.form
-        for name, learner_config in job.learners.items()
-    }
+    views = {plain_name(name): learner_config.form for name, learner_config in job.learners.items()}
     if learner is None and len({*views.values()}) > 1:
         choices = ", ".join(f"{name} ({view})" for name, view in views.items())
         raise click.UsageError(
@@ -165,6 +163,7 @@ def models(config: str) -> list[tuple[str, Any, int | None, float]]:
     import configs
     from model import ModelConfig
     from model.accounting import MASKED_FRACTION
+    from trainer.learner_names import plain_name
 
     if not _is_job(config, "model"):
         name, schema = configs.find(config, "model").stem, cast(Any, ModelConfig)
@@ -172,8 +171,7 @@ def models(config: str) -> list[tuple[str, Any, int | None, float]]:
     job = prepare(load_job(config, ()))
     most = job.data.longest, job.data.highest_masking_rate
     return [
-        (name.removeprefix("students/"), learner.architecture, *most)
-        for name, learner in job.learners.items()
+        (plain_name(name), learner.architecture, *most) for name, learner in job.learners.items()
     ]
 
 

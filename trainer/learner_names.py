@@ -27,6 +27,11 @@ def student_key(name: str) -> str:
     return f"students/{name}"
 
 
+def plain_name(name: str) -> str:
+    """``students/tiny`` as tiny; the name of a teacher as it is."""
+    return name.removeprefix("students/")
+
+
 def teacher_key(name: str) -> str:
     """The name, among learners and sources, of what a term's ``teacher`` is in YAML."""
     return name if name in (TEACHER, MEAN) else f"teachers/{name}"

@@ -11,7 +11,7 @@ from model import Ability, ModelConfig
 from trainer.denominators import ATTENDED
 from trainer.learner_config import SEPARATE, LearnerConfig
 from trainer.learner_life import BudgetConfig, StartConfig, layers_of_the_moment
-from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, section_of
+from trainer.learner_names import MEAN, TEACHER, is_student, is_teacher, plain_name, section_of
 from trainer.objectives.task import HeadTermConfig, TaskConfig
 from trainer.objectives.term import TermConfig
 from trainer.objectives.terms.attention import MatrixTermConfig
@@ -203,7 +203,7 @@ def _conflicts_of_generators(learners: Named, data: DataConfig) -> Iterator[Refu
 def _misfits_of_generator(config: LearnerConfig, learners: Named) -> Iterator[Refusal]:
     name = config.generator_name
     if name is None or name not in learners:
-        names = [other.removeprefix("students/") for other in learners if "teachers/" not in other]
+        names = [plain_name(other) for other in learners if "teachers/" not in other]
         yield "", f"no learner {config.generator!r}; there are: {', '.join(names)}"
         return
     generator, section = learners[name], section_of(name)

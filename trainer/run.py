@@ -24,6 +24,7 @@ from trainer.evaluation.final_scores import evaluate_run
 from trainer.evaluation.finished import SavedLearners
 from trainer.job import Job
 from trainer.job_data.examples import test_contents
+from trainer.learner_names import plain_name
 from trainer.learners.engine import join_process_group
 from trainer.lifecycle.start import StartedRun, start_run
 from trainer.measure import Startup
@@ -128,7 +129,7 @@ def _export(
             heartbeat()
             out = saved.folder.export(name, average=weights.are_averages)
             (out / EXPORTED[-1]).unlink(missing_ok=True)  # without this file it is incomplete
-            with work(f"exporting {name.removeprefix('students/')}", ticks=True):
+            with work(f"exporting {plain_name(name)}", ticks=True):
                 note = export_learner(weights, name, out, results)
             key = "export_of_average" if weights.are_averages else "export"
             results["learners"][name] |= {key: str(out), "export_format": note or TRANSFORMERS}

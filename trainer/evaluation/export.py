@@ -28,6 +28,7 @@ from trainer.evaluation.finished import SavedLearners
 from trainer.job_data.encoding import TaskOfJob
 from trainer.job_data.examples import tasks_of
 from trainer.learner_config import LearnerConfig
+from trainer.learner_names import plain_name
 from trainer.objectives.task import STATISTICS
 from trainer.objectives.term import TermConfig
 from trainer.run_folder import metrics
@@ -65,7 +66,7 @@ def export_learner(
     if head is not None:
         chosen_head(saved.folder.path, [*config.task_heads], head)
         config, weights = with_head_alone(config, head, weights)
-    title = f"{saved.job.name} {name.removeprefix('students/')}"
+    title = f"{saved.job.name} {plain_name(name)}"
     if saved.are_averages:
         title += ", averaged"
     results = results or read_evaluation(saved.folder.evaluation)

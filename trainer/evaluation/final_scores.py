@@ -24,7 +24,7 @@ from trainer.evaluation.breakdown import Breakdown, score_examples
 from trainer.evaluation.finished import SavedLearners
 from trainer.evaluation.held_out import SEED, Scores, ValidationSet
 from trainer.job_data.examples import aligns, scored_on_test, tasks_of
-from trainer.learner_names import TEACHER
+from trainer.learner_names import TEACHER, plain_name
 from trainer.learners.module import features_of, own_projection
 from trainer.measure import describe_machine
 from trainer.objectives.vocabulary import chunked_kl_divergence
@@ -278,7 +278,7 @@ class _Measurement:
         metrics: Metrics,
         breakdown: Breakdown | None = None,
     ) -> Scores:
-        self.told.begin(f"scoring {name.removeprefix('students/')}")
+        self.told.begin(f"scoring {plain_name(name)}")
         read = self._reader(name)
         return score_examples(model, examples, metrics, read, breakdown, self._teacher_of)
 
@@ -335,13 +335,13 @@ class _Measurement:
         views = config.view, teacher.view
         if not (aligns(job, *views) and config.predicts_tokens_of(teacher)):
             return None
-        self.told.begin(f"comparing {name.removeprefix('students/')} with the teacher")
+        self.told.begin(f"comparing {plain_name(name)} with the teacher")
         comparison = agreement(model, self.teacher, self.validation, self.device, views)
         return None if comparison is None else dataclasses.asdict(comparison)
 
     def _speed(self, name: str, model: Model) -> dict[str, float]:
         sample = self.validation.sample().view(self.saved.config(name).form)
-        self.told.begin(f"measuring the speed of {name.removeprefix('students/')}")
+        self.told.begin(f"measuring the speed of {plain_name(name)}")
         many, single = to_device(sample, self.device), to_device(sample.rows(0, 1), self.device)
         seconds = _encoding_seconds(model, many, self.told)
         return {

@@ -20,7 +20,7 @@ from trainer.config import JobConfig
 from trainer.errors import TrainingError
 from trainer.evaluation.held_out import trained_heads
 from trainer.learner_config import DISENTANGLED, LearnerConfig
-from trainer.learner_names import TEACHER, is_teacher, section_of, student_key
+from trainer.learner_names import TEACHER, is_teacher, plain_name, section_of, student_key
 from trainer.learners.first_weights import model_state
 from trainer.learners.module import WORD_EMBEDDING
 from trainer.learners.state import JobState
@@ -97,7 +97,7 @@ class SavedLearners:
         for name in (learner, student_key(learner)):
             if name in self.names:
                 return name
-        choices = ", ".join(name.removeprefix("students/") for name in self.names)
+        choices = ", ".join(plain_name(name) for name in self.names)
         raise OptionError(
             f"--learner: {self.folder.path} has no {learner}; choose among: {choices}"
         )

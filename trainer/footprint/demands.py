@@ -15,7 +15,7 @@ from trainer.footprint.footprint import Footprint, Passes, footprints_and_passes
 from trainer.job_data.counting import usual_rows
 from trainer.job_data.examples import predicts_by_example, tasks_of
 from trainer.learner_config import FROZEN_STAGES, LearnerConfig
-from trainer.learner_names import TEACHER, is_teacher
+from trainer.learner_names import TEACHER, is_teacher, plain_name
 
 _Passes = TypeVar("_Passes", bound=Passes)
 
@@ -131,7 +131,7 @@ def _learner(
     job: JobConfig,
 ) -> LearnerFacts:
     return LearnerFacts(
-        name=name.removeprefix("students/"),
+        name=plain_name(name),
         teaches=is_teacher(name),
         generates=not is_teacher(name)
         and any(learner.generator_name == name for learner in job.learners.values()),

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.progress import duration, seconds_left
+from trainer.learner_names import plain_name
 from trainer.run_folder.metrics import held_out, split_held_out
 from trainer.scoring.columns import ACCURACY, LOSS, Column
 
@@ -170,7 +171,7 @@ class Display:
 
     def _learner(self, name: str) -> str:
         loss, masked, score = (of.get(name) for of in (self._losses, self._masked, self._scores))
-        short = name.removeprefix("students/")
+        short = plain_name(name)
         if loss is None:
             return f"{short}: waiting"
         facts = [f"loss {loss:.3f}"]

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trainer.learner_names import BACKWARD, FORWARD, STEP
+from trainer.learner_names import BACKWARD, FORWARD, STEP, plain_name
 from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
-from trainer.report.elements import Floats, colour, percent, plain_name, short
+from trainer.report.elements import Floats, colour, percent, short
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.columns import SHARE
 

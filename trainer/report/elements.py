@@ -88,11 +88,6 @@ def steps_of(facts: Mapping[str, Any]) -> str:
     return f"{facts['steps_taken']:,}" + (f" + {skipped:,} skipped" if skipped else "")
 
 
-def plain_name(learner: str) -> str:
-    """``students/tiny`` as tiny; ``teacher`` as it is."""
-    return learner.removeprefix("students/")
-
-
 def _digits(number: float) -> str:
     decimals = max(0, 2 - math.floor(math.log10(abs(number))))
     if decimals > 6:

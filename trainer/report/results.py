@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
+from trainer.learner_names import plain_name
 from trainer.report.chart import Level, Point, cloud, scatter
 from trainer.report.elements import (
     NO_RETENTION,
@@ -11,7 +12,6 @@ from trainer.report.elements import (
     html_row,
     html_table,
     percent,
-    plain_name,
     retention_of,
     score_of,
     short,

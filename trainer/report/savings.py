@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from configs.progress import duration
-from trainer.learner_names import BACKWARD, FORWARD, MEAN, STEP, TEACHER, is_teacher
-from trainer.report.elements import html_table, percent, plain_name, short
+from trainer.learner_names import BACKWARD, FORWARD, MEAN, STEP, TEACHER, is_teacher, plain_name
+from trainer.report.elements import html_table, percent, short
 from trainer.run_folder.run_files import RunFiles
 
 TIMED = (

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from data_pipeline import MASKED
-from trainer.learner_names import TEACHER
+from trainer.learner_names import TEACHER, plain_name
 from trainer.report import elements
 from trainer.run_folder.run_files import columns_of
 from trainer.scoring.columns import Column
@@ -104,7 +104,7 @@ def _cells(name: str, evaluation: dict[str, Any], compares: bool) -> list[str]:
         "" if agreement is None else elements.percent(agreement["top_1"]),
     ]
     return [
-        elements.plain_name(name),
+        plain_name(name),
         elements.short(facts["parameters"]),
         *(elements.score_of(facts, column) for column in columns_of(evaluation)),
         *(shares if compares else []),
