@@ -79,10 +79,10 @@ def _compare(
     Each model reads the same examples in its own form.
     """
     labelled = student_batch.targets[MASKED].labels >= 0  # [P]
-    ours, theirs = (
-        _vocabulary_input(student, student_batch),
-        _vocabulary_input(teacher, teacher_batch),
-    )
+    ours = features_of(student, student_batch, NOTHING).vocabulary_input
+    theirs = features_of(teacher, teacher_batch, NOTHING).vocabulary_input
+    assert ours is not None
+    assert theirs is not None
     projection, other = student.output_projection(), teacher.output_projection()
     weight, bias = projection
     assert weight is not None, "the projection of a model that is trained"
@@ -92,14 +92,6 @@ def _compare(
     choices = predictions(ours, OutputProjection(*projection))
     same = (choices == predictions(theirs, OutputProjection(*other))) & labelled
     return torch.stack([same.sum().double(), divergence.double(), positions.double()])
-
-
-def _vocabulary_input(model: Model, batch: MicroBatch) -> Tensor:
-    vocabulary_input = model.features(
-        batch.input_ids, batch.segment_ids, batch.visible, batch.masked_positions
-    ).vocabulary_input
-    assert vocabulary_input is not None
-    return vocabulary_input
 
 
 SPEED_SECONDS = 1.0  # the shortest time over which a speed is measured
