@@ -50,7 +50,7 @@ from trainer.stored_logits import format as stored_format
 from trainer.stored_logits.format import Manifest, StepLogits, StoredConfig
 from trainer.stored_logits.reading import draw, uniforms
 from trainer.teacher_outputs import OutputProjection
-from trainer.vocabulary_projection import chunks, logits_of, room_for
+from trainer.vocabulary_projection import chunks, room_for
 from trainer.watch.ranks import explained, on_rank_0
 
 SHARD_BYTES = 1 << 26  # a shard is written as soon as it has this much; it may be one step larger
@@ -297,8 +297,7 @@ class TeacherLogits:
         assert features.vocabulary_input is not None
         is_masked = batch.targets[MASKED].labels >= 0  # [P]
         with self.teacher.autocast():
-            weight, bias = self.projection.weight, self.projection.bias
-            projection = logits_of(features.vocabulary_input, weight, bias)
+            projection = self.projection.logits(features.vocabulary_input)
         numbers = self._numbers(batch, rows) if self.stored.samples else None
         values, ids = [], []
         for some in chunks(*projection.shape, projection.device):

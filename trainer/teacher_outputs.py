@@ -16,7 +16,7 @@ from data_pipeline import MASKED
 from model import QKV, Features
 from trainer.batches import MicroLogits
 from trainer.denominators import ATTENDED
-from trainer.vocabulary_projection import Distribution, TopLogits, logits_of
+from trainer.vocabulary_projection import Distribution, Projection, TopLogits
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,16 @@ class OutputProjection:
     weight: Tensor | None
     bias: Tensor | None
 
-    @classmethod
-    def detached(cls, weight: Tensor | None, bias: Tensor | None) -> OutputProjection:
-        """The projection by these tensors, without gradients."""
-        return cls(*(None if part is None else part.detach() for part in (weight, bias)))
+    def detached(self) -> OutputProjection:
+        """This projection, without gradients."""
+        parts = self.weight, self.bias
+        return OutputProjection(*(None if part is None else part.detach() for part in parts))
+
+    def logits(self, x: Tensor) -> Projection | TopLogits:
+        """The logits of P rows x [P, E], the projection's input."""
+        if self.weight is None:
+            return TopLogits(x.float(), None, x.shape[1])
+        return Projection(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -88,11 +94,9 @@ def _distributions(
     features: Features, projection: OutputProjection, logit_consumers: int
 ) -> dict[str, Distribution]:
     inputs = {MASKED: features.vocabulary_input, ATTENDED: features.all_positions}
-    told = OutputProjection.detached(projection.weight, projection.bias)
+    told = projection.detached()
     return {
-        positions: Distribution(
-            logits_of(x.detach(), told.weight, told.bias), keep=logit_consumers > 1
-        )
+        positions: Distribution(told.logits(x.detach()), keep=logit_consumers > 1)
         for positions, x in inputs.items()
         if x is not None
     }

@@ -123,13 +123,6 @@ class TopLogits:
         return TopLogits(self.values[rows], ids, self.shape[1])
 
 
-def logits_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Projection | TopLogits:
-    """The logits of P rows x [P, E] of a vocabulary projection's input, or of logits themselves."""
-    if weight is None:
-        return TopLogits(x.float(), None, x.shape[1])
-    return Projection(x, weight, bias)
-
-
 class Largest:
     """The k largest of another's logits in each row; every other token has the probability 0."""
 

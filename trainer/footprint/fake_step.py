@@ -208,7 +208,7 @@ def _read(batch: MicroBatch, config: LearnerConfig) -> MicroBatch:
 
 
 def _projection(module: LearnerModule) -> OutputProjection:
-    return OutputProjection.detached(*module.model.output_projection())
+    return OutputProjection(*module.model.output_projection()).detached()
 
 
 def _train(

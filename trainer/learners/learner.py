@@ -361,7 +361,7 @@ class Learner:
             named = {name: part for name, part in parts._asdict().items() if part is not None}
             gathered = whole_copies([*named.values()])
             parts = parts._replace(**dict(zip(named, gathered, strict=True)))
-        return OutputProjection.detached(*self.model.output_projection(parts))
+        return OutputProjection(*self.model.output_projection(parts)).detached()
 
     def share_embedding(self, learners: Mapping[str, Learner]) -> None:
         """Read the present word embedding of its generator, if it shares that embedding."""

@@ -20,12 +20,12 @@ from trainer.denominators import ATTENDED
 from trainer.fusion import fusion_options
 from trainer.objectives.row_losses import RowLoss, RowLosses, kl_divergence_rows
 from trainer.objectives.term import LossInputs, Term
+from trainer.teacher_outputs import OutputProjection
 from trainer.vocabulary_projection import (
     Distribution,
     Projection,
     blocks,
     chunks,
-    logits_of,
     room_for,
 )
 
@@ -71,7 +71,7 @@ def chunked_kl_divergence(
     if weights is None:
         weights = torch.ones(len(student_input), device=student_input.device)
     weights = weights.float()
-    teacher = Distribution(logits_of(teacher_input, *teacher_projection))
+    teacher = Distribution(OutputProjection(*teacher_projection).logits(teacher_input))
     rows = kl_divergence_rows(teacher, temperature, weights)
     return project_and_sum(student_input, student_projection, [rows])[0], weights.sum()
 
