@@ -144,11 +144,7 @@ class ObjectiveConfig(Section):
 
     def label_terms(self) -> set[str]:
         """The names of the terms that read no learner's outputs, only labels."""
-        return {
-            name
-            for name, section in self.terms().items()
-            if section.source is None and not section.regularises
-        }
+        return {name for name, section in self.terms().items() if section.learns_labels}
 
     def waits_for(self, teacher: ObjectiveConfig) -> bool:
         """Whether a term counts only once the job's own teacher is ahead, which can be measured."""

@@ -166,6 +166,11 @@ class TermConfig(Section, ABC):
         return None
 
     @property
+    def learns_labels(self) -> bool:
+        """Whether it reads no learner's outputs, only labels."""
+        return self.source is None and not self.regularises
+
+    @property
     def min_lead_over_student(self) -> float | None:
         """How far the job's own teacher must be ahead before the term counts; None: it always does.
 
@@ -268,7 +273,7 @@ class Term(nn.Module, ABC):
         self.weight = StepSchedule.read(config.weight)
         self.source = config.source
         self.compares = config.compares
-        self.learns_labels = config.source is None and not config.regularises
+        self.learns_labels = config.learns_labels
         self.min_lead = config.min_lead_over_student
 
     @abstractmethod
