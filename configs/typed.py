@@ -145,8 +145,7 @@ def _kind(tree: Mapping[str, Any], schema: type[T], path: str) -> type[T]:
     kind: type[T] = chosen(schema, tree)
     if kinds and kind is schema:
         name = tree[KIND]
-        wanted = nearest(name, list(kinds)) if isinstance(name, str) else ""
-        wanted = "" if wanted.startswith("; there are") else wanted
+        wanted = _guess(name, list(kinds)) if isinstance(name, str) else ""
         raise ConfigError(
             f"{inside(path, KIND)}: must be one of {', '.join(kinds)}, or one that a plugin adds "
             f"(plugins, --plugin), not {shown(name)}{wanted}"
@@ -300,19 +299,22 @@ def inside(path: str, key: Any) -> str:
     return f"{path}.{key}" if path and not key.startswith(f"{path}.") else key
 
 
+def _guess(name: str, candidates: Sequence[str]) -> str:
+    """A suggestion for a message: the nearest of the `candidates`; empty where none is near."""
+    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
 def nearest(name: str, candidates: Sequence[str]) -> str:
     """A suggestion for a message: the nearest of the `candidates`, or all of them."""
-    match = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
-    if match:
-        return f"; did you mean {match[0]}?"
-    return f"; there are: {', '.join(candidates)}" if candidates else ""
+    listed = f"; there are: {', '.join(candidates)}" if candidates else ""
+    return _guess(name, candidates) or listed
 
 
 def nearest_of_all(name: str, candidates: Sequence[str]) -> str:
     """The message of `nearest`, and all of the `candidates` behind a suggestion."""
-    guess = nearest(name, candidates)
-    listed = f" There are: {', '.join(candidates)}"
-    return f"{guess}{'' if guess.startswith('; there are') or not candidates else listed}"
+    guess = _guess(name, candidates)
+    return f"{guess} There are: {', '.join(candidates)}" if guess else nearest(name, candidates)
 
 
 def shown(value: Any) -> str:
