@@ -5,6 +5,7 @@ since only a site's own sbatch knows them: releases and plugins add some, and ``
 leaves out a fifth of what it takes. It refuses a misspelt one by itself.
 """
 
+import collections
 import dataclasses
 import re
 import typing
@@ -281,18 +282,15 @@ def with_options(config: ClusterConfig, arguments: Sequence[str]) -> ClusterConf
 
 
 def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    taken = False
-    for index, argument in enumerate(arguments):
-        if taken:
-            taken = False
-            continue
+    """The options and their values; empty values of those that have none."""
+    pairs, words = [], collections.deque(arguments)
+    while words:
+        argument = words.popleft()
         if not argument.startswith("--") or argument == "--":
             raise OptionError(f"{argument!r} is not an option; write --name value, or key=value")
         name, equals, text = argument[2:].partition("=")
-        following = arguments[index + 1] if index + 1 < len(arguments) else "--"
-        if not equals and not following.startswith("--"):
-            text, taken = following, True
+        if not equals and words and not words[0].startswith("--"):
+            text = words.popleft()
         pairs.append((name, text))
     return pairs
 
