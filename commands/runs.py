@@ -120,8 +120,7 @@ def submit(
         made = _evaluation(names, overrides, check)
     else:
         made = _job(names, overrides, check, command, **given)
-    facts = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-    submit_job(cluster=cluster, options=sbatch, chain=chain, dry_run=dry_run, **facts)
+    submit_job(cluster=cluster, options=sbatch, chain=chain, dry_run=dry_run, **vars(made))
 
 
 def _names(words: Sequence[str], kind: str) -> list[str]:
