@@ -9,7 +9,7 @@ copies while they are fetched, since its reuse distance is longer than these mod
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster.planning.machine import FLOAT, Machine, StepTime, step_time
@@ -233,7 +233,8 @@ def options(job: JobFacts, machine: Machine) -> list[Option]:
     """
     first = job.learners[0]
     frozen = (first.zero_stage,) if first.offloaded or job.stored else (0, 3)
-    sizes = list(micro_batches(job.rows // machine.ranks))
+    rows = job.rows // machine.ranks
+    sizes = [size for size in range(1, rows + 1) if rows % size == 0]
     return [
         Option(
             teacher,
@@ -263,8 +264,3 @@ def choose(job: JobFacts, machine: Machine) -> Choice | None:
     chosen = at_stages(job, best.teacher_stage, best.student_stage)
     chosen = replace(chosen, micro_batch=best.micro_batch or 1)
     return Choice(best, job_memory(chosen, machine), step_time(chosen, machine))
-
-
-def micro_batches(rows: int) -> Iterator[int]:
-    """The micro-batch sizes that divide `rows` sequences evenly, ascending."""
-    yield from (size for size in range(1, rows + 1) if rows % size == 0)

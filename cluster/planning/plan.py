@@ -89,7 +89,7 @@ def _separate(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts
     teachers = _teachers(apart)
     for student in apart[len(teachers) :]:
         learners = (*teachers, replace(student, active=1.0))
-        yield replace(job, steps=_active_steps(job, student), learners=learners)
+        yield replace(job, steps=round(student.active * job.steps), learners=learners)
 
 
 def _shared(job: JobFacts, apart: Sequence[LearnerFacts]) -> Iterator[JobFacts]:
@@ -119,10 +119,6 @@ def _pretraining(job: JobFacts, finished: LearnerFacts) -> Iterator[JobFacts]:
             backward_flops=teacher.backward_flops / teacher.training,
         )
         yield replace(job, steps=round(teacher.training * job.steps), learners=(trains,))
-
-
-def _active_steps(job: JobFacts, learner: LearnerFacts) -> int:
-    return round(learner.active * job.steps)
 
 
 def _cost(jobs: Sequence[JobFacts], machine: Machine) -> tuple[float, float]:

@@ -62,9 +62,9 @@ def _memory(plan: Plan) -> str:
     device = plan.machine.device
     size = max(max(_parts(learner)) for several in plan.by_stage.values() for learner in several)
     unit, divisor = _unit(size)
+    stages = {learner.name: learner.zero_stage for learner in plan.job.learners}
     rows = [
         _memory_row(name if not stage else "", memory, stage == stages[name], divisor)
-        for stages in [{learner.name: learner.zero_stage for learner in plan.job.learners}]
         for name, memories in plan.by_stage.items()
         for stage, memory in enumerate(memories)
     ]
