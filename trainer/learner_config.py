@@ -351,8 +351,9 @@ class LearnerConfig(Section):
         """A transfer is by terms of its own, which others follow."""
         for key in [*self.transfers][1:]:
             yield key, f"set either this or {next(iter(self.transfers))}"
+        terms = self.objective.terms().values()
         for key, section in self.transfers.items():
-            if not all(self.objective.parts(section.first)):
+            if {term.compares in section.first for term in terms} != {True, False}:
                 yield key, f"objective must have {section.needs}"
         if self.task_first is not None and len(self.objective.tasks or ()) > 1:
             yield "task_first", "is for one task; objective.tasks has several"

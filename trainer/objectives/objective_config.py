@@ -227,14 +227,6 @@ class ObjectiveConfig(Section):
                         f"leaves out layer {layer} of the student; progressive needs all of them",
                     )
 
-    def parts(self, first: Collection[str]) -> tuple[list[str], list[str]]:
-        """The names of the terms that compare what `first` lists, and of the others."""
-        terms = self.terms().items()
-        return (
-            [name for name, config in terms if config.compares in first],
-            [name for name, config in terms if config.compares not in first],
-        )
-
 
 def _misfits(
     section: TermConfig, learner: ModelShape, teachers: Mapping[str, ModelShape]
