@@ -46,7 +46,9 @@ def conflicts_of_roles(teacher: LearnerConfig, others: Named, students: Named) -
 def conflicts_with_data(everyone: Named, data: DataConfig) -> Iterator[Refusal]:
     """Objectives that need what the data or a teacher lack, including those of late students."""
     packings = [packing for _, packing in data.lengths_and_packings()]
-    masked = _predicts_tokens(everyone) if data.has_examples else data.highest_masking_rate > 0
+    masked = data.highest_masking_rate > 0
+    if data.has_examples:  # a task may have tokens to predict, as masked text has
+        masked = any(task.head == MASKED for task in _tasks_of(everyone))
     turning = any(learner.model.is_rotary and not learner.frozen for learner in everyone.values())
     for number, phase in enumerate(data.phases):
         if phase.rope_theta and not turning:
@@ -99,11 +101,10 @@ def _conflicts_with_next_tokens(everyone: Named) -> Iterator[Refusal]:
                 yield f"{section}.objective.{config.objective.key_of(name)}", why
 
 
-def _predicts_tokens(learners: Named) -> bool:
-    """Whether examples have tokens to predict, as masked text has."""
+def _tasks_of(learners: Named) -> list[TaskConfig]:
+    """The tasks of all of these learners."""
     terms = (learner.objective.task_terms() for learner in learners.values())
-    tasks = (task for of_learner in terms for task in of_learner.values())
-    return any(task.head == MASKED for task in tasks)
+    return [task for of_learner in terms for task in of_learner.values()]
 
 
 def conflicts_about_metrics(
@@ -163,8 +164,7 @@ def _examples_in(data: DataConfig) -> str:
 
 def _conflicts_of_views(learners: Named) -> Iterator[Refusal]:
     """Views that the data do not have, and states that are compared across views."""
-    terms = [learner.objective.task_terms() for learner in learners.values()]
-    tasks = [task for of_learner in terms for task in of_learner.values()]
+    tasks = _tasks_of(learners)
     shared = [name for task in tasks[:1] for name in task.views]
     known = [DEFAULT_VIEW, *(name for name in shared if all(name in task.views for task in tasks))]
     for learner, config in learners.items():
@@ -384,8 +384,7 @@ def _sources_of(term: TermConfig, learners: Named) -> dict[str, LearnerConfig]:
 
 def _conflicts_of_tokenizers(learners: Named, data: DataConfig) -> Iterator[Refusal]:
     """Tokenizers of learners that cannot have their own, or compare or copy what is of others."""
-    terms = (config.objective.task_terms().values() for config in learners.values())
-    unfit = [task.name for tasks in terms for task in tasks if not task.any_tokenizer]
+    unfit = [task.name for task in _tasks_of(learners) if not task.any_tokenizer]
     what = ["several tasks"] if data.tasks else unfit
     if not data.has_examples:
         yield from _conflicts_of_text(learners, data)
