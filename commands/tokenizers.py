@@ -109,9 +109,9 @@ def tokenizer_compare(
     if a part of it has no entry. A character is lost if the tokenizer's normalizer removes it, its
     accent or its vowel sign.
     """
+    from configs.tables import as_text, plain_table
     from data_pipeline.text.formats import ReadOptions
     from data_pipeline.tokenization.comparison import compare
-    from trainer.report.table import as_text, plain_table
 
     headings = ("entries", "tokens/word", "characters/token", "unknown words", "lost characters")
     table = plain_table("tokenizer", *headings)

@@ -19,7 +19,7 @@ ROOMS = {
     "configs": (
         "errors durable yaml_text kinds typed strict_json rules section "
         "reference interpolation loading devices studies suites plan_facts runs "
-        "progress"
+        "progress tables"
     ),
     "data_pipeline": (
         "errors hashing remote text task_files shards tokenization packing masking config "

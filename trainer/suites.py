@@ -11,10 +11,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from configs.tables import as_text, plain_table
 from trainer.evaluation.minimal_pairs import CHANCE, PairScores
 from trainer.report.chart import Level, Point, scatter
 from trainer.report.elements import COLOURS, document, html_row, html_table, percent, short
-from trainer.report.table import as_text, plain_table
 from trainer.run_folder.run_files import columns_of, primary_of
 from trainer.scoring.columns import ACCURACY, Column
 

@@ -1,11 +1,7 @@
 """A plan as text, for a terminal."""
 
-import io
 import math
 from collections.abc import Iterator, Sequence
-
-from rich.console import Console
-from rich.table import Table
 
 from cluster.config import ClusterConfig
 from cluster.planning.machine import NODE_MTBF_HOURS, Machine
@@ -13,8 +9,8 @@ from cluster.planning.memory import LearnerMemory
 from cluster.planning.plan import JOINT, SEPARATE, SHARED, Plan
 from configs.plan_facts import CacheFacts, JobFacts
 from configs.progress import counted, duration
+from configs.tables import as_text, plain_table
 
-WIDTH = 10_000  # wider than any table, so that no name or number is cut
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
 _SCALES = (("B", 1e9), ("M", 1e6), ("K", 1e3))
 FROM_GPU = "from a GPU to its host"
@@ -311,14 +307,10 @@ def _assumed_of_cache(cache: CacheFacts, rows: int) -> Iterator[str]:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    table = plain_table(*headings)
     for row in rows:
         table.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=WIDTH, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return as_text(table)
 
 
 def _unit(size: float) -> tuple[str, float]:

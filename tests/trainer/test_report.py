@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.tables import as_text, plain_table
 from tests.waiting import read, until
 from trainer.report.chart import curve
 from trainer.report.curves import is_term
 from trainer.report.page import LiveReport, render, write_report
-from trainer.report.table import as_text, plain_table, student_table
+from trainer.report.table import student_table
 from trainer.run_folder import metrics
 from trainer.run_folder.metrics import MetricsLog
 from trainer.run_folder.run_files import RunFiles

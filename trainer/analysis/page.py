@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from configs.tables import as_text, plain_table
 from model.attention_heads import UNIFORM, Head
 from trainer.analysis.analysis import Analysis, Effect, Effects, Pruned, Scores
 from trainer.analysis.linguistic import KINDS, LinguisticAttention
 from trainer.analysis.maps import PATTERNS, ExampleMaps, HeadPatterns
 from trainer.report.elements import document, percent, shortened
-from trainer.report.table import as_text, plain_table
 from trainer.scoring.columns import SHARE, Column
 
 RULE = (

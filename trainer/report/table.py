@@ -1,12 +1,9 @@
 """The learners of a run side by side, for a terminal."""
 
-import io
 import textwrap
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from configs.tables import as_text, plain_table
 from data_pipeline import MASKED
 from trainer.learner_names import TEACHER, plain_name
 from trainer.report import elements
@@ -14,7 +11,6 @@ from trainer.run_folder.run_files import columns_of
 from trainer.scoring.columns import Column
 
 SHARES, SPEED = ("retention", "agreement"), ("tokens/s", "ms/seq", "steps")
-WIDTH = 10_000  # wider than any table
 LEGEND_WIDTH = 96
 
 
@@ -62,22 +58,6 @@ def model_table(results: dict[str, Any]) -> str:
         parts.append(as_text(by_class))
     task = "translation" if results["head"] == MASKED else results["head"]
     return "\n\n".join([*parts, f"scores: of {task}, on {results['file']}"])
-
-
-def plain_table(first: str, *others: str) -> Table:
-    """A table without lines, with these headings; all columns but the first are numbers."""
-    table = Table(first, box=None, pad_edge=False, header_style="")
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def as_text(table: Table) -> str:
-    """The lines of a table, without colours; none is wrapped, so that paths can be copied."""
-    out = io.StringIO()
-    # Cells hold a user's words: [b] in a label or a path is no markup.
-    Console(file=out, width=WIDTH, color_system=None, markup=False, emoji=False).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 _OF_TEXT = (
