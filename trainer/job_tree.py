@@ -4,8 +4,9 @@ The `tasks` that it names bring their examples and heads, and a learner that nam
 weights (``init.pretrained``) gets the `model` that is there.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,18 +39,14 @@ def with_learners(
 ) -> dict[str, Any]:
     """A job's tree with ``change(key, section)`` in place of each learner that has a section."""
     changed = dict(tree)
-    for role in ("teacher", "teachers", "students"):
-        section = tree.get(role)
-        if not isinstance(section, dict):
-            continue
-        changed[role] = (
-            change(role, section)
-            if role == "teacher"
-            else {
+    if isinstance(tree.get("teacher"), dict):
+        changed["teacher"] = change("teacher", tree["teacher"])
+    for role in ("teachers", "students"):
+        if isinstance(tree.get(role), dict):
+            changed[role] = {
                 name: change(f"{role}.{name}", learner) if isinstance(learner, dict) else learner
-                for name, learner in section.items()
+                for name, learner in tree[role].items()
             }
-        )
     return changed
 
 
@@ -166,15 +163,12 @@ def with_named_heads(tree: Mapping[str, Any]) -> dict[str, Any]:
     """
     kinds: dict[str, str] = {}
     weightless: dict[str, TaskHeadConfig] = {}
-
-    def read_tasks(_: str, learner: dict[str, Any]) -> dict[str, Any]:
-        objective = _objective_of(learner)
-        kinds.update(_kinds_of_tasks(objective))
-        tasks = objective.task_terms().values() if objective else ()
-        weightless.update(
-            {task.head: task.teacher_head for task in tasks if task.teacher_head is not None}
-        )
-        return learner
+    for objective in _objectives_in(tree):
+        kinds |= _kinds_of_tasks(objective)
+        tasks = objective.task_terms().values()
+        weightless |= {
+            task.head: task.teacher_head for task in tasks if task.teacher_head is not None
+        }
 
     def named(section: str, learner: dict[str, Any]) -> dict[str, Any]:
         absent: Any = {} if weightless else None  # a folder that is not on this machine
@@ -199,7 +193,6 @@ def with_named_heads(tree: Mapping[str, Any]) -> dict[str, Any]:
             heads = _with_labels(section, heads, init["labels"])
         return {**learner, "model": {**model, "task_heads": heads}}
 
-    with_learners(tree, read_tasks)
     return with_learners(tree, named)
 
 
@@ -219,18 +212,20 @@ def heads_by_kind(heads: Mapping[str, str], tasks: Mapping[str, str]) -> dict[st
     }
 
 
-def _objective_of(learner: Mapping[str, Any]) -> ObjectiveConfig | None:
-    """A learner's objective; None where the loader is going to refuse it."""
-    try:
-        return configs.validate(learner.get("objective") or {}, ObjectiveConfig, "")
-    except ConfigError:
-        return None
+def _objectives_in(tree: Mapping[str, Any]) -> Iterator[ObjectiveConfig]:
+    """The objectives of a job's learners, without those that the loader is going to refuse."""
+    several = [_section(tree, role) for role in ("teachers", "students")]
+    learners = [_section(tree, "teacher")]
+    learners += [_section(role, name) for role in several for name in role]
+    for learner in learners:
+        with contextlib.suppress(ConfigError):
+            yield configs.validate(_section(learner, "objective"), ObjectiveConfig, "")
 
 
-def _kinds_of_tasks(objective: ObjectiveConfig | None) -> dict[str, str]:
+def _kinds_of_tasks(objective: ObjectiveConfig) -> dict[str, str]:
     """The kind of the head of each task in an objective, by name."""
     try:
-        equipped = objective.equip(default_model()).task_heads if objective else {}
+        equipped = objective.equip(default_model()).task_heads
     except ValueError:  # a rule of a head, which the loader names
         return {}
     return {name: head.kind for name, head in equipped.items()}
