@@ -41,11 +41,7 @@ def train(config: str, overrides: tuple[str, ...], nproc: int | None, max_restar
     srun and torchrun start each rank by this command too.
     """
     ignore_write_errors()
-
-    def load() -> JobConfig:
-        return prepare(load_job(config, overrides))
-
-    run_if_launched(lambda: _train_as_rank(load), bool(nproc or max_restarts), config, overrides)
+    run_if_launched(_train_as_rank, bool(nproc or max_restarts), config, overrides)
     job = load_on_device(config, overrides)
     if not announce_if_finished(job):
         sys.exit(run_ranks(job, [config, *overrides], nproc, max_restarts=max_restarts))
@@ -87,11 +83,7 @@ def store(config: str, overrides: tuple[str, ...], nproc: int | None) -> None:
     command too.
     """
     ignore_write_errors()
-
-    def load() -> JobConfig:
-        return prepare(load_job(config, overrides))
-
-    run_if_launched(lambda: _store_as_rank(load), bool(nproc), config, overrides)
+    run_if_launched(_store_as_rank, bool(nproc), config, overrides)
     job = load_on_device(config, overrides)  # errors show before ranks start
     as_fork = partial(_store_as_rank, lambda: job)
     sys.exit(launch_ranks(["store", config, *overrides], as_fork, nproc))
@@ -128,9 +120,12 @@ def one_thread() -> Iterator[None]:
 
 
 def run_if_launched(
-    as_rank: Callable[[], int], is_told: bool, config: str, overrides: tuple[str, ...]
+    as_rank: Callable[[Callable[[], JobConfig]], int],
+    is_told: bool,
+    config: str,
+    overrides: tuple[str, ...],
 ) -> None:
-    """Call `as_rank` and exit, if srun or torchrun has started this process as a rank.
+    """Call `as_rank` with a loader of the job, and exit, if srun or torchrun started this process.
 
     Raises UsageError then where `is_told`: the user has said how to start ranks.
     """
@@ -142,7 +137,7 @@ def run_if_launched(
                 "--nproc, --max-restarts: not under srun or torchrun, which set the ranks"
             )
         _choose_device_of_rank(config, overrides)
-        sys.exit(as_rank())
+        sys.exit(as_rank(lambda: prepare(load_job(config, overrides))))
 
 
 def _choose_device_of_rank(config: str, overrides: tuple[str, ...]) -> None:
