@@ -422,7 +422,7 @@ def _incomparable(
         return why if term.reads_states else None
     if not term.compares_spans:
         return "compares token with token, so that its teacher must have the same tokenizer"
-    if getattr(term, "positions", None) == ATTENDED and isinstance(term, DivergenceConfig):
+    if isinstance(term, DivergenceConfig) and term.positions == ATTENDED:
         return "compares predictions across tokenizers at masked positions only; set positions"
     if len(tokenizers) > 1:
         return "the mean is of teachers with one tokenizer; name one teacher"

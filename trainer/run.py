@@ -115,7 +115,7 @@ def _results_so_far(folder: RunFolder) -> dict[str, Any] | None:
 
 def has_scored(results: Mapping[str, Any], job: JobConfig) -> bool:
     """Whether a run's results are scores on what the test files of its job hold now."""
-    return dict(results.get("test", {})) == (test_contents(job) if job.data.has_examples else {})
+    return dict(results.get("test", {})) == test_contents(job)
 
 
 TRANSFORMERS = "loads with transformers"

@@ -106,7 +106,11 @@ def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
     column = primary_of(next(iter(evaluations.values())))
     learners = {seed: facts["learners"][FINE_TUNED] for seed, facts in evaluations.items()}
     others = {
-        other: {seed: facts[other.name] for seed, facts in learners.items() if _has(facts, other)}
+        other: {
+            seed: score
+            for seed, facts in learners.items()
+            if (score := facts.get(other.name)) is not None
+        }
         for other in columns_of(next(iter(evaluations.values())))
     }
     # Runs of before tell how many sequences alone, of which an example may have several.
@@ -121,10 +125,6 @@ def task_score(evaluations: Mapping[int, Mapping[str, Any]]) -> TaskScore:
         others=others,
         steps={seed: _steps(facts) for seed, facts in learners.items()},
     )
-
-
-def _has(facts: Mapping[str, Any], column: Column) -> bool:
-    return facts.get(column.name) is not None
 
 
 def _steps(facts: Mapping[str, Any]) -> dict[str, int]:

@@ -84,7 +84,11 @@ def step_costs(run: RunFiles) -> StepCosts | None:
         trained = {
             name: _median(rows, name, FORWARD, BACKWARD, STEP) for name, rows in rows_of.items()
         }
-        return StepCosts(True, trained, {name: _teaching(run, name) for name in teachers}, reading)
+        teaching = {
+            name: _median(_untrained(_rows(run, name, FORWARD), name), name, FORWARD)
+            for name in teachers
+        }
+        return StepCosts(True, trained, teaching, reading)
     tokens = run.last["tokens"] / max(1, run.last["step"])
     flops = {name: tokens * learners[name].get("flops_per_token", 0.0) for name in names}
     if not all(flops.values()):
@@ -159,12 +163,9 @@ def _separately(run: RunFiles) -> str:
     ).strip()
 
 
-def _teaching(run: RunFiles, teacher: str) -> float:
-    """The median time of a teacher's forward in steps that do not train it; 0 without any."""
-    untrained = [
-        row for row in _rows(run, teacher, FORWARD) if f"{teacher}/seconds_{BACKWARD}" not in row
-    ]
-    return _median(untrained, teacher, FORWARD)
+def _untrained(rows: Sequence[dict[str, Any]], teacher: str) -> list[dict[str, Any]]:
+    """The steps that do not train the teacher."""
+    return [row for row in rows if f"{teacher}/seconds_{BACKWARD}" not in row]
 
 
 def _finished(rows: Sequence[dict[str, Any]], teacher: str) -> float:
@@ -173,8 +174,7 @@ def _finished(rows: Sequence[dict[str, Any]], teacher: str) -> float:
     Where all do, half of its backward stands for it: its forward also computes its losses, and
     their gradients at the vocabulary.
     """
-    untrained = [row for row in rows if f"{teacher}/seconds_{BACKWARD}" not in row]
-    if untrained:
+    if untrained := _untrained(rows, teacher):
         return _median(untrained, teacher, FORWARD)
     return min(_median(rows, teacher, FORWARD), _median(rows, teacher, BACKWARD) / 2)
 
