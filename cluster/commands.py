@@ -47,8 +47,6 @@ def submit(
 
     Raises LaunchError and ConfigError.
     """
-    if chain < 1:
-        raise OptionError(f"--chain {chain}: must be 1 or more")
     if seeds and chain > 1:
         raise OptionError("--chain: cannot be combined with --seeds; submit one chain per seed")
     site = _site(cluster, options)

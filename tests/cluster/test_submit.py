@@ -133,7 +133,6 @@ def test_slurm_that_is_not_installed_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"chain": 0}, "--chain 0"),
         ({"chain": 2, "seeds": [1]}, "cannot be combined with --seeds"),
         (
             {"batches": [64, 96], "options": ["--nodes=2-4"]},
