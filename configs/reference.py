@@ -275,7 +275,8 @@ class _Page:
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def _row(self, key: Declared) -> list[str]:
-        allowed = "; ".join(dict.fromkeys(_allowed(key.hint)))
+        rules = (note for note in notes_within(key.hint) if isinstance(note, Rule))
+        allowed = "; ".join(dict.fromkeys(rule.words for rule in rules))
         meaning = key.doc or " ".join(purpose(section) for _, section in sections_within(key.hint))
         cells = [f"`{key.name}`", self._type(key.hint), _default(key), key.unit, allowed, meaning]
         return [cell.replace("|", "\\|") for cell in cells]
@@ -298,11 +299,6 @@ class _Page:
         if kind is str and is_path:
             return f"path{ending}"
         return _WORDS[kind] + (ending if kind in (int, float, str) else "")
-
-
-def _allowed(hint: Any) -> Iterator[str]:
-    rules = [note for note in notes_within(hint) if isinstance(note, Rule)]
-    return (rule.words for rule in rules)
 
 
 def _default(key: Declared) -> str:

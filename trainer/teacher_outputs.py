@@ -102,7 +102,7 @@ def _distributions(
     }
 
 
-def of_stored(stored: MicroLogits, vocabulary: int, logit_consumers: int = 1) -> TeacherOutputs:
+def of_stored(stored: MicroLogits, vocabulary: int, logit_consumers: int) -> TeacherOutputs:
     """The outputs of a teacher whose logits at masked positions were stored."""
     top = TopLogits(stored.values, stored.ids, vocabulary)
     return TeacherOutputs(None, {}, {}, {}, {MASKED: Distribution(top, keep=logit_consumers > 1)})

@@ -206,7 +206,7 @@ def score_examples(
     examples: ValidationSet,
     metrics: Metrics,
     read: Callable[[MicroBatch], MicroBatch],
-    breakdown: Breakdown | None = None,
+    breakdown: Breakdown | None,
     teacher_of: Callable[[str], Model] | None = None,
 ) -> Scores:
     """The scores of a model, and its `breakdown` if asked; `read` is what it reads of a batch.

@@ -99,7 +99,7 @@ class LabelledExamples:
 
 
 def evaluate_model(
-    folder: Path, overrides: Sequence[str], device: torch.device, head: str | None = None
+    folder: Path, overrides: Sequence[str], device: torch.device, head: str | None
 ) -> dict[str, Any]:
     """Score the model in a folder on the file that the job keys name as ``data.validation``.
 

@@ -72,7 +72,7 @@ class Texts:
 class WrongExamples:
     """The `WRONG` examples with the largest weights; without weights, drawn at random."""
 
-    def __init__(self, order: str = AT_RANDOM) -> None:
+    def __init__(self, order: str) -> None:
         self.order, self.count = order, 0
         self._random, self._kept = random.Random(0), list[tuple[float, int, Wrong]]()
         self._weight = 0.0  # of the newest

@@ -177,7 +177,7 @@ def _with_static(
     return replace(text, vectors={**text.vectors, STATIC: mean}, words=words)
 
 
-def spans_of_words(text: str, word: str = "") -> list[tuple[int, int]]:
+def spans_of_words(text: str, word: str) -> list[tuple[int, int]]:
     """(start, end) of each word in the text, in characters; a given `word` is matched first."""
     given = [match.span() for match in _whole(word).finditer(text)] if word else []
     others = (match.span() for match in word_pattern(_INSIDE_WORDS).finditer(text))

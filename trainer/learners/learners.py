@@ -290,7 +290,7 @@ class Learners:
         self.teacher.counters = counters
 
     def _build_teacher(
-        self, layers: int, weights: Mapping[str, Tensor] | None, has_finished: bool = False
+        self, layers: int, weights: Mapping[str, Tensor] | None, has_finished: bool
     ) -> Learner:
         teacher = self.config.teacher
         if has_finished:

@@ -261,7 +261,7 @@ def assemble(
     teacher: ModelConfig,
     seed: int,
     make: Callable[[ModelConfig], Model],
-    others: Mapping[str, ModelConfig] | None = None,
+    others: Mapping[str, ModelConfig] | None,
 ) -> LearnerModule:
     """A learner's module from its objective and the model that `make` returns."""
     objective = build_objective(config, teacher, derive(seed, name, "objective"), others)

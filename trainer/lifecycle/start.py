@@ -166,7 +166,7 @@ def start_run(config: JobConfig, owner: Owner) -> StartedRun:
     return StartedRun(config, attempt)
 
 
-def require_startable(config: JobConfig, stores_first: bool = False) -> None:
+def require_startable(config: JobConfig, stores_first: bool) -> None:
     """Raise what would end the run as it starts, if it can be known on this machine.
 
     With `stores_first`, the predictions that it reads are written before it starts.

@@ -121,7 +121,7 @@ def scaled_scores(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def attention_blocks(
-    queries: Tensor, keys: Tensor, mask: Tensor, window: int = 0
+    queries: Tensor, keys: Tensor, mask: Tensor, window: int
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
     """The attention of a layer in blocks: (rows, queries, weights [b, A, l, L], pairs [b, l, L]).
 
