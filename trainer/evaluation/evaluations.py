@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -130,7 +129,13 @@ def _scorer(learner: Learner, learners: Mapping[str, Learner]) -> Scorer:
     That of a discriminator gets its generator's samples.
     """
     if learner.generator is None:
-        return partial(_beside_teachers, learner, learners)
+
+        def beside_teachers(batch: MicroBatch) -> Sequence[Tensor]:
+            compared = compared_heads(learner.metrics, batch).items()
+            teachers = {name: learners[name].heads(batch, heads) for name, heads in compared}
+            return learner.evaluate(batch, teachers)
+
+        return beside_teachers
     learner.share_embedding(learners)
     name, generator = learner.generator, learners[learner.generator]
     projection = generator.output_projection()
@@ -140,11 +145,3 @@ def _scorer(learner: Learner, learners: Mapping[str, Learner]) -> Scorer:
         return learner.evaluate(with_view(batch, name, told.distributions[MASKED], SEED))
 
     return score
-
-
-def _beside_teachers(
-    learner: Learner, learners: Mapping[str, Learner], batch: MicroBatch
-) -> Sequence[Tensor]:
-    compared = compared_heads(learner.metrics, batch).items()
-    teachers = {name: learners[name].heads(batch, heads) for name, heads in compared}
-    return learner.evaluate(batch, teachers)
