@@ -206,14 +206,11 @@ def _sent(learner: LearnerFacts, machine: Machine, passes: int) -> float:
     """Bytes that a rank sends per step."""
     size, ranks = learner.exchanged * learner.trained, machine.ranks
     updated, parameters = learner.weight_bytes * learner.trained, _gathered(learner)
-    each = (ranks - 1) / ranks
     rounds = 2 if learner.has_buckets else 1
-    return (
-        each
-        * (
-            2 * size,
-            rounds * size + updated,
-            rounds * passes * size + updated,
-            passes * size + (2 if learner.trained else 1) * passes * parameters,
-        )[learner.zero_stage]
+    by_stage = (
+        2 * size,
+        rounds * size + updated,
+        rounds * passes * size + updated,
+        passes * size + (2 if learner.trained else 1) * passes * parameters,
     )
+    return (ranks - 1) / ranks * by_stage[learner.zero_stage]

@@ -90,7 +90,7 @@ class TextEncoder:
     def __init__(self, folder: Path, vectors: Path | None = None) -> None:
         """`vectors` is a file of word vectors that are the static ones, instead of the model's.
 
-        Raise ModelError where there is no model, DataError where there is no tokenizer.
+        Raises ModelError where there is no model, DataError where there is no tokenizer.
         """
         self.folder, self.vectors = folder, vectors
         self.model = encoder_from_pretrained(folder)

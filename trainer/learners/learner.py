@@ -246,8 +246,8 @@ class Learner:
         """Take the job's `step`, or skip it if loss or gradient is non-finite or the loss spikes.
 
         `loss` is the loss of the global batch, of which `batch` is this rank's part; `squared_norm`
-        is the ranks' sum, of `take_sums`. `seconds` is the job's training time so
-        far; it is equal on all ranks.
+        is the ranks' sum, of `take_sums`; `seconds` is the job's training time so far, which is
+        equal on all ranks.
         """
         assert self._optimizer is not None
         own_step, stages = self.own_step(step), self.objective.stages

@@ -433,9 +433,8 @@ class WholeBatchTerm(TaskTerm):
             theirs = [] if self.source is None else [*self.outputs(inputs).heads[self.head]]
             (example_losses,) = self.over_batch([outputs.detach()], [inputs.batch], theirs)
         through = (outputs.float() * example_losses.gradients).sum()
-        total = example_losses.losses.sum() + (
-            through - through.detach()
-        )  # this value, that gradient
+        # The value of the losses, the gradient of what goes through.
+        total = example_losses.losses.sum() + (through - through.detach())
         return total, (inputs.batch.row_labels(self.denominator) != NO_LABEL).sum()
 
 
