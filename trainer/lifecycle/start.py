@@ -260,7 +260,7 @@ class Resumption:
         """
         folder = RunFolder.of(config).checkpoints
         newest = newest_intact(folder, _log.warning, dist.group.WORLD)
-        resumed = checkpoint_to_resume(newest, config.rollback, dist.group.WORLD)
+        resumed = checkpoint_to_resume(newest, config.rollback)
         return cls(config, resumed, newest)
 
     def require_same_stage(self) -> None:

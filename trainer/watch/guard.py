@@ -207,13 +207,9 @@ def applied_state(rollbacks: Sequence[RollbackConfig]) -> list[dict[str, Any]]:
 
 
 def checkpoint_to_resume(
-    newest: Checkpoint | None,
-    rollbacks: Sequence[RollbackConfig],
-    group: dist.ProcessGroup | None = None,
+    newest: Checkpoint | None, rollbacks: Sequence[RollbackConfig]
 ) -> Checkpoint | None:
-    """The `newest` intact checkpoint, or an earlier one that a new entry names.
-
-    With a process group this is collective.
+    """The `newest` intact checkpoint, or an earlier one that a new entry names. Collective.
 
     Raises TrainingError where an applied entry was removed or changed, and CheckpointError where
     the checkpoint to roll back to is missing or damaged.
@@ -230,4 +226,4 @@ def checkpoint_to_resume(
     folder = newest.path.parent
     if target == newest.step or (target > newest.step and target in published(folder)):
         return newest  # the named checkpoint is damaged
-    return intact(folder, target, group)
+    return intact(folder, target, dist.group.WORLD)
