@@ -54,24 +54,22 @@ class Learners:
         layers = state.teacher_layers or self._layers_at(0)
         self.teacher = self._build_teacher(layers, first, has_finished)
         held = set() if checkpoint is None else set(checkpoint.learners)
-        self.others = [
-            self._build(
-                name,
-                teacher_config,
-                0,
-                None if name in held else self._first_weights(name, teacher_config),
-            )
-            for name, teacher_config in self.config.other_teachers.items()
-        ]  # further teachers
+        self.others: list[Learner] = []  # further teachers
+        for name, other in self.config.other_teachers.items():
+            weights = None if name in held else self._first_weights(name, other)
+            self.others.append(self._build(name, other, 0, weights))
+        # By the students' full names, as are these that have started, and those that have finished.
+        students = self.config.students.items()
+        self._configs = {student_key(name): student for name, student in students}
         self._students: dict[str, Learner] = {}
-        self._finished: dict[str, LearnerState] = {}  # by name in the config, like `_students`
+        self._finished: dict[str, LearnerState] = {}
         if checkpoint is not None:
             self._restore(checkpoint, state)
 
     @property
     def students(self) -> list[Learner]:
         """The students that have started, in the order of the config."""
-        return [self._students[name] for name in self.config.students if name in self._students]
+        return [self._students[name] for name in self._configs if name in self._students]
 
     @property
     def active(self) -> list[Learner]:
@@ -108,12 +106,12 @@ class Learners:
     def waiting(self) -> list[str]:
         """The names of the students that have not started."""
         begun = self._students.keys() | self._finished.keys()
-        return [student_key(name) for name in self.config.students if name not in begun]
+        return [name for name in self._configs if name not in begun]
 
     @property
     def finished(self) -> list[str]:
         """The names of the students that have finished and are only in checkpoints."""
-        return [student_key(name) for name in self.config.students if name in self._finished]
+        return [name for name in self._configs if name in self._finished]
 
     @property
     def finishing(self) -> list[str]:
@@ -158,12 +156,12 @@ class Learners:
         """Start the students that are due; returns their names."""
         joined = []
         primary = self.config.primary_column.name
-        for name, config in self.config.students.items():
-            key = student_key(name)
-            if key in self.waiting and is_due(config.start, state, unigram, primary):
-                weights = self._first_weights(key, config)
-                self._students[name] = self._build(key, config, state.step, weights)
-                joined.append(key)
+        for name in self.waiting:
+            config = self._configs[name]
+            if is_due(config.start, state, unigram, primary):
+                weights = self._first_weights(name, config)
+                self._students[name] = self._build(name, config, state.step, weights)
+                joined.append(name)
         return joined
 
     def mark_finished(self, step: int, seconds: float) -> None:
@@ -217,17 +215,17 @@ class Learners:
     def counters(self) -> dict[str, LearnerState]:
         """Every learner's counters, for the checkpoint."""
         in_memory = {name: learner.counters for name, learner in self.by_name.items()}
-        return in_memory | {student_key(name): state for name, state in self._finished.items()}
+        return in_memory | self._finished
 
     def _restore(self, checkpoint: Checkpoint, state: JobState) -> None:
-        for name, config in self.config.students.items():
-            counters = state.learners.get(student_key(name))
+        for name, config in self._configs.items():
+            counters = state.learners.get(name)
             if counters is None:
                 continue
-            if self._is_done(student_key(name), config, state):
+            if self._is_done(name, config, state):
                 self._finished[name] = counters
             else:
-                self._students[name] = self._build(student_key(name), config, counters.started_at)
+                self._students[name] = self._build(name, config, counters.started_at)
         for name, learner in self.by_name.items():
             if name in state.learners:  # otherwise a teacher that was added since
                 learner.resume(checkpoint, state.learners[name])
