@@ -368,15 +368,12 @@ class Learner:
                 (table,) = whole_copies([table])
             self.model.share_embedding(table.detach())
 
-    @torch.no_grad()
     def predictions(self, batch: MicroBatch, projection: OutputProjection) -> TeacherOutputs:
         """Predictions at masked positions, without dropout, for others to learn from.
 
         `projection` is this learner's own vocabulary projection.
         """
-        self.engine.eval()
-        features = self.engine(Predict(), batch.view(self.reads))
-        self.engine.train(self.config.in_training_mode)
+        features = self._evaluated(Predict(), batch)
         with self.autocast():
             return detach(features, projection)
 
