@@ -169,9 +169,9 @@ class ValidationSet:
 
         Every count is increased by one, so that no loss is infinite.
         """
-        token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
-        if any(isinstance(corpus, _HeldOutExamples) for corpus in self.corpora.values()):
+        if self._config.data.has_examples:
             return {}
+        token_counts = np.asarray(sum(corpus.token_counts for corpus in self._opened.values()))
         batches = [batch for corpus in self.corpora.values() for batch in corpus.batches()]
         labels = np.concatenate([batch.targets[MASKED].labels.ravel() for batch in batches])
         labels = labels[labels >= 0]
