@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from configs.strict_json import strict_json
 SEED = re.compile(r"[0-9]{1,19}")
 
 EndStates = Mapping[str, str]  # SLURM_JOB_ID -> final state, from SLURM's accounting
-ReadEndStates = Callable[[Sequence[str]], EndStates]
 
 
 @dataclass(frozen=True)
@@ -61,24 +60,22 @@ class RunStatus:
     damaged: list[str] = field(default_factory=list)  # a line for each damaged file
 
 
-def read_runs(
-    root: Path, jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates = recorded_ends
-) -> list[RunStatus]:
+def read_runs(root: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
     """Every run below `root` (the ``runs`` folder), by name.
 
-    `jobs` is SLURM's queue, or None where it cannot be read. `read_ends` returns the final states
-    of jobs that have left it. A folder that cannot be read becomes an ``unreadable`` row.
+    `jobs` is SLURM's queue, or None where it cannot be read. A folder that cannot be read becomes
+    an ``unreadable`` row.
     """
     begun = {*filter(has_begun, root.glob("*"))}
     waiting = {path.parents[2] for path in root.glob("*/submissions/*/*.yaml")} - begun
     shown = begun | {run for run in waiting if not is_array(run) or _is_row(run)}
-    return _rows([run for run in shown if not run.name.startswith(".")], jobs, read_ends)
+    return _rows([run for run in shown if not run.name.startswith(".")], jobs)
 
 
 def read_array(run: Path, jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
     """The runs of the seed array that was submitted as `run`, and the seeds that have not begun."""
     seeds = {*filter(has_begun, run.parent.glob(f"{glob.escape(run.name)}-seed*"))}
-    return _rows(seeds | {run} if _is_row(run) else seeds, jobs, recorded_ends)
+    return _rows(seeds | {run} if _is_row(run) else seeds, jobs)
 
 
 def read_one(run: Path, jobs: Sequence[QueuedJob] | None) -> RunStatus:
@@ -116,10 +113,8 @@ def _seeds_to_come(array: Path) -> dict[str, str]:
     }
 
 
-def _rows(
-    runs: Collection[Path], jobs: Sequence[QueuedJob] | None, read_ends: ReadEndStates
-) -> list[RunStatus]:
-    ends = read_ends(_unexplained(runs, jobs))
+def _rows(runs: Collection[Path], jobs: Sequence[QueuedJob] | None) -> list[RunStatus]:
+    ends = recorded_ends(_unexplained(runs, jobs))
     return [_row(run, jobs, ends) for run in sorted(runs)]
 
 

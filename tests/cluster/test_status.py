@@ -12,6 +12,7 @@ import sys
 import pytest
 from rich.console import Console
 
+import cluster.status
 from cluster import LaunchError, commands, run_files
 from cluster.run_files import newest_rows
 from cluster.scheduler import QueuedJob, queued_jobs
@@ -64,7 +65,7 @@ def test_the_rows_of_each_run_are_read_once(run, monkeypatch):
     run.log(10, 20)
     read, newest = [], run_files.newest_rows
     monkeypatch.setattr(run_files, "newest_rows", lambda file: read.append(file) or newest(file))
-    assert len(read_runs(run.path.parent, [], lambda ids: {})) == len(read) == 1
+    assert len(read_runs(run.path.parent, [])) == len(read) == 1
 
 
 def test_a_student_that_the_config_has_no_longer_has_no_loss(run):
@@ -190,8 +191,9 @@ def test_queued_and_running_in_slurm(run):
     assert (status.state, status.restarts) == ("running", ["the time limit"])
 
 
-def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
+def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys, monkeypatch):
     """The submitted name has a row as long as some of the array has not begun."""
+    monkeypatch.setattr(cluster.status, "recorded_ends", lambda ids: {"12": "CANCELLED"})
     array = tmp_path / "runs/lr[1e-4]/submissions/001"
     array.mkdir(parents=True)
     for name, text in {"config.yaml": "steps: 100\n", "jobs": "12\n", "seeds": "1\n2\n"}.items():
@@ -202,7 +204,7 @@ def test_an_array_of_seeds_is_its_runs(run, tmp_path, capsys):
     pending = QueuedJob("12_[1]", "12", "PENDING", "Resources")
 
     def shown(*jobs):
-        rows = read_runs(tmp_path / "runs", jobs, lambda ids: {"12": "CANCELLED"})
+        rows = read_runs(tmp_path / "runs", jobs)
         return [(one.name, one.state, one.reason) for one in rows if one.name != "demo"]
 
     one = ("lr[1e-4]-seed1", "running", "")
