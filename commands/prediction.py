@@ -78,7 +78,7 @@ def predict(
         device = own_device()
         answers = (
             rankings(
-                *(Path(folder), input_, documents, candidates, top or 100, device, head, encoding)
+                Path(folder), input_, documents, candidates, top or 100, device, head, encoding
             )
             if documents
             else predictions(Path(folder), input_, device, chosen, head, speed, encoding)
