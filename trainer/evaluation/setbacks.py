@@ -16,6 +16,7 @@ masked tokens, as ELECTRA's, has none), and `BEHIND` applies only if the teacher
 weights in this job.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,14 +86,13 @@ def _diagnose(
         return None
     steps, lead = newest[-1]
     grew_up_here = not teacher.frozen and teacher.init.weights is None
-    expected = [_at_age(taught, age) if grew_up_here else None for age, _ in newest]
-    known = all(value is not None and value >= KNOWN for value in expected)
+    expected = [_at_age(taught if grew_up_here else [], age) for age, _ in newest]
+    known = all(value >= KNOWN for value in expected)
     if (known or not grew_up_here) and all(value < 0 for _, value in newest):
         return WORSE, f"its loss is {-lead:.3f} above guessing by frequency after {steps:,} steps"
-    if student.objective.reads_main_teacher() and all(
-        value is not None and value >= KNOWN and lead < EXPECTED * value
-        for value, (_, lead) in zip(expected, newest, strict=True)
-    ):
+    reads_teacher = student.objective.reads_main_teacher()
+    pairs = zip(expected, newest, strict=True)
+    if known and reads_teacher and all(lead < EXPECTED * value for value, (_, lead) in pairs):
         return BEHIND, (
             f"after {steps:,} steps its loss is {lead:.3f} below guessing by frequency, and its "
             f"teacher's was {expected[-1]:.3f} below"
@@ -107,9 +107,9 @@ def _diagnose(
     return None
 
 
-def _at_age(taught: Curve, steps: int) -> float | None:
-    """The teacher's lead at the last evaluation within its first `steps` steps."""
-    return next((lead for age, lead in reversed(taught) if age <= steps), None)
+def _at_age(taught: Curve, steps: int) -> float:
+    """The teacher's lead at the last evaluation within its first `steps` steps; NaN without one."""
+    return next((lead for age, lead in reversed(taught) if age <= steps), math.nan)
 
 
 def _advice(config: JobConfig, name: str) -> str:
