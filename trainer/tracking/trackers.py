@@ -141,11 +141,6 @@ def why_not(name: str) -> str:
     return f"{name} needs {tracker.package}: pip install {remedy}"
 
 
-def file_of(name: str) -> str:
-    """The file that registers the tracker of this name."""
-    return inspect.getfile(_TRACKERS[name])
-
-
 def follow(tracker: Tracker, folder: Path) -> None:
     """Give a tracker the rows of the run in `folder` until its trainer ends."""
     last_word, tail, last_look = LastWord(), Tail(folder / "metrics.jsonl"), False
@@ -308,7 +303,7 @@ def start_tracker(
     """
     told = {
         "name": name,
-        "file": file or file_of(name),
+        "file": file or inspect.getfile(_TRACKERS[name]),
         "folder": str(run_folder.resolve()),
         "attempt": _newest_attempt(run_folder),
         "options": options or {},
