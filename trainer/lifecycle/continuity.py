@@ -95,7 +95,7 @@ def accepted_changes(
     Raises TrainingError, naming the key, where the run cannot resume with a change. Its message has
     the command that makes all changes in a fork.
     """
-    all_changes = [] if before is now else list(changes(before, now))
+    all_changes = [*changes(before, now)]
     same = {key for key, content in read.items() if present.get(key) == content}
     refused = [
         change for change in all_changes if change.refusal and change.key not in same
