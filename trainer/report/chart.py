@@ -46,10 +46,8 @@ class Series:
 class Axis:
     """A choice of x axis, such as tokens read, onto which steps are mapped."""
 
-    key: str
     unit: str
     of_steps: Callable[[Floats], Floats]
-    form: Formatter
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
     inside = [
         _svg([*rules, *levels, *curves]),
         *(_y_label(_tick(tick, chart.shares), y(tick)) for tick in ticks),
-        *(_x_label(axis.form(tick), x(tick)) for tick in elements.nice_ticks(0, x.end, 5)),
+        *(_x_label(elements.short(tick), x(tick)) for tick in elements.nice_ticks(0, x.end, 5)),
     ]
     # A chart of evaluations ends before what has happened since the last one.
     marks = [(mark, place) for mark in chart.marks if (place := x(_place(axis, mark.step))) <= 1]
@@ -184,7 +182,7 @@ def _plot(chart: LineChart, series: Sequence[Series], axis: Axis, y: Scale) -> s
     inside += [_mark(mark, place, row) for (mark, place), row in zip(named, rows, strict=True)]
     inside += [_stroke(place) for mark, place in marks if not mark.name]
     above = 1 + max((row for row in rows if row is not None), default=-1)
-    return _frame(chart.title, axis.key, inside, axis.unit, above)
+    return _frame(chart.title, axis.unit, inside, axis.unit, above)
 
 
 def _hover(
@@ -200,7 +198,7 @@ def _hover(
             for line in series
         ],
         "axes": {
-            axis.key: {
+            axis.unit: {
                 "unit": axis.unit,
                 "end": _right_end(series, axis),
                 "x": [_rounded(axis.of_steps(line.steps)) for line in series],
@@ -240,7 +238,7 @@ def curve(x: Floats, y: Floats) -> str:
 def _frame(title: str, axis: str, inside: Sequence[str], unit: str, above: int = 0) -> str:
     """The frame of a plot, with its content.
 
-    `axis` is the key of the x axis that shows this plot; an empty one always shows it. `above` is
+    `axis` is the unit of the x axis that shows this plot; an empty one always shows it. `above` is
     the number of rows of words above the plot.
     """
     choice = f' by by-{axis}" data-axis="{axis}' if axis else ""

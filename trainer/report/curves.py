@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from trainer.learner_names import BACKWARD, FORWARD, STEP, plain_name
-from trainer.report.chart import Axis, Formatter, Level, LineChart, Mark, Series, line_chart
+from trainer.report.chart import Axis, Level, LineChart, Mark, Series, line_chart
 from trainer.report.elements import Floats, colour, percent, short
 from trainer.run_folder.run_files import RunFiles
 from trainer.scoring.columns import SHARE
@@ -21,7 +21,7 @@ def curves_section(run: RunFiles) -> str:
         return "<section><p>Nothing has been logged yet.</p></section>"
     axes = _axes(run)
     choices = "".join(
-        f'<label><input type="radio" name="axis" id="by-{axis.key}"'
+        f'<label><input type="radio" name="axis" id="by-{axis.unit}"'
         f"{' checked' if axis is axes[0] else ''}>{axis.unit}</label>"
         for axis in axes
     )
@@ -36,7 +36,7 @@ def curves_section(run: RunFiles) -> str:
 
 
 def _axes(run: RunFiles) -> list[Axis]:
-    axes = [Axis("steps", "steps", lambda steps: steps, short)]
+    axes = [Axis("steps", lambda steps: steps)]
     for unit, column, divisor in (("tokens", "tokens", 1), ("minutes", "seconds", 60)):
         steps, values = run.clock(column)
         if values[-1] > 3 * 3600 and unit == "minutes":
@@ -47,7 +47,7 @@ def _axes(run: RunFiles) -> list[Axis]:
 
 
 def _interpolated(unit: str, known: Floats, values: Floats) -> Axis:
-    return Axis(unit, unit, lambda steps: np.interp(steps, known, values), short)
+    return Axis(unit, lambda steps: np.interp(steps, known, values))
 
 
 def _main_charts(run: RunFiles) -> Iterator[LineChart]:
@@ -56,7 +56,7 @@ def _main_charts(run: RunFiles) -> Iterator[LineChart]:
     yield LineChart(
         f"{_of_tokens(run)} loss in training",
         f"Nats per {_token(run)}, for every learner that is trained on it",
-        _series(run, "{}/mlm"),
+        _series(run, "mlm"),
         _nats,
         _unigram(run, "loss"),
         marks,
@@ -163,8 +163,8 @@ def _more_charts(run: RunFiles) -> Iterator[LineChart]:
                 from_zero=True,
             )
     yield _time(run)
-    yield _each_learner(run, "Learning rate", "By each learner's own schedule", "lr", short)
-    yield _each_learner(run, "Gradient norm", "Before clipping", "grad_norm", short)
+    yield _each_learner(run, "Learning rate", "By each learner's own schedule", "lr")
+    yield _each_learner(run, "Gradient norm", "Before clipping", "grad_norm")
     steps, memory = run.curve("memory")
     if len(steps):
         yield LineChart(
@@ -194,13 +194,13 @@ def _time(run: RunFiles) -> LineChart:
     return LineChart(title, note, _named(run, curves), short, from_zero=True)
 
 
-def _each_learner(run: RunFiles, title: str, note: str, column: str, form: Formatter) -> LineChart:
-    return LineChart(title, note, _series(run, f"{{}}/{column}"), form, from_zero=True)
+def _each_learner(run: RunFiles, title: str, note: str, column: str) -> LineChart:
+    return LineChart(title, note, _series(run, column), short, from_zero=True)
 
 
 def _series(run: RunFiles, column: str) -> list[Series]:
-    """The column of every learner that has it; {} in `column` stands for the learner's name."""
-    return _named(run, {name: run.curve(column.format(name)) for name in run.learners})
+    """The column of every learner that has it."""
+    return _named(run, {name: run.curve(f"{name}/{column}") for name in run.learners})
 
 
 def _held_out(run: RunFiles, column: str) -> list[Series]:
