@@ -17,6 +17,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from configs.errors import ConfigError
+from configs.typed import shown
 from data_pipeline import DEFAULT_VIEW, MASKED, Batch
 
 ATTENDED, ATTENDED_PAIRS, ROWS = "attended", "attended_pairs", "rows"
@@ -58,6 +60,20 @@ def register(name: str, count: Count) -> None:
     """Register a denominator under `name`, which must be new. For plugins."""
     assert name not in _COUNTS, name
     _COUNTS[name] = count
+
+
+def require_denominator(term: Any, heads: Sequence[str]) -> None:
+    """Raise ConfigError unless a term, perhaps a plugin's, names a denominator that exists.
+
+    `heads` are those of its objective, whose targets have their names. Without a denominator the
+    sum of the term would not be divided.
+    """
+    name = getattr(term, "denominator", "")
+    if not (isinstance(name, WeightedLabels) or name in (known := [*_COUNTS, MASKED, *heads])):
+        raise ConfigError(
+            f"{type(term).__name__}.denominator: must be one of {', '.join(dict.fromkeys(known))}, "
+            f"not {shown(name)}"
+        )
 
 
 class WeightedLabels(str):

@@ -45,6 +45,7 @@ from trainer.objectives.terms.states import (
     FeatureMaps,
     HiddenMSE,
     MeanTransfer,
+    PKDTerm,
     VarianceTransfer,
 )
 from trainer.tasks.pretraining import MaskedLanguageModelling, NextSentence, SentenceOrder
@@ -332,6 +333,45 @@ def test_the_other_divergences_equal_the_plain_formulas():
         -inner.sum(-1).mean() / 0.125,
     ]
     torch.testing.assert_close(shares, 4 * torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "returned", "said"),
+    [
+        ("cosine", "forward", torch.ones(()), r"CosineTerm\.forward: must return \(sum, count\), "),
+        ("cosine", "forward", (torch.ones(2), 2), r"CosineTerm\.forward: .*, not \[2\]$"),
+        ("cosine", "forward", None, r"CosineTerm\.forward: .*, not None$"),
+        ("hidden_mse", "compare", [], r"HiddenMSETerm\.compare: must return 3 results, not 0$"),
+        ("hidden_mse", "compare", [1.0] * 3, r"HiddenMSETerm\.compare: .*, not 1\.0$"),
+    ],
+)
+def test_what_a_term_returns_in_another_form_is_refused(monkeypatch, name, method, returned, said):
+    inputs, objective, totals = loss_inputs_of(
+        ObjectiveConfig(cosine=Cosine(), hidden_mse=HiddenMSE())
+    )
+    monkeypatch.setattr(type(objective.by_name[name]), method, lambda *_: returned)
+    with pytest.raises(configs.ConfigError, match=said):
+        objective(inputs, totals)
+
+
+def test_a_section_that_builds_no_term_or_one_without_a_denominator_is_refused(monkeypatch):
+    def refused(said):
+        with pytest.raises(configs.ConfigError, match=said):
+            Objective(ObjectiveConfig(pkd=PKD()), encoder(), encoder(), seed=0)
+
+    monkeypatch.setattr(PKDTerm, "denominator", "row")  # would count no labels, and divide by 1
+    refused(r"^PKDTerm\.denominator: must be one of attended, .*, masked, not 'row'$")
+    monkeypatch.delattr(PKDTerm, "denominator")
+    refused(r"^PKDTerm\.denominator: .*, not ''$")
+    monkeypatch.setattr(PKD, "build", lambda *_: None)
+    refused(r"^PKD\.build: must return Term, not NoneType$")
+
+
+def test_a_loss_that_is_detached_is_refused(monkeypatch):
+    monkeypatch.setattr(ReverseKL, "loss", lambda self, log_q, *_: log_q.detach().sum(-1))
+    inputs, objective, totals = loss_inputs_of(ObjectiveConfig(reverse_kl=ReverseKL(min_lead=None)))
+    with pytest.raises(TrainingError, match=r"^ReverseKL\.loss: .* a gradient by log_q; do not"):
+        objective(inputs, totals)
 
 
 def test_a_loss_of_no_single_position_is_refused(monkeypatch):

@@ -17,11 +17,19 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from configs.errors import ConfigError
+from configs.kinds import require_returned
 from configs.rules import WEIGHT, OneOf
 from configs.section import Refusal
 from model import Capture, ModelShape
 from trainer.objectives.stages import LAYERS, Stages
-from trainer.objectives.term import LossInputs, TeacherTermConfig, Term, weighted
+from trainer.objectives.term import (
+    LossInputs,
+    TeacherTermConfig,
+    Term,
+    returned_sum,
+    weighted,
+)
 
 STRATEGIES = ("uniform", "top", "bottom", "skip", "last", "final")
 # In YAML.
@@ -170,9 +178,12 @@ class LayerTerm(Term):
 
     def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         pairs = self.pairs(inputs.step)
-        results = self.compare(inputs, pairs)
+        results, name = self.compare(inputs, pairs), f"{type(self).__name__}.compare"
+        if len(require_returned(results, list, name)) != len(pairs):
+            raise ConfigError(f"{name}: must return {len(pairs)} results, not {len(results)}")
         losses = [
-            weighted(pair.weight, loss) for pair, (loss, _) in zip(pairs, results, strict=True)
+            weighted(pair.weight, returned_sum(result, name))
+            for pair, result in zip(pairs, results, strict=True)
         ]
         total = torch.stack(losses).sum()
         return total / len(self.map) if self.averaged else total, results[0][1]

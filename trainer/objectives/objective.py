@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from configs.kinds import require_returned
 from data_pipeline import DEFAULT_VIEW
 from model import Capture, ModelShape
-from trainer.denominators import InView, Totals
+from trainer.denominators import InView, Totals, require_denominator
 from trainer.learner_names import MEAN, TEACHER
 from trainer.objectives.objective_config import ObjectiveConfig, model_read_by
 from trainer.objectives.shared_spans import SharedSpans, at_shared_spans
@@ -256,8 +257,15 @@ def _build(
     config: ObjectiveConfig, learner: ModelShape, teachers: Mapping[str, ModelShape], stages: Stages
 ) -> dict[str, Term]:
     terms, sections = {}, config.terms()
+    heads = [section.head for section in sections.values() if section.head]
     for name, section in sections.items():
-        terms[name] = term = section.build(learner, model_read_by(section, teachers))
+        term: Term = require_returned(
+            section.build(learner, model_read_by(section, teachers)),
+            Term,  # type: ignore[type-abstract]
+            f"{type(section).__name__}.build",
+        )
+        terms[name] = term
+        require_denominator(term, heads)
         term.stand_beside(sections)
         term.follow(stages)
     return terms

@@ -6,14 +6,16 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
 
+from configs.errors import ConfigError
 from configs.kinds import require_new
 from configs.rules import INDEX, NOT_EMPTY, WEIGHT, Filled
 from configs.section import Refusal, Section
+from configs.typed import shown
 from data_pipeline import DEFAULT_VIEW, MASKED
 from model import Ability, Capture, Features, ModelConfig, ModelShape
 from trainer.batches import MicroBatch
@@ -253,6 +255,18 @@ def weighted(weight: float, loss: Tensor) -> Tensor:
     return loss if weight == 1.0 else weight * loss
 
 
+def returned_sum(returned: Any, function: str) -> Tensor:
+    """The sum of the (sum, count) that the `function` of a term, perhaps a plugin's, has returned.
+
+    Raises ConfigError where it is of another form.
+    """
+    total, _ = returned if isinstance(returned, tuple) and len(returned) == 2 else (None, None)
+    if not isinstance(total, Tensor) or total.ndim:
+        form = list(total.shape) if isinstance(total, Tensor) else shown(returned)
+        raise ConfigError(f"{function}: must return (sum, count), both scalar tensors, not {form}")
+    return total
+
+
 class Term(nn.Module, ABC):
     """One weighted loss.
 
@@ -287,7 +301,7 @@ class Term(nn.Module, ABC):
 
         It is called for the first one, with all of them.
         """
-        total, _ = self(inputs)
+        total = returned_sum(self(inputs), f"{type(self).__name__}.forward")
         return weighted(weights[0], total), [total]
 
     def segments(self, step: int) -> list[int]:

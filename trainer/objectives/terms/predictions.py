@@ -171,6 +171,8 @@ class DivergenceTerm(VocabularyTerm):
                 f"{name}: must return the loss of each position, "
                 f"{list(labels.shape)}, not {list(losses.shape)}"
             )
+        if log_q.requires_grad and not losses.requires_grad:
+            raise TrainingError(f"{name}: its result must have a gradient by log_q; do not detach")
         return losses
 
     def _loss_among(self, common: Tensor, log_q: Tensor, p: Tensor, labels: Tensor) -> Tensor:
