@@ -259,7 +259,7 @@ def _read_own(theirs: Mapping[str, Any]) -> ModelConfig:
     schema = chosen(ModelConfig, values)
     known = {field.name for field in dataclasses.fields(schema)}
     unknown = sorted(values.keys() - known)
-    if unknown:
+    if unknown and schema is not ModelConfig:  # else its kind is unknown
         raise ModelError(f"{unknown[0]}: unknown key; another version wrote this folder")
     return conversion.configuration(values, schema)
 

@@ -188,6 +188,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "points outside the folder",
     ),
+    "of a plugin's kind": (
+        lambda f: edit_config(f, model_type="tandem", kind="mine", width=3),
+        "kind: must be one of encoder, transformers, bilstm, recurrent_seq2seq, seq2seq, or one "
+        "that a plugin adds (plugins, --plugin), not 'mine'",
+    ),
 }
 
 
