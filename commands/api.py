@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,14 +30,15 @@ Example = str | Sequence[str] | Mapping[str, Any]
 _ENTRY = Path(__file__).resolve().parents[1] / "tandem.py"
 
 
-def load(config: str | Path, *overrides: str) -> JobConfig:
+def load(config: str | Path | JobConfig, *overrides: str) -> JobConfig:
     """The checked config of a job or a task: a file, or the name of a shipped one.
 
     `overrides` are ``key=value``, applied in order. Raises ConfigError.
     """
     from commands.job_configs import load_job
 
-    return load_job(str(config), overrides)
+    with _as_file(config) as path:
+        return load_job(path, overrides)
 
 
 def train(
@@ -64,29 +65,50 @@ def train(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process:
             assert process.stdout is not None
-            said = ""
-            for line in process.stdout:
-                print(line, end="")
-                said = line.strip() or said
+            try:
+                said = _printed(process.stdout)
+            except KeyboardInterrupt:
+                process.terminate()  # it saves; a notebook may interrupt its kernel alone
+                _printed(process.stdout)
+                raise
     if process.returncode:
-        raise TrainingError(said.removeprefix("tandem: "))
+        raise TrainingError(said.removeprefix("tandem: ").removeprefix("Error: "))
     results = read_evaluation(RunFolder.of(job).evaluation)
     assert results is not None, "a finished run has results"
     return results
 
 
+def _printed(lines: Iterable[str]) -> str:
+    """Print lines as they come; returns the last that is not blank."""
+    last = ""
+    for line in lines:
+        print(line, end="")
+        last = line.strip() or last
+    return last
+
+
 @contextmanager
 def _as_file(config: str | Path | JobConfig) -> Iterator[str]:
-    """The name of a config that a command can read."""
+    """The name of a config that a command can read. Errors about a file made here do not name it.
+
+    Raises ConfigError for what is no config.
+    """
+    import configs
+    from configs.typed import shown
+    from trainer.config import JobConfig
+
     if isinstance(config, str | Path):
         yield str(config)
         return
-    import configs
-
+    if not isinstance(config, JobConfig):
+        raise configs.ConfigError(f"{shown(config)}: is no job; give a file, a name, or a config")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{config.name}.yaml"
         path.write_text(configs.dump(config), encoding="utf-8")
-        yield str(path)
+        try:
+            yield str(path)
+        except configs.ConfigError as error:
+            raise configs.ConfigError(str(error).removeprefix(f"{path}: ")) from None
 
 
 def evaluate(run: str | Path, learner: str | None = None) -> dict[str, Any]:

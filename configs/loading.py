@@ -342,7 +342,8 @@ def assigned(assignments: Sequence[str]) -> dict[str, Any]:
 
 def _parse(override: str) -> dict[str, Any]:
     """``a.b=1`` as {"a": {"b": 1}}, by OmegaConf's rules; the value is read as in a YAML file."""
-
+    if not isinstance(override, str):  # as from Python
+        raise OverrideError(f"{shown(override)} is not an override; write 'key=value'")
     key, *values = re.split(r"(?<!\\)=", override, maxsplit=1)
     if key.count(".") + key.count("[") >= MAX_DEPTH:
         raise ConfigError(f"{shown(key)}: no key has this many levels")

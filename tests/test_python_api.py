@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import yaml
 
 import tandem
 from commands.api import Example, _examples_file, _listed
-from configs.errors import OptionError
+from configs.errors import ConfigError, OptionError
 from data_pipeline import DataError
 from data_pipeline.task_files.tables import read_table
 from tests.conftest import REPOSITORY, TINY_JOB, command_environment
@@ -177,3 +179,59 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(Exception, match="exists"):
         tandem.export(tmp_path, "teacher", tmp_path)
+
+
+def test_a_loaded_job_is_loaded_with_further_overrides_and_its_errors_name_no_file() -> None:
+    job = tandem.load("demo", "steps=7")
+    assert tandem.load(job, "name=other") == dataclasses.replace(job, name="other")
+    with pytest.raises(ConfigError, match=r"^stepz: unknown key"):
+        tandem.train(job, "stepz=3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((None,), r"^None: is no job; give a file, a name, or "),
+        (({"steps": 3},), r"^\{'steps': 3\}: is no job; "),
+        (("demo", {"steps": 3}), r"^\{'steps': 3\} is not an override; write "),
+        (("demo", Path("steps=3")), r"^PosixPath\('steps=3'\) is not an override; "),
+    ],
+)
+def test_what_is_no_job_or_override_is_refused(arguments: Any, said: str) -> None:
+    for function in (tandem.load, tandem.train):
+        with pytest.raises(ConfigError, match=said):
+            function(*arguments)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import tandem
+
+def interrupt():
+    while not os.path.exists("runs/tiny/metrics.jsonl"):
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGINT)  # not the processes of the job
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    tandem.train(sys.argv[1], "data.path=" + sys.argv[2], "steps=100000", "log.every=10", nproc=1)
+except KeyboardInterrupt:
+    print("interrupted", os.listdir("runs/tiny/checkpoints"))
+"""
+
+
+def test_training_of_a_script_that_is_interrupted_alone_saves_and_ends(
+    corpus: Path, tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, TINY_JOB, corpus],
+        cwd=tmp_path,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        start_new_session=True,
+    )
+    assert re.search(r"^interrupted \['step-", ended.stdout, re.M), ended.stderr
+    (attempt,) = (tmp_path / "runs/tiny/attempts").iterdir()
+    assert "ended" in json.loads(attempt.read_text())
