@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from configs.kinds import add_kind, chosen
+from configs.kinds import add_kind, chosen, require_new
 from model.attention_kernel import attention_scores, visible_keys
 from model.documents import AttentionMask, Documents, Padded, without_count
 from model.errors import ModelError
@@ -145,9 +145,13 @@ _Module = TypeVar("_Module", bound="type[Model]")
 
 
 def register(config: type[ModelConfig]) -> Callable[[_Module], _Module]:
-    """A decorator: registers the module of `config`, whose kind joins those of ``model.kind``."""
+    """A decorator: registers the module of `config`, whose kind joins those of ``model.kind``.
+
+    Raises TypeError as `require_new`.
+    """
 
     def note(module: _Module) -> _Module:
+        require_new(module, Model, {}, config.__name__)
         add_kind(ModelConfig, config)
         _MODULES[config] = module
         return module

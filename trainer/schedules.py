@@ -8,11 +8,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+from configs.errors import ConfigError
 from configs.kinds import add_kind, chosen
 from configs.rules import FRACTION, INDEX, OneOf, Unit, positive
 from configs.section import Refusal, Section
+from configs.typed import shown
 from trainer.objectives.term import StepSchedule
 
 KIND = "The schedule after the warm-up."
@@ -91,13 +94,18 @@ def factor(config: ScheduleConfig, step: int, steps: float, time_used: float = 0
 
     During warm-up it is (step + 1) / warm-up steps, so the first step already learns. Where the
     learner's time is limited, `time_used` is the fraction of it that has passed. The learner's
-    progress is the larger of the fractions of steps and of time.
+    progress is the larger of the fractions of steps and of time. Raises ConfigError where the
+    schedule returns something other than a finite number of 0 or more.
     """
     warmup = config.warmup(steps)
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     left = max(1, steps - warmup)
     done = min(max((step - warmup) / left, time_used, 0.0), 1.0)
-    return warm * config.fraction(Progress(step, warmup, left, done))
+    fraction = config.fraction(Progress(step, warmup, left, done))
+    if not isinstance(fraction, Real) or not 0 <= fraction < math.inf:  # perhaps of a plugin
+        name = f"{type(config).__name__}.fraction"
+        raise ConfigError(f"{name}: must return a number of 0 or more, not {shown(fraction)}")
+    return warm * fraction
 
 
 FALLS: dict[str, Callable[[float], float]] = {

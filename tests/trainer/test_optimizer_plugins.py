@@ -14,6 +14,8 @@ import torch
 
 from configs.errors import ConfigError
 from configs.kinds import import_plugins, in_plugin, require_returned
+from model import Model, ModelConfig
+from model.protocol import register as register_model
 from tests.conftest import TINY_JOB, tandem
 from trainer.checkpoint.folder import step_name
 from trainer.checkpoint.manifest import read_manifest
@@ -176,3 +178,5 @@ def test_what_cannot_be_registered_is_named() -> None:
         register_optimizer(dict)
     with pytest.raises(TypeError, match="TensorBoard is called tensorboard, as another is"):
         register_tracker("tensorboard")(TensorBoard)
+    with pytest.raises(TypeError, match="Encoderless has to define encode, fill, flops_per_token"):
+        register_model(ModelConfig)(type("Encoderless", (Model,), {}))

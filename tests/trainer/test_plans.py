@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
+from configs import ConfigError
 from trainer.learner_life import BudgetConfig, StartConfig, ThresholdConfig
 from trainer.learner_names import derive
 from trainer.learners.state import JobState, LearnerState, is_due, is_over, time_used
-from trainer.schedules import factor, schedule_config
+from trainer.schedules import Linear, factor, schedule_config
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,18 @@ def test_the_decay_of_wsd_by_hand(shape, expected):
     assert factor(schedule_config("wsd", decay_steps=50), 5, 10) == pytest.approx(0.5)
     with pytest.raises(ValueError, match=r"^decay_fraction: set either"):
         schedule_config("wsd", decay_steps=4, decay_fraction=0.4)
+
+
+@pytest.mark.parametrize("returned", [None, "1", math.nan, math.inf, -0.5, [1.0]])
+def test_a_schedule_that_returns_no_fraction_is_refused(monkeypatch, returned):
+    """A rate of NaN would be told as a spike of the loss, and a negative one would be used."""
+    monkeypatch.setattr(Linear, "fraction", lambda self, progress: returned)
+    with pytest.raises(
+        ConfigError, match=r"^Linear\.fraction: must return a number of 0 or more, "
+    ):
+        factor(schedule_config(), 0, 10)
+    monkeypatch.setattr(Linear, "fraction", lambda self, progress: np.float32(0.5))
+    assert factor(schedule_config(), 0, 10) == 0.5
 
 
 def test_a_schedule_of_points_is_on_the_lines_between_them_however_long_a_learner_takes():
