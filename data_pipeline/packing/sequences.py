@@ -24,7 +24,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.kinds import require_new
+from configs.kinds import require_new, require_returned
 from data_pipeline.errors import DataError
 from data_pipeline.hashing import PackingDraw, array_keys, scalar_key
 from data_pipeline.shards.blocks import Block, offsets
@@ -139,6 +139,39 @@ class PackingRules:
         units = f"-units{version}" if version else ""
         return f"{self.kind}-{self.length}{short}{units}"
 
+    def spans(self, block: Block) -> Spans:
+        """The rows of a block, or the units of pairs.
+
+        Raises DataError where the packing, perhaps a plugin's, has made no such rows.
+        """
+        name = f"{type(self.packing).__name__}.spans"
+        spans = require_returned(self.packing.spans(block, self), Spans, name)
+        if not self._fit(spans, len(block.tokens) + len(block.documents)):
+            raise DataError(
+                f"data.packing: {self.kind}: its `spans` must be arrays of integers, with rows of "
+                f"one span or more, which lie in the block and have a token or more each, and of "
+                f"at most {self.length} tokens, special ones included"
+            )
+        return spans
+
+    def _fit(self, spans: Spans, tokens: int) -> bool:
+        """Whether the spans are in a stream of this many tokens, and the rows not too long.
+
+        Units of pairs may be too long: they are truncated.
+        """
+        parts = (spans.starts, spans.lengths, spans.first)
+        if not all(isinstance(part, np.ndarray) and part.dtype.kind in "iu" for part in parts):
+            return False
+        starts, lengths, first = parts
+        if not len(first) or first[0] or not len(starts) == len(lengths) == first[-1]:
+            return False
+        outside = (starts < 0) | (lengths < 1) | (starts + lengths > tokens)
+        if outside.any() or (np.diff(first) < 1).any():
+            return False
+        apart = self.packing.separates_documents
+        used = np.diff(offsets(lengths + 1 + apart)[first]) + (not apart)
+        return self.is_pair or bool((used <= self.length).all())
+
 
 def stream(block: Block, separator: int) -> NDArray[np.integer]:
     """The tokens of a block with a separator after each document: [tokens + documents]."""
@@ -154,7 +187,7 @@ def stream(block: Block, separator: int) -> NDArray[np.integer]:
 
 def count(block: Block, rules: PackingRules) -> int:
     """The number of sequences in a block."""
-    return len(rules.packing.spans(block, rules))
+    return len(rules.spans(block))
 
 
 class DocumentPacking(Packing):

@@ -419,5 +419,5 @@ def _tokens_of(block: Block, rules: PackingRules) -> tuple[int, int]:
         pairs = pair_spans(Pool([block], [0]), rules, key=0)
         lengths = pairs.first_lengths + pairs.second_lengths + 3
         return int(lengths.sum()), len(lengths)
-    spans = rules.packing.spans(block, rules)
+    spans = rules.spans(block)
     return int((spans.lengths + 2).sum()), len(spans)

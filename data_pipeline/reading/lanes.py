@@ -331,7 +331,7 @@ class Lanes:
             unread,
             readable=[True] * span.count,
             text=stream(block, self.split.vocabulary.sep),
-            rows=self._rules.packing.spans(block, self._rules).of_rows(shuffled),
+            rows=self._rules.spans(block).of_rows(shuffled),
             others=self._by_others(block),
         )
 

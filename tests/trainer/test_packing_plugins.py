@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_pipeline import Corpus
+from configs import ConfigError
+from data_pipeline import Corpus, DataError
 from data_pipeline.building.merging import documents
+from data_pipeline.packing.sequences import PackingRules, Spans
+from data_pipeline.shards.blocks import Block
 from tests.conftest import REPOSITORY, TINY_JOB, tandem
 from trainer.run_folder import metrics
 
@@ -74,3 +79,33 @@ def test_ends_that_never_end_are_one_line(words: list[object], tmp_path: Path, r
     ended = tandem("data", "show", *words)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("tandem: data.packing: single_sentence: its `ends` must be an")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: replace(s, lengths=s.lengths + 9),  # a row is too long
+        lambda s: replace(s, starts=s.starts + 10**7),
+        lambda s: replace(s, starts=s.starts - 10**6),
+        lambda s: replace(s, lengths=s.lengths * 0),
+        lambda s: replace(s, starts=s.starts[:-1]),
+        lambda s: replace(s, first=s.first[:-1]),  # text would be left out
+        lambda s: replace(s, first=s.first[:0]),
+        lambda s: replace(s, first=np.repeat(s.first, 2)),  # empty rows
+        lambda s: replace(s, starts=s.starts * 1.0),
+        lambda s: replace(s, starts=s.starts.tolist()),
+    ],
+)
+@pytest.mark.parametrize("kind", ["best_fit", "full_sentences"])
+def test_spans_that_are_no_rows_of_the_block_are_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[Spans], Spans]
+) -> None:
+    sizes = np.full(20, 7, np.uint16), np.full(5, 4, np.uint32)
+    block, rules = Block(np.arange(140), *sizes), PackingRules(kind, 32)
+    made = rules.spans(block)
+    monkeypatch.setattr(type(rules.packing), "spans", lambda *_: change(made))
+    with pytest.raises(DataError, match=rf"^data\.packing: {kind}: its `spans` must be arrays of"):
+        rules.spans(block)
+    monkeypatch.setattr(type(rules.packing), "spans", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"\.spans: must return Spans, not NoneType$"):
+        rules.spans(block)
