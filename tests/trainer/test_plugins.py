@@ -145,3 +145,23 @@ def test_a_task_without_a_method_is_one_line(job: Path, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.count("\n") == 1
     assert re.search(rf"{plugin}:\d+: TypeError: Shortness has to define encode\n$", ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "said"),
+    [
+        ("yield EncodedExample(", "example = (", ": must return Iterable, not NoneType"),
+        (
+            "yield EncodedExample(",
+            "yield (",
+            ": each example: must return EncodedExample, not tuple",
+        ),
+    ],
+)
+def test_examples_of_another_type_are_one_line(
+    job: Path, tmp_path: Path, line: str, other: str, said: str
+) -> None:
+    (tmp_path / "shortness.py").write_text(PLUGIN.replace(line, other))
+    ended = tandem("data", "show", job)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.endswith(f"tandem: Shortness.encode{said}\n")

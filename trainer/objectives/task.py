@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from configs.kinds import require_returned
 from configs.rules import PROBABILITY, Range
 from configs.section import Refusal
 from data_pipeline import (
@@ -358,7 +359,10 @@ class TaskConfig(TermConfig):
 
         A task overrides this if its examples are scored in another form than in training.
         """
-        for number, example in enumerate(self.encode(file, encoder)):
+        name, examples = f"{type(self).__name__}.encode", self.encode(file, encoder)
+        require_returned(examples, Iterable, name)  # type: ignore[type-abstract]
+        for number, example in enumerate(examples):
+            require_returned(example, EncodedExample, f"{name}: each example")
             if part.has(self.unit_of(number, example)):
                 yield example
 
