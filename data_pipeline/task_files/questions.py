@@ -233,10 +233,14 @@ def _questions_with_choices(where: str, record: Any, labelled: bool) -> Iterator
 
 
 def _passage_of(where: str, question: dict[str, Any]) -> dict[str, Any]:
-    """RACE's record of a passage with this question alone, which `datasets` writes."""
+    """RACE's record of a passage with this question alone, which `datasets` writes.
+
+    Its id has the place too, since all questions of a passage may have one id.
+    """
     plural = {"question": "questions", "options": "options", "answer": "answers"}
     lists = {plural[key]: [value] for key, value in question.items() if key in plural}
-    return {**question, **lists, "id": f"{question.get('example_id', '')} {where}".lstrip()}
+    name = question.get("example_id", question.get("id", ""))
+    return {**question, **lists, "id": f"{name} {where}".lstrip()}
 
 
 def _race(where: str, record: dict[str, Any], labelled: bool) -> Iterator[ChoiceQuestion]:

@@ -127,6 +127,14 @@ def test_race_as_datasets_writes_it(write: Callable[[str, str], str]) -> None:
         list(read_multiple_choice(write("train.jsonl", json.dumps(records[:1]))))
 
 
+def test_a_question_keeps_the_id_of_its_record(write: Callable[[str, str], str]) -> None:
+    """Also with an id that several questions have, such as the passage's."""
+    asked = {"article": "a", "question": "q?", "options": ["x", "y"], "answer": "A"}
+    records = [{"id": name, **asked} for name in ("first", 7, 7)]
+    rows = list(read_multiple_choice(write("a.jsonl", "\n".join(map(json.dumps, records)))))
+    assert [row.id.partition(" ")[0] for row in rows] == ["first", "7", "7"]
+
+
 def test_a_choice_stands_in_the_blank_of_its_question(write: Callable[[str, str], str]) -> None:
     """As ALBERT's race_utils.py has it; without a blank, behind the question."""
     record = RACE | {"questions": ["She sold it to _ .", "Who sold it?"]}
