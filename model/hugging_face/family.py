@@ -1,7 +1,7 @@
 """The description of one `transformers` architecture: how to read and write it."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ ATTENTION = r"encoder\.attention\.(\d+)"
 STACK = r"encoder\.feed_forward\.(\d+)\.stack\.0"
 # Both halves of a gated unit are one matrix here, and two in some classes of `transformers`.
 BOTH_GATES = ".mlp.gate_up."
-_GATE, _UP = ".mlp.gate_proj.", ".mlp.up_proj."
+GATES = ".mlp.gate_proj.", ".mlp.up_proj."
 
 
 class Inexpressible(ModelError):
@@ -171,28 +171,40 @@ def require(config: EncoderConfig, model_type: str, **needed: object) -> None:
             )
 
 
-def join_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Join each gate and up projection. Raises ModelError for a gate without its other half."""
+def join(state: Mapping[str, Tensor], joined: str, parts: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors with the `parts` in their names as one whose name has `joined` there.
+
+    Raises ModelError for a first part without the others.
+    """
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if _GATE in name:
-            if name.replace(_GATE, _UP) not in state:
-                raise ModelError(f"the weights have no {name.replace(_GATE, _UP)}")
-            pair = [tensor, state[name.replace(_GATE, _UP)]]
-            result[name.replace(_GATE, BOTH_GATES)] = torch.cat(pair)
-        elif _UP not in name:
+        if parts[0] in name:
+            names = [name.replace(parts[0], part) for part in parts]
+            if missing := [other for other in names if other not in state]:
+                raise ModelError(f"the weights have no {missing[0]}")
+            result[name.replace(parts[0], joined)] = torch.cat([state[other] for other in names])
+        elif not any(part in name for part in parts):
             result[name] = tensor
     return result
 
 
-def split_gates(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def cut(state: Mapping[str, Tensor], joined: str, parts: Sequence[str]) -> dict[str, Tensor]:
+    """The reverse of `join`; a tensor that has no equal parts stays as it is."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if joined not in name or len(tensor) % len(parts):
+            result[name] = tensor
+            continue
+        for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
+            result[name.replace(joined, part)] = piece.clone()  # files hold no shared memory
+    return result
+
+
+def join_gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join each gate and up projection, as they are here."""
+    return join(state, BOTH_GATES, GATES)
+
+
+def split_gates(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `join_gates`."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if BOTH_GATES in name:
-            gate, up = tensor.chunk(2)
-            result |= {name.replace(BOTH_GATES, _GATE): gate.clone()}
-            result |= {name.replace(BOTH_GATES, _UP): up.clone()}
-        else:
-            result[name] = tensor
-    return result
+    return cut(state, BOTH_GATES, GATES)

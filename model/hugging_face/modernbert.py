@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from model.config import EncoderConfig
@@ -14,7 +13,7 @@ from model.hugging_face.task_heads import PROBLEMS, linear
 from model.task_head_config import CHOICE, SPAN, TAGGING
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_PARTS = ("query", "key", "value")
+_FUSED, _PARTS = ".attn.Wqkv.", (".attn.query.", ".attn.key.", ".attn.value.")
 _HEADS = {
     **dict.fromkeys(
         (*PROBLEMS, CHOICE), linear("classifier", "first", chooses_pooling=True, norm="head")
@@ -144,27 +143,11 @@ def _rules(config: EncoderConfig) -> Rules:
 
 
 def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Cut each fused ``Wqkv`` [3 H, ...] into query, key and value."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if ".attn.Wqkv." not in name or len(tensor) % 3:
-            result[name] = tensor
-            continue
-        for part, piece in zip(_PARTS, tensor.chunk(3), strict=True):
-            result[name.replace("Wqkv", part)] = piece
-    return result
+    return family.cut(state, _FUSED, _PARTS)
 
 
 def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse of `_to_ours`."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if ".attn.query." in name:
-            pieces = [state[name.replace("query", part)] for part in _PARTS]
-            result[name.replace("query", "Wqkv")] = torch.cat(pieces)
-        elif ".attn.key." not in name and ".attn.value." not in name:
-            result[name] = tensor
-    return result
+    return family.join(state, _FUSED, _PARTS)
 
 
 MODERNBERT = Family("modernbert", _read, _write, _rules, _HEADS, _to_ours, _to_theirs)

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from model.config import EncoderConfig
@@ -38,7 +37,7 @@ _IN_FILES = {
     ".norm1.": ".post_attention_layernorm.",
     ".norm2.": ".post_mlp_layernorm.",
 }
-_QUERY, _FUSED = ".self_attn.q_proj.", ".attn.Wqkv."
+_FUSED, _PARTS = ".attn.Wqkv.", tuple(f".self_attn.{part}_proj." for part in "qkv")
 
 
 def _read(theirs: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -118,34 +117,24 @@ def _rules(config: EncoderConfig) -> Rules:
 
 def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors of a file, cut each fused ``Wqkv`` [3 H, H] and join gates."""
-    result: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.startswith("bert."):
             name = _PREFIX + name.removeprefix("bert.")
-        for in_file, renamed in _IN_FILES.items():
-            name = name.replace(in_file, renamed)
-        if _FUSED in name and len(tensor) % 3 == 0:
-            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
-                result[name.replace(_FUSED, f".self_attn.{part}_proj.")] = piece
-        else:
-            result[name] = tensor
-    return family.join_gates(result)
+        for in_file, in_class in _IN_FILES.items():
+            name = name.replace(in_file, in_class)
+        renamed[name] = tensor
+    return family.join_gates(family.cut(renamed, _FUSED, _PARTS))
 
 
 def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `_to_ours`."""
-    state = family.split_gates(state)
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if _QUERY in name:
-            pieces = [state[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
-            name, tensor = name.replace(_QUERY, _FUSED), torch.cat(pieces)
-        elif ".k_proj." in name or ".v_proj." in name:
-            continue
-        for in_file, renamed in _IN_FILES.items():
-            name = name.replace(renamed, in_file)
-        result[name] = tensor
-    return result
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in family.join(family.split_gates(state), _FUSED, _PARTS).items():
+        for in_file, in_class in _IN_FILES.items():
+            name = name.replace(in_class, in_file)
+        renamed[name] = tensor
+    return renamed
 
 
 NOMIC_BERT = Family("nomic_bert", _read, _write, _rules, _HEADS, _to_ours, _to_theirs)
