@@ -6,16 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from model.config import EncoderConfig
-from model.hugging_face.bert import PLAIN, encoder_rules, read_sizes, write_sizes
+from model.hugging_face.bert import PLAIN, POOLED_HEADS, encoder_rules, read_sizes, write_sizes
 from model.hugging_face.family import ATTENTION, Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
-from model.task_head_config import CHOICE, SPAN, TAGGING
+from model.task_head_config import CHOICE
 
-_HEADS = {
-    **dict.fromkeys((*PROBLEMS, CHOICE), linear("classifier", "first", gelu="pooler.dense")),
-    TAGGING: linear("classifier"),
-    SPAN: linear("qa_outputs"),
-}
+_HEADS = POOLED_HEADS | dict.fromkeys(
+    (*PROBLEMS, CHOICE), linear("classifier", "first", gelu="pooler.dense")
+)
 
 
 # The defaults of DebertaV2Config that differ from those of BertConfig, and of what it passes on.

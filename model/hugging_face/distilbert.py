@@ -5,16 +5,14 @@ from typing import Any
 
 from model.config import EncoderConfig
 from model.hugging_face import family
-from model.hugging_face.bert import PLAIN
+from model.hugging_face.bert import PLAIN, POOLED_HEADS
 from model.hugging_face.family import ATTENTION, STACK, Family, Rules, refuse, require
 from model.hugging_face.task_heads import PROBLEMS, linear
-from model.task_head_config import CHOICE, SPAN, TAGGING
+from model.task_head_config import CHOICE
 
-_HEADS = {
-    **dict.fromkeys((*PROBLEMS, CHOICE), linear("classifier", "first", relu="pre_classifier")),
-    TAGGING: linear("classifier"),
-    SPAN: linear("qa_outputs"),
-}
+_HEADS = POOLED_HEADS | dict.fromkeys(
+    (*PROBLEMS, CHOICE), linear("classifier", "first", relu="pre_classifier")
+)
 
 
 _KEYS: family.Keys = {

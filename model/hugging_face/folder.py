@@ -18,7 +18,7 @@ from configs.kinds import chosen, kinds_of
 from model.errors import ModelError
 from model.hugging_face import conversion, files
 from model.hugging_face.family import Inexpressible
-from model.hugging_face.task_heads import VECTOR_KEY
+from model.hugging_face.task_heads import POOLINGS, VECTOR_KEY
 from model.hugging_face.weights import (
     checked_state,
     has_weights,
@@ -35,7 +35,6 @@ from model.model_config import Ability, ModelConfig
 from model.protocol import Model
 
 MODULES = "modules.json"
-POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
 _VECTOR_LENGTH = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _log = logging.getLogger(__name__)

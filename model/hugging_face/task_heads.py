@@ -33,7 +33,7 @@ ENDINGS = {
     SPAN: "ForQuestionAnswering",
     DETECTION: "ForPreTraining",
 }
-_POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
+POOLINGS = {"cls": "first", "mean": "mean"}  # their names and ours
 VECTOR_KEY = (
     "tandem_vector"  # the key of config.json that says how an encoder makes a text's vector
 )
@@ -98,7 +98,7 @@ def read_task_heads(
     ordered = [labels[number] for number in sorted(labels)] if kind in LABELLED else []
     pooling = form.pooling
     if form.chooses_pooling:
-        pooling = _POOLINGS[theirs.get("classifier_pooling", "cls")]
+        pooling = POOLINGS[theirs.get("classifier_pooling", "cls")]
     head = TaskHeadConfig(kind, ordered, pooling, transform=form.transform)
     if kind == DETECTION:  # whose class has no dropout
         head = dataclasses.replace(head, dropout=0.0)
@@ -164,7 +164,7 @@ def write_task_head(name: str, head: TaskHeadConfig, form: HeadForm) -> dict[str
     """The reverse of `read_task_heads`: keys of config.json."""
     count = 1 if head.kind in (REGRESSION, CHOICE) else 2
     labels = head.labels or list(_unnamed(count).values())
-    theirs = {ours: name for name, ours in _POOLINGS.items()}
+    theirs = {ours: name for name, ours in POOLINGS.items()}
     return {
         "finetuning_task": name,
         "id2label": {str(number): label for number, label in enumerate(labels)},
