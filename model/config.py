@@ -275,11 +275,6 @@ class EncoderConfig(ModelConfig):
         return self.word_size if self.embedding_projection != "word" else self.hidden_size
 
     @property
-    def pooled_size(self) -> int:
-        """Width of the pooled state."""
-        return self.hidden_size
-
-    @property
     def reads_segments(self) -> bool:
         """Whether there are several segment embeddings."""
         return self.segment_types > 1
@@ -331,10 +326,6 @@ class EncoderConfig(ModelConfig):
     def with_dropout(self, rate: float) -> Self:
         """This configuration with a dropout of `rate`, also for attention weights."""
         return dataclasses.replace(self, dropout=rate, attention_dropout=rate)
-
-    def with_layers(self, layers: int) -> Self:
-        """This configuration with `layers` layers."""
-        return dataclasses.replace(self, layers=layers)
 
     def without_attention_dropout(self) -> Self:
         """This configuration without dropout of attention weights."""

@@ -44,8 +44,8 @@ def fill(
         parameter.normal_(0.0, config.initializer_range, generator=generator)
     else:
         truncated_normal(parameter, _deviation(config, name), generator)
-    if config.initializer == "normal" and isinstance(module, nn.Embedding):
-        _zero_padding(module, parameter)
+    if config.initializer == "normal":
+        zero_padding(module, parameter)
 
 
 def _deviation(config: EncoderConfig, name: str) -> float:
@@ -76,8 +76,9 @@ def truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) 
         beyond = beyond[again.abs() > 2 * std]
 
 
-def _zero_padding(module: nn.Embedding, parameter: Tensor) -> None:
-    if module.padding_idx is not None:
+def zero_padding(module: nn.Module, parameter: Tensor) -> None:
+    """Set the vector of the padding token to 0, where the module is an embedding that has one."""
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         parameter[module.padding_idx].zero_()
 
 

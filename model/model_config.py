@@ -260,7 +260,8 @@ class ModelConfig(Section, ABC):
 
     def with_layers(self, layers: int) -> Self:
         """This configuration with `layers` layers (`Ability.GROW`)."""
-        raise NotImplementedError
+        key: Any = {"layers": layers}
+        return dataclasses.replace(self, **key)
 
     def with_pair_head(self) -> Self:
         """This configuration with a pair head."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -16,13 +16,14 @@ from configs.section import Refusal
 from model.accounting import head_flops
 from model.errors import ModelError
 from model.heads import ConditionalRandomField, MaskedLanguageModelHead, ProjectionParts
+from model.initialisation import zero_padding
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
 from model.parts import Table
 from model.precision import Dense
 from model.protocol import NOTHING, Capture, Encoded, Model, register
 
 if TYPE_CHECKING:
-    from typing import Self  # of Python 3.11 on
+    pass  # of Python 3.11 on
 
 
 class SegmentPairs(NamedTuple):
@@ -135,10 +136,6 @@ class BiLSTMConfig(ModelConfig):
             f"{form} bidirectional LSTM of {counted(self.layers, 'layer')}, "
             f"hidden size {self.hidden_size}, {self.vocab_size:,} tokens in the vocabulary"
         )
-
-    def with_layers(self, layers: int) -> Self:
-        """This configuration with `layers` layers."""
-        return replace(self, layers=layers)
 
 
 class WordVectors(nn.Module):
@@ -323,8 +320,7 @@ class BiLSTM(Model):
             parameter.fill_(1.0)
         else:
             parameter.normal_(0.0, self.config.initializer_range, generator=generator)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            parameter[module.padding_idx].zero_()
+        zero_padding(module, parameter)
 
     def flops_per_token(self, length: int, masked_fraction: float) -> float:
         """The four gates of each direction, from inputs and states, plus the heads."""

@@ -14,6 +14,7 @@ from configs.rules import PROBABILITY, OneOf, positive
 from configs.section import Refusal
 from model.attention_kernel import visible_keys
 from model.heads import OutputBias, ProjectionParts, vocabulary_logits
+from model.initialisation import zero_padding
 from model.kinds import bilstm
 from model.kinds.bilstm import BothDirections, WordVectors
 from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToken, VocabularySize
@@ -196,8 +197,7 @@ class RecurrentSeq2Seq(Model):
         """Uniform weights and biases, as OpenNMT's recurrent models begin."""
         bound = self.config.initializer_range
         parameter.uniform_(-bound, bound, generator=generator)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            parameter[module.padding_idx].zero_()
+        zero_padding(module, parameter)
 
     def flops_per_token(self, length: int, masked_fraction: float) -> float:
         """The gates of both LSTMs and the attention, of source and target of `length` each."""
