@@ -81,6 +81,13 @@ class Encoded(NamedTuple):
     hidden_states: dict[int, Tensor]
     attention: dict[int, QKV]
 
+    def at(self, rows: Tensor | None) -> Encoded:
+        """With the last hidden state at these flat positions of B * L alone; None: at all."""
+        if rows is None:
+            return self
+        last = self.last_hidden_state.flatten(0, 1).index_select(0, rows)
+        return self._replace(last_hidden_state=last)
+
 
 @dataclass
 class Features:

@@ -246,11 +246,7 @@ class TransformersModel(Model):
         if not config.token_states:
             raise ModelError(f"{architecture(config.config)} gives no state for every token")
         self._call(self.encoder, input_ids, segment_ids, attention_mask, capture)
-        encoded = self._encoded(capture)
-        if rows is None:
-            return encoded
-        last = encoded.last_hidden_state.flatten(0, 1).index_select(0, rows)
-        return encoded._replace(last_hidden_state=last)
+        return self._encoded(capture).at(rows)
 
     def features(
         self,

@@ -269,10 +269,7 @@ class BiLSTM(Model):
                 number: pairs.joined(state) for number, state in encoded.hidden_states.items()
             }
             encoded = Encoded(pairs.joined(encoded.last_hidden_state), states, {})
-        if rows is None:
-            return encoded
-        last = encoded.last_hidden_state.flatten(0, 1).index_select(0, rows)
-        return encoded._replace(last_hidden_state=last)
+        return encoded.at(rows)
 
     def rows_read(
         self, input_ids: Tensor, masked_positions: Tensor | None, capture: Capture

@@ -167,9 +167,8 @@ class RecurrentSeq2Seq(Model):
         written, _ = self.decoder(words, self.decoder.source(layers[-1], mask), past)
         target = F.pad(written.to(layers[-1].dtype), (0, 0, 1, 0))
         states = torch.stack([layers[-1], target], dim=1).flatten(0, 1)
-        if rows is not None:
-            states = states.flatten(0, 1).index_select(0, rows)
-        return Encoded(states, {number: layers[number] for number in capture.hidden_states}, {})
+        captured = {number: layers[number] for number in capture.hidden_states}
+        return Encoded(states, captured, {}).at(rows)
 
     def decoding(self, source_ids: Tensor, lengths: Tensor | None) -> RecurrentDecoding:
         layers, past = self._read(source_ids, lengths)

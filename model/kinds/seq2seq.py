@@ -281,9 +281,7 @@ class Seq2Seq(Model):
         words = self.embeddings.word(input_ids[1::2, :-1])
         target = F.pad(self.decoder(words, source.last_hidden_state, mask), (0, 0, 1, 0))
         states = torch.stack([source.last_hidden_state, target], dim=1).flatten(0, 1)
-        if rows is not None:
-            states = states.flatten(0, 1).index_select(0, rows)
-        return source._replace(last_hidden_state=states)
+        return source._replace(last_hidden_state=states).at(rows)
 
     def decoding(self, source_ids: Tensor, lengths: Tensor | None) -> CachedDecoding:
         source = self.encoder(self.embeddings(source_ids), lengths, NOTHING).last_hidden_state
