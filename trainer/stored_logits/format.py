@@ -110,6 +110,7 @@ def id_bytes(vocabulary: int) -> int:
 NAME = "manifest.json"
 SHARD_NAME = r"shard-\d{9}\.safetensors"
 KEY = "teacher.stored.path"  # which begins every message about a folder
+# The tensors of a shard: the rows of each batch, and those of `StepLogits` by their names.
 ROWS, COUNTS, VALUES, IDS, EXAMPLES = "rows", "counts", "values", "ids", "examples"
 VALUE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ID_DTYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}  # by their bytes
@@ -235,22 +236,20 @@ class StepLogits:
     """
 
     counts: Tensor
-    values: Tensor | None
-    ids: Tensor | None
+    values: Tensor | None = None
+    ids: Tensor | None = None
     examples: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, by their names."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
     @classmethod
     def joined(cls, parts: Sequence[StepLogits]) -> StepLogits:
         """The rows of all parts, in this order."""
-        values = [part.values for part in parts if part.values is not None]
-        ids = [part.ids for part in parts if part.ids is not None]
-        examples = [part.examples for part in parts if part.examples is not None]
-        return cls(
-            torch.cat([part.counts for part in parts]),
-            torch.cat(values) if values else None,
-            torch.cat(ids) if ids else None,
-            torch.cat(examples) if examples else None,
-        )
+        names = parts[0].tensors
+        return cls(**{name: torch.cat([part.tensors[name] for part in parts]) for name in names})
 
     def of_examples(self, numbers: Tensor, kept: Tensor) -> StepLogits:
         """The rows where `kept` [R] is true, of the examples with these numbers [R]."""
@@ -262,30 +261,20 @@ class StepLogits:
     @property
     def size(self) -> int:
         """Bytes of the tensors."""
-        tensors = (self.counts, self.values, self.ids, self.examples)
-        return sum(
-            tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None
-        )
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def encode(steps: Sequence[StepLogits]) -> bytes:
     """The content of a shard of these batches."""
     rows = torch.tensor([len(step.counts) for step in steps], dtype=torch.int32)
-    everything = StepLogits.joined(steps)
-    tensors = {ROWS: rows, COUNTS: everything.counts}
-    if everything.values is not None:
-        tensors[VALUES] = everything.values
-    if everything.ids is not None:
-        tensors[IDS] = everything.ids
-    if everything.examples is not None:
-        tensors[EXAMPLES] = everything.examples
-    return safetensors.torch.save(tensors)
+    return safetensors.torch.save({ROWS: rows, **StepLogits.joined(steps).tensors})
 
 
 def decode(content: bytes) -> StepLogits:
     """All rows of a shard's content, as if of one batch."""
     tensors = safetensors.torch.load(content)
-    return StepLogits(tensors[COUNTS], tensors.get(VALUES), tensors.get(IDS), tensors.get(EXAMPLES))
+    del tensors[ROWS]
+    return StepLogits(**tensors)
 
 
 class Shard:
