@@ -212,7 +212,7 @@ def _searched(
         read = [[vocabulary.cls, *sources[row], vocabulary.sep] for row in rows]
         ids = torch.from_numpy(filled(read, vocabulary.pad))
         sizes = torch.tensor([lengths[row] for row in rows], device=device)
-        texts = task.search.run(model, vocabulary, ids.to(device), sizes)
+        texts = task.search(model, vocabulary, ids.to(device), sizes)
         for row, translation in zip(rows, texts, strict=True):
             translations[row] = translation
     return translations

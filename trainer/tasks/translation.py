@@ -46,26 +46,7 @@ ORDER = 4  # of the longest n-grams that count
 SPLITTINGS = ("13a", "intl", "zh", "char", "none")  # sacreBLEU's, of texts into words
 
 
-@dataclass(frozen=True)
-class Search:
-    """How translations are searched (`model.generation`); one beam is greedy search."""
-
-    beams: int
-    length_penalty: float
-    longest: int
-    divisor: str = LENGTH
-
-    def run(
-        self, model: Model, vocabulary: Vocabulary, sources: Tensor, lengths: Tensor
-    ) -> list[list[int]]:
-        """The translations of sources, int64 [N, S] with `lengths` [N], as token ids."""
-        longest = min(self.longest, (model.config.longest_sequence or self.longest + 1) - 1)
-        start = torch.full((len(sources),), vocabulary.cls, device=sources.device)
-        decoding = model.decoding(sources, lengths)
-        if self.beams == 1:
-            return greedy_search(decoding, start, vocabulary.sep, longest)
-        settings = self.beams, self.length_penalty, self.divisor
-        return beam_search(decoding, start, vocabulary.sep, longest, *settings)
+Search = Callable[[Model, Vocabulary, Tensor, Tensor], list[list[int]]]  # `Translation.search`
 
 
 @dataclass(frozen=True)
@@ -124,7 +105,7 @@ class BleuMetric(SummedMetric[ScoreInputs]):
         sources, mask = batch.input_ids[0::2][has_target], batch.attention_mask[0::2][has_target]
         lengths = mask.sum(dim=1)
         decode, vocabulary = self.references.loaded
-        translations = self.search.run(model, vocabulary, sources[:, : int(lengths.max())], lengths)
+        translations = self.search(model, vocabulary, sources[:, : int(lengths.max())], lengths)
         right = [self.references.texts[number] for number in numbers[has_target].tolist()]
         splitting = self.splitting or self.references.splitting
         texts = [decode(ids) for ids in translations]
@@ -302,10 +283,17 @@ class Translation(ScoredByReferences):
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("words are compared by terms over the vocabulary")
 
-    @property
-    def search(self) -> Search:
-        """How translations are searched."""
-        return Search(self.beams, self.length_penalty, self.max_length, self.length_divisor)
+    def search(
+        self, model: Model, vocabulary: Vocabulary, sources: Tensor, lengths: Tensor
+    ) -> list[list[int]]:
+        """The translations of sources, int64 [N, S] with `lengths` [N], as token ids."""
+        longest = min(self.max_length, (model.config.longest_sequence or self.max_length + 1) - 1)
+        start = torch.full((len(sources),), vocabulary.cls, device=sources.device)
+        decoding = model.decoding(sources, lengths)
+        if self.beams == 1:
+            return greedy_search(decoding, start, vocabulary.sep, longest)
+        settings = self.beams, self.length_penalty, self.length_divisor
+        return beam_search(decoding, start, vocabulary.sep, longest, *settings)
 
     def own_metrics(self) -> tuple[Metric[Any], ...]:
         references = References(self.stored_references, Path(self.examples) / "tokenizer")
