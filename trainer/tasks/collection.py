@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from configs.rules import COUNT, INDEX, OneOf, Unit
-from data_pipeline import DataError, EncodedExample, TextEncoder
+from data_pipeline import NO_LABEL, DataError, EncodedExample, TextEncoder
 from data_pipeline.task_files.collection import (
     Collection,
     Ranking,
@@ -20,8 +23,11 @@ from data_pipeline.task_files.collection import (
     training_groups,
     triples,
 )
-from trainer.objectives.task import Part, ScoredByReferences, TaskFile
-from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL
+from trainer.objectives.labels import label_cross_entropy
+from trainer.objectives.task import Part, ScoredByReferences, TaskFile, TaskTerm
+from trainer.objectives.term import LossInputs
+from trainer.scoring.metric import Metric
+from trainer.scoring.ranking_metric import RANKING_SCORES, USUAL, RankingMetric
 
 NEGATIVES = (
     "How many irrelevant documents each example has. Documents judged irrelevant come first, "
@@ -51,6 +57,10 @@ class CollectionTask(ScoredByReferences):
 
     reads: ClassVar[tuple[str, ...]] = ("documents", "queries")
     can_read_some: ClassVar[bool] = False
+    ranks_by: ClassVar[type[RankingMetric]]
+
+    def own_metrics(self) -> tuple[Metric[Any], ...]:
+        return (self.ranks_by(self.head, self.metrics or USUAL, self.stored_references),)
 
     def references(self, file: TaskFile, part: Part) -> Any:
         """The judgements of the queries of a part, and which of these queries have no text."""
@@ -120,3 +130,16 @@ class CollectionTask(ScoredByReferences):
         encoder: TextEncoder,
     ) -> Iterator[EncodedExample]:
         """The examples that must be read to score the queries of these judgements."""
+
+
+class CandidatesTerm(TaskTerm):
+    """Cross-entropy among an example's own documents, of which the first is relevant."""
+
+    def __init__(self, config: CollectionTask, temperature: float | None = None) -> None:
+        super().__init__(config)
+        self.temperature, self.choices = temperature, config.choices
+
+    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        scores, weights = self.choices(inputs.features.heads[self.head], inputs.batch)
+        scores = scores if self.temperature is None else scores / self.temperature
+        return label_cross_entropy(scores, torch.where(weights > 0, 0, NO_LABEL))

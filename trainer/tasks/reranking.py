@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from configs.rules import COUNT
@@ -19,12 +18,10 @@ from data_pipeline.task_files.collection import (
 )
 from model import REGRESSION, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.objectives.labels import label_cross_entropy
-from trainer.objectives.task import Part, TaskFile, TaskTerm
-from trainer.objectives.term import LossInputs, Term, register
-from trainer.scoring.metric import Metric
-from trainer.scoring.ranking_metric import USUAL, PairRanking, RankingMetric
-from trainer.tasks.collection import NEGATIVES, CollectionTask
+from trainer.objectives.task import Part, TaskFile
+from trainer.objectives.term import Term, register
+from trainer.scoring.ranking_metric import PairRanking, RankingMetric
+from trainer.tasks.collection import NEGATIVES, CandidatesTerm, CollectionTask
 
 NAME = "reranking"
 
@@ -44,6 +41,7 @@ class Reranking(CollectionTask):
     name: ClassVar[str] = NAME
     fields: ClassVar[tuple[str, ...]] = ("text_a", "text_b")  # of a table for `tandem predict`
     reads: ClassVar[tuple[str, ...]] = (*CollectionTask.reads, "candidates")
+    ranks_by: ClassVar[type[RankingMetric]] = PairRanking
 
     def equip(self, model: ModelConfig) -> ModelConfig:
         return self.with_head(model, TaskHeadConfig(REGRESSION))
@@ -94,21 +92,5 @@ class Reranking(CollectionTask):
     def choices(self, logits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         return logits.view(-1, batch.sequences), (batch.row_labels(self.head) != NO_LABEL).float()
 
-    def own_metrics(self) -> tuple[Metric[Any], ...]:
-        names = self.metrics or USUAL
-        return (PairRanking(self.head, names, self.stored_references),)
-
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return RerankingTerm(self)
-
-
-class RerankingTerm(TaskTerm):
-    """Cross-entropy among an example's documents, of which the first is relevant."""
-
-    def __init__(self, config: Reranking) -> None:
-        super().__init__(config)
-        self.choices = config.choices
-
-    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores, weights = self.choices(inputs.features.heads[self.head], inputs.batch)
-        return label_cross_entropy(scores, torch.where(weights > 0, 0, NO_LABEL))
+        return CandidatesTerm(self)

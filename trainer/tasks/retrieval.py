@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from data_pipeline.task_files.collection import Collection, Ranking, Relevance, 
 from data_pipeline.task_files.retrieval import RetrievalText
 from model import VECTOR, ModelConfig, ModelShape, TaskHeadConfig
 from trainer.batches import MicroBatch
-from trainer.objectives.labels import label_cross_entropy
-from trainer.objectives.task import TaskTerm, WholeBatchTerm, against_all, over_ranks
-from trainer.objectives.term import ExampleLosses, LossInputs, Term, register
-from trainer.scoring.metric import Metric
-from trainer.scoring.ranking_metric import USUAL, RankingMetric, VectorRanking
+from trainer.objectives.task import WholeBatchTerm, against_all, over_ranks
+from trainer.objectives.term import ExampleLosses, Term, register
+from trainer.scoring.ranking_metric import RankingMetric, VectorRanking
 from trainer.tasks.bi_encoder import POOLINGS
-from trainer.tasks.collection import CollectionTask
+from trainer.tasks.collection import CandidatesTerm, CollectionTask
 
 NAME = "retrieval"
 
@@ -61,6 +59,7 @@ class Retrieval(CollectionTask):
 
     name: ClassVar[str] = NAME
     may_read: ClassVar[tuple[str, ...]] = ("candidates",)
+    ranks_by: ClassVar[type[RankingMetric]] = VectorRanking
     not_encoded: ClassVar[tuple[str, ...]] = (
         *CollectionTask.not_encoded,
         *("in_batch", "similarity", "temperature", "pooling", "size"),
@@ -139,12 +138,8 @@ class Retrieval(CollectionTask):
         scores = (vectors[:, :1] * vectors[:, 1:]).sum(dim=-1)
         return scores, (batch.row_labels(self.head) != NO_LABEL).float()
 
-    def own_metrics(self) -> tuple[Metric[Any], ...]:
-        names = self.metrics or USUAL
-        return (VectorRanking(self.head, names, self.stored_references),)
-
     def build(self, student: ModelShape, teacher: ModelShape) -> Term:
-        return InBatchTerm(self) if self.in_batch else OwnDocumentsTerm(self)
+        return InBatchTerm(self) if self.in_batch else CandidatesTerm(self, self.temperature)
 
 
 def documents_of(head: str) -> str:
@@ -160,19 +155,6 @@ def relevant_of(head: str) -> str:
 def by_example(vectors: Tensor, batch: MicroBatch) -> Tensor:
     """[B * C, D] as float32 [B, C, D]: of each example the query, the positive, the negatives."""
     return vectors.float().unflatten(0, (-1, batch.sequences))
-
-
-class OwnDocumentsTerm(TaskTerm):
-    """Cross-entropy among an example's own documents, of which the first is relevant."""
-
-    def __init__(self, config: Retrieval) -> None:
-        super().__init__(config)
-        self.temperature, self.choices = config.temperature, config.choices
-
-    def forward(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        scores, weights = self.choices(inputs.features.heads[self.head], inputs.batch)
-        labels = torch.where(weights > 0, 0, NO_LABEL)
-        return label_cross_entropy(scores / self.temperature, labels)
 
 
 class InBatchTerm(WholeBatchTerm):
