@@ -20,10 +20,9 @@ from torch import Tensor
 
 from data_pipeline import Batch, DataError, TextEncoder
 from data_pipeline.task_files.conll import ParsedWord, read_parsed
-from model import Capture, Model
-from trainer.analysis.maps import whole_maps
+from model import Model
+from trainer.analysis.maps import maps_of_layers
 from trainer.batches import MicroBatch, to_micro_batches
-from trainer.learners.module import features_of
 from trainer.task_facts import require_own_tokenizer
 
 ROWS = 16  # sentences in a forward pass
@@ -126,18 +125,13 @@ def linguistic_attention(
 ) -> LinguisticAttention:
     """The attention of every layer's heads in the sentences, which were read from `file`."""
     config = model.config
-    numbers = tuple(range(1, config.layers + 1))
-    capture = Capture(attention=numbers, last_hidden_state=True)
     sums = torch.zeros(len(KINDS), config.layers, config.heads, dtype=torch.float64)
     counts = torch.zeros(len(KINDS), dtype=torch.int64)
     for batch, features, pairs in _batches(sentences, next(model.parameters()).device):
         between = pairs.flatten(2).any(dim=-1)
         counts += torch.cat([*[features.any(dim=-1)] * 2, between]).sum(dim=1).cpu()
-        attention = features_of(model, batch, capture).attention
-        for number in numbers:
-            queries, keys, _ = attention.pop(number)
-            weights = whole_maps(queries, keys, batch, config.window(number))
-            sums[:, number - 1] += of_maps(weights, features, pairs).sum(dim=1).cpu()
+        for layer, weights in enumerate(maps_of_layers(model, batch)):
+            sums[:, layer] += of_maps(weights, features, pairs).sum(dim=1).cpu()
     means = sums / counts.clamp(min=1)[:, None, None]
     return LinguisticAttention(file, means, counts.tolist(), len(sentences))
 

@@ -22,7 +22,7 @@ set. A set that holds every visible key has an excess of 0. A map is then
 Attention is made again from the captured queries and keys, a block at a time; no map is kept.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,14 +107,10 @@ def head_patterns(model: Model, batches: Iterable[MicroBatch], delimiters: Tenso
     config = model.config
     shares = torch.zeros(config.layers, config.heads, len(PATTERNS), dtype=torch.float64)
     sums = torch.zeros(config.layers, config.heads, len(KEY_SETS), dtype=torch.float64)
-    numbers = tuple(range(1, config.layers + 1))
-    capture = Capture(attention=numbers, last_hidden_state=True)
     sequences = 0
     for batch in batches:
         sequences += len(batch.input_ids)
-        attention = features_of(model, batch, capture).attention
-        for number in numbers:
-            q, k, _ = attention.pop(number)
+        for number, q, k in attention_of_layers(model, batch):
             excesses = map_excess(q, k, batch, delimiters, config.window(number))  # [sets, B, A]
             told = F.one_hot(classify(excesses), len(PATTERNS))  # [B, A, patterns]
             shares[number - 1] += told.sum(dim=0).cpu()
@@ -133,30 +129,33 @@ class ExampleMaps:
 @torch.no_grad()
 def example_maps(model: Model, batch: MicroBatch, name: Callable[[int], str]) -> ExampleMaps:
     """The maps of the example in `batch` that fits best; `name` gives the name of a token id."""
-    config = model.config
     lengths = batch.attention_mask.sum(dim=1)
     row = int((lengths - SHOWN).abs().argmin())
     length = min(SHOWN, int(lengths[row]))
-    numbers = tuple(range(1, config.layers + 1))
-    attention = features_of(
-        model, batch, Capture(attention=numbers, last_hidden_state=True)
-    ).attention
-    layers = []
-    for number in numbers:
-        queries, keys, _ = attention.pop(number)
-        maps = whole_maps(queries, keys, batch, config.window(number))
-        layers.append(maps[row, :, :length, :length].float().cpu())
+    layers = [maps[row, :, :length, :length].float().cpu() for maps in maps_of_layers(model, batch)]
     tokens = [name(token) for token in batch.input_ids[row, :length].tolist()]
     return ExampleMaps(tokens, torch.stack(layers))
 
 
-def whole_maps(queries: Tensor, keys: Tensor, batch: MicroBatch, window: int) -> Tensor:
-    """The whole maps of a layer, [B, A, L, L]; rows of padding are 0."""
-    rows, heads, length, _ = queries.shape
-    maps = torch.zeros(rows, heads, length, length, device=queries.device)
-    for some, span, weights, pairs in attention_blocks(queries, keys, batch.attention_mask, window):
-        maps[some, :, span] = weights * pairs[:, None]
-    return maps
+def attention_of_layers(model: Model, batch: MicroBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each layer's number, from 1, and its queries and keys [B, A, L, D]."""
+    numbers = tuple(range(1, model.config.layers + 1))
+    capture = Capture(attention=numbers, last_hidden_state=True)
+    attention = features_of(model, batch, capture).attention
+    for number in numbers:
+        queries, keys, _ = attention.pop(number)
+        yield number, queries, keys
+
+
+def maps_of_layers(model: Model, batch: MicroBatch) -> Iterator[Tensor]:
+    """The whole maps of each layer, [B, A, L, L]; rows of padding are 0."""
+    for number, queries, keys in attention_of_layers(model, batch):
+        rows, heads, length, _ = queries.shape
+        maps = torch.zeros(rows, heads, length, length, device=queries.device)
+        blocks = (queries, keys, batch.attention_mask, model.config.window(number))
+        for some, span, weights, pairs in attention_blocks(*blocks):
+            maps[some, :, span] = weights * pairs[:, None]
+        yield maps
 
 
 def map_excess(

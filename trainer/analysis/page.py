@@ -257,11 +257,11 @@ def _attention_map(layers: Sequence[Sequence[float]]) -> str:
     return _table(len(layers[0]), rows)
 
 
-def _table(heads: int, rows: str) -> str:
+def _table(heads: int, rows: str, last: str = "<th>all</th>") -> str:
     headings = "".join(f"<th>{number}</th>" for number in range(1, heads + 1))
     return (
         '<div class="scroll"><table class="heads"><thead><tr><th>layer, head</th>'
-        f"{headings}<th>all</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{headings}{last}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -291,7 +291,6 @@ def section(example: ExampleMaps, patterns: HeadPatterns) -> str:
         f'<div class="scroll">{_large(maps[layer, head], tokens)}</div></figure>'
         for pattern, layer, head in _typical(patterns)
     )
-    headings = "".join(f"<th>{head}</th>" for head in range(1, maps.shape[1] + 1))
     rows = "".join(
         f"<tr><td>{layer}</td>{''.join(f'<td>{_small(weights)}</td>' for weights in heads)}</tr>"
         for layer, heads in enumerate(maps, start=1)
@@ -299,9 +298,8 @@ def section(example: ExampleMaps, patterns: HeadPatterns) -> str:
     return (
         '<section id="attention"><h2>An example</h2><p>From each token (a row) to each token (a '
         f"column): {escape(' '.join(example.tokens))}</p>{scale('--c0', '0', '1')}"
-        f'<div class="maps">{large}</div><h3>All heads</h3><div class="scroll"><table '
-        f'class="heads"><thead><tr><th>layer, head</th>{headings}</tr></thead><tbody>{rows}'
-        "</tbody></table></div></section>"
+        f'<div class="maps">{large}</div><h3>All heads</h3>'
+        f"{_table(maps.shape[1], rows, last='')}</section>"
     )
 
 
