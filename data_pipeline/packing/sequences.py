@@ -309,8 +309,7 @@ def short_key(block: Block) -> int:
 
     It depends only on the block, so that the number of sequences is fixed.
     """
-    sizes = len(block.tokens), len(block.sentences), len(block.documents)
-    return scalar_key(PackingDraw.SHORT, *sizes)
+    return scalar_key(PackingDraw.SHORT, *block.sizes)
 
 
 def _rebalance_ends(

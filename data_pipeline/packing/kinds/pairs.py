@@ -211,7 +211,6 @@ class SegmentPair(NextSegment):
 
     name = "segment_pair"
     needs_boundary = True
-    draws_lengths = True
 
     def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
         return np.minimum(sequences.until_full(cut, rules, key, least=2), cut.document_ends)
@@ -238,9 +237,7 @@ class SentenceOrder(PairPacking):
     name = "sop"
     pair_labels = ("in order", "swapped")
     needs_boundary = True
-
-    def ends(self, cut: Pieces, rules: PackingRules, key: int) -> NDArray[np.int64]:
-        return np.minimum(sequences.until_full(cut, rules, key, least=2), cut.document_ends)
+    ends = SegmentPair.ends
 
     def label(self, pairs: PairSpans, documents: NDArray[np.int64], key: int) -> PairSpans:
         chosen = draw(key, PairDraw.LABEL, len(documents), 2) == 1
