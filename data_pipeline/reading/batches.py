@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,6 @@ class Target:
         labels = filled([row_labels for row_labels, _ in rows], NO_LABEL)
         return cls(labels, filled([columns for _, columns in rows]))
 
-    def take(self, rows: slice | NDArray[np.int64]) -> Target:
-        """The labels of the given rows."""
-        return Target(self.labels[rows], None if self.positions is None else self.positions[rows])
-
     @property
     def is_labelled(self) -> NDArray[np.bool_]:
         """True where there is a label."""
@@ -92,10 +88,6 @@ class StoredLogits:
     values: NDArray[np.float32]  # [R, M, k]
     ids: NDArray[np.int64] | None  # [R, M, k] their tokens; None: of the whole vocabulary, in order
 
-    def take(self, rows: slice | NDArray[np.int64]) -> StoredLogits:
-        """The logits of the given rows."""
-        return StoredLogits(self.values[rows], None if self.ids is None else self.ids[rows])
-
 
 @dataclass(frozen=True)
 class Runs:
@@ -104,10 +96,6 @@ class Runs:
     first: NDArray[np.int64]  # [R, S] the column of each span's first token
     sizes: NDArray[np.int64]  # [R, S] tokens of each; 0: no span
     slots: NDArray[np.int64]  # [R, N] their places among the M of the view's target `MASKED`
-
-    def take(self, rows: slice | NDArray[np.int64]) -> Runs:
-        """The spans of the given rows."""
-        return Runs(self.first[rows], self.sizes[rows], self.slots[rows])
 
     def trimmed(self, longest: int) -> Runs:
         """The first spans of each row, which are all that there are."""
@@ -170,13 +158,7 @@ class Batch:
 
     def take(self, rows: slice | NDArray[np.int64]) -> Batch:
         """The rows that an index selects: views for a slice, copies for an array."""
-        taken: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Mapping):
-                taken[name] = {key: part.take(rows) for key, part in value.items()}
-            elif isinstance(value, np.ndarray):
-                taken[name] = value[rows]
-        return replace(self, **taken)
+        return _taken(self, rows)
 
     def without_labels(self, rows: NDArray[np.bool_]) -> Batch:
         """The batch without the labels of these rows [R], in every view."""
@@ -209,3 +191,18 @@ class Batch:
     def labels(self) -> NDArray[np.int64]:
         """Dense labels [R, L]: the id to predict at masked positions, -100 elsewhere."""
         return self.targets[MASKED].in_columns(self.input_ids.shape)
+
+
+Part = TypeVar("Part")
+
+
+def _taken(part: Part, rows: slice | NDArray[np.int64]) -> Part:
+    """These rows of all arrays of a batch, or of a part of it."""
+    taken: Any = part
+    if isinstance(part, np.ndarray):
+        taken = part[rows]
+    elif isinstance(part, Mapping):
+        taken = {name: _taken(value, rows) for name, value in part.items()}
+    elif isinstance(part, Batch | Target | StoredLogits | Runs):
+        taken = replace(part, **_taken(vars(part), rows))
+    return taken
