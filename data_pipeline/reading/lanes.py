@@ -83,8 +83,9 @@ class Pools:
         return pool
 
     def _pack(self, blocks: list[int], key: int) -> OpenPool:
-        bounds, documents = zip(*map(self._split.index.boundaries_of, blocks), strict=True)
-        pairs = pair_spans(Pool(bounds, documents), self._rules, key)
+        index = self._split.index
+        bounds = [next(index.boundaries(number, number + 1)) for number in blocks]
+        pairs = pair_spans(Pool(bounds, [*map(index.first_document, blocks)]), self._rules, key)
         sizes = [len(block.tokens) + len(block.documents) for block in bounds]
         read = [self._read(number) for number in blocks]
         is_read = np.array([block is not None for block in read])

@@ -238,22 +238,15 @@ class Index:
         sizes = np.stack([self.shards["sentences"], self.shards["documents"]], 1).astype(np.int64)
         return np.cumsum(sizes, axis=0) - sizes
 
-    def boundaries_of(self, block: int) -> tuple[Block, int]:
-        """One block with zeros for tokens, and the number of its first document in its shard.
+    def first_document(self, block: int) -> int:
+        """The number of a block's first document in its shard.
 
         A document that is cut between blocks has the same number in each of them.
         """
         first = int(self.shards["first_block"][self.shard_of(block)])
         before = self.blocks[first : block + 1]
-        sentences, documents = self._before(block)
-        record = before[-1]
-        bounds = Block(
-            np.broadcast_to(np.uint16(0), int(record["tokens"])),
-            self.sentence_sizes[sentences : sentences + int(record["sentences"])],
-            self.document_sizes[documents : documents + int(record["documents"])],
-        )
         earlier = before["documents"][:-1].sum(dtype=np.int64)
-        return bounds, int(earlier - before["continues"][1:].sum(dtype=np.int64))
+        return int(earlier - before["continues"][1:].sum(dtype=np.int64))
 
     def _before(self, block: int) -> tuple[int, int]:
         """The sentences and the documents before a block; cut documents count again."""

@@ -66,6 +66,6 @@ def pools(
     """The blocks and the pairs of each pool of an epoch."""
     order = EpochOrder(split.sequence_counts(rules), 1, epoch)
     for blocks in sorted({tuple(order.pool(block)) for block in range(len(split.index.blocks))}):
-        bounds, numbers = zip(*map(split.index.boundaries_of, blocks), strict=True)
-        pool = Pool(bounds, numbers)
+        bounds = [next(split.index.boundaries(number, number + 1)) for number in blocks]
+        pool = Pool(bounds, [*map(split.index.first_document, blocks)])
         yield list(blocks), pair_spans(pool, rules, scalar_key(1, epoch, blocks[0]))

@@ -214,7 +214,8 @@ def test_boundaries_of_a_block_are_those_of_all(make_corpus: Callable[..., Corpu
     assert index.blocks["continues"].any()
     number = -1
     for block, expected in enumerate(index.boundaries()):
-        found, first = index.boundaries_of(block)
+        (found,) = index.boundaries(block, block + 1)
+        first = index.first_document(block)
         np.testing.assert_array_equal(found.sentences, expected.sentences)
         np.testing.assert_array_equal(found.documents, expected.documents)
         assert len(found.tokens) == len(expected.tokens)
