@@ -122,26 +122,16 @@ class SpanPredictor(Predictor):
 
     def answer(self, query: Query, outputs: Sequence[Tensor]) -> dict[str, Any]:
         question, task = query.source.question, self._task
+        keys = ["answer", "start", "score", *["no_answer_score"] * task.unanswerable]
         if not outputs:
-            nothing = dict.fromkeys(("answer", "start", "score"))
-            return {"id": question.id or None, **nothing} | (
-                {"no_answer_score": None} if task.unanswerable else {}
-            )
+            return {"id": question.id or None, **dict.fromkeys(keys)}
         rows = torch.cat(list(self._rows(query.source.read, outputs)))
         best = best_answers(rows.numpy(), [question.context])[0]
-        threshold = None
-        if task.unanswerable:
-            threshold = self.facts.scores.get(SpanMetric.threshold(task.head), 0.0)
-        given = best.given(threshold)
-        best_answer = {
-            "id": question.id,
-            "answer": given.text if given else None,
-            "start": given.start if given else None,
-            "score": best.score,
-        }
-        return (
-            {**best_answer, "no_answer_score": best.no_answer} if task.unanswerable else best_answer
-        )
+        known = self.facts.scores.get(SpanMetric.threshold(task.head), 0.0)
+        given = best.given(known if task.unanswerable else None)
+        span = (given.text, given.start) if given else (None, None)
+        values = (*span, best.score, best.no_answer)
+        return {"id": question.id, **dict(zip(keys, values, strict=False))}
 
     def _rows(self, read: ReadQuestion, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         """The best span of each window."""
