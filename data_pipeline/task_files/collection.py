@@ -44,12 +44,7 @@ def read_ranking(path: str, encoding: str = contents.UTF_8) -> Iterator[RankedDo
     lines ``{"query": ..., "documents": [{"id": ..., "score": ...}, ...]}``. Raises DataError.
     """
     read = _json_lines if suffix_of(path) in JSON_LINES else _trec_lines
-    empty = True
-    for ranked in read(path, encoding):
-        empty = False
-        yield ranked
-    if empty:
-        raise DataError(f"{contents.source_name(path)}: holds no ranked documents")
+    return contents.not_empty(read(path, encoding), path, "ranked documents")
 
 
 def _trec_lines(path: str, encoding: str) -> Iterator[RankedDocument]:

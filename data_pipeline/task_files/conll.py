@@ -16,6 +16,7 @@ from configs.progress import counted
 from data_pipeline.errors import DataError
 from data_pipeline.task_files.contents import (
     UTF_8,
+    not_empty,
     place,
     read_lines,
     source_name,
@@ -234,12 +235,8 @@ def _tagged(
     if _are_numbered(rows):
         columns = columns.of_numbered(rows)
         _tell_columns(path, columns)
-    empty = True
-    for lines in chain(first, sentences):
+    for lines in not_empty(chain(first, sentences), path, "words"):
         yield columns.sentence(path, lines)
-        empty = False
-    if empty:
-        raise DataError(f"{source_name(path)}: holds no words")
 
 
 def _up_to_words(sentences: Iterator[list[tuple[int, str]]]) -> Iterator[list[tuple[int, str]]]:
@@ -283,13 +280,9 @@ class ParsedWord:
 
 def read_parsed(path: str) -> Iterator[tuple[str, tuple[ParsedWord, ...]]]:
     """(where it begins, words) of each sentence of a CoNLL-U file. Raises DataError."""
-    empty = True
-    for lines in _sentences(read_lines(path)):
-        empty = False
+    for lines in not_empty(_sentences(read_lines(path)), path, "words"):
         words = tuple(_parsed(line, place(path, number), len(lines)) for number, line in lines)
         yield place(path, lines[0][0]), words
-    if empty:
-        raise DataError(f"{source_name(path)}: holds no words")
 
 
 def _parsed(line: str, where: str, words: int) -> ParsedWord:

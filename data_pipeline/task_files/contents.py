@@ -46,6 +46,19 @@ def read_lines(path: str, encoding: str = UTF_8) -> Iterator[tuple[int, str]]:
             yield number, text.removeprefix("\ufeff").rstrip("\r\n")
 
 
+Entry = TypeVar("Entry")
+
+
+def not_empty(entries: Iterable[Entry], path: str, what: str) -> Iterator[Entry]:
+    """Yield what is in a file. Raises DataError where that is nothing: it holds no `what`."""
+    empty = True
+    for entry in entries:
+        empty = False
+        yield entry
+    if empty:
+        raise DataError(f"{source_name(path)}: holds no {what}")
+
+
 def read_text(path: str, encoding: str = UTF_8) -> str:
     """The whole text, its lines joined with newlines. Raises DataError."""
     return "\n".join(line for _, line in read_lines(path, encoding))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.progress import counted
 from data_pipeline.errors import DataError
-from data_pipeline.task_files.contents import UTF_8, place, read_lines
+from data_pipeline.task_files.contents import UTF_8, not_empty, place, read_lines
 from data_pipeline.task_files.tables import TABLES, Columns, is_table, read_table
 from data_pipeline.text.text_files import STDIN
 
@@ -67,15 +67,13 @@ def read_pairs(
         for where, row in read_table(path, columns, encoding=encoding):
             yield TextPair(where, row.get(SOURCE, ""), row.get(TARGET, ""))
         return
-    number, texts = 0, (read_lines(file, encoding) for file in files)
-    for number, (first, second) in enumerate(zip_longest(*texts), 1):
+    both = zip_longest(*(read_lines(file, encoding) for file in files))
+    for number, (first, second) in enumerate(not_empty(both, path, "lines"), 1):
         if first is None or second is None:
             short, long = files if first is None else files[::-1]
             why = f"ends after {counted(number - 1, 'line')}, and {long} does not"
             raise DataError(f"{short}: {why}; line N of one must translate line N of the other")
         yield TextPair(place(path, number), first[1].strip(), second[1].strip())
-    if not number:
-        raise DataError(f"{path}: holds no lines")
 
 
 def read_sources(path: str, columns: Columns, encoding: str = UTF_8) -> Iterator[tuple[str, str]]:

@@ -186,6 +186,8 @@ def read_multiple_choice(
     for file in _files(path):
         for where, record in _records(file, encoding):
             for question in _questions_with_choices(where, record, labelled):
+                if len(question.choices) < 2:
+                    raise DataError(f"{question.where}: must have two choices or more")
                 if question.id in seen:
                     raise DataError(
                         f"{question.where}: the id {question.id} comes twice; remove one of them"
@@ -255,7 +257,7 @@ def _race(where: str, record: dict[str, Any], labelled: bool) -> Iterator[Choice
         choices = texts_in({"options": options[number]}, "options", here)
         letters = LETTERS[: len(choices)]
         right = _index(here, letters, answer) if labelled else None
-        yield _checked(ChoiceQuestion(here, f"{name}-{number}", passage, question, choices, right))
+        yield ChoiceQuestion(here, f"{name}-{number}", passage, question, choices, right)
 
 
 def _dream(where: str, record: list[Any], labelled: bool) -> Iterator[ChoiceQuestion]:
@@ -268,16 +270,10 @@ def _dream(where: str, record: list[Any], labelled: bool) -> Iterator[ChoiceQues
         right = _index(here, choices, text_in(asked, "answer", here)) if labelled else None
         question = text_in(asked, "question", here)
         name = f"{record[2]}-{number}"
-        yield _checked(ChoiceQuestion(here, name, passage, question, choices, right, True))
+        yield ChoiceQuestion(here, name, passage, question, choices, right, True)
 
 
 def _index(where: str, choices: tuple[str, ...] | str, answer: str) -> int:
     if not answer or answer not in tuple(choices):
         raise DataError(f"{where}: the answer {answer!r} is none of {', '.join(choices)}")
     return tuple(choices).index(answer)
-
-
-def _checked(question: ChoiceQuestion) -> ChoiceQuestion:
-    if len(question.choices) < 2:
-        raise DataError(f"{question.where}: must have two choices or more")
-    return question

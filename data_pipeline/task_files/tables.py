@@ -15,6 +15,7 @@ from configs.typed import nearest_of_all
 from data_pipeline.errors import BadNumber, DataError
 from data_pipeline.task_files.contents import (
     UTF_8,
+    not_empty,
     parse_json,
     place,
     read_lines,
@@ -131,8 +132,7 @@ def read_plain_lines(path: str, fields: Sequence[str], encoding: str = UTF_8) ->
     No line is left out, so that whoever answers each row answers each line. Raises DataError for a
     line with another number of fields, and for a file without lines.
     """
-    where = None
-    for number, line in read_lines(path, encoding):
+    for number, line in not_empty(read_lines(path, encoding), path, "lines"):
         where = place(path, number)
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != len(fields):
@@ -140,8 +140,6 @@ def read_plain_lines(path: str, fields: Sequence[str], encoding: str = UTF_8) ->
             advice = f"of a table, give the columns: --column {fields[0]}=NUMBER"
             raise DataError(f"{where}: a line must be {asked}; {advice}")
         yield Row(where, dict(zip(fields, cells, strict=True)))
-    if where is None:
-        raise DataError(f"{source_name(path)}: holds no lines")
 
 
 def column_names(path: str, encoding: str = UTF_8) -> list[str]:
