@@ -32,6 +32,8 @@ AT_ONCE = 4096  # sequences that are sorted by length together
 Segments = Sequence[NDArray[np.integer]]  # token ids of one sequence, without special tokens
 # Token ids of one sequence, with special tokens, and the column where each segment begins.
 _Sequence = tuple[NDArray[np.integer], list[int]]
+# Token ids [B, L], segment ids [B, L], and the padding where lengths differ.
+_Inputs = tuple[Tensor, Tensor, Padded | None]
 
 T = TypeVar("T")
 
@@ -68,17 +70,15 @@ def head_outputs(
     """
     outputs: list[Tensor] = [torch.empty(0)] * len(sequences)
     per_token = model.config.task_heads[head].per_token
-    read = [vocabulary.with_special(segments) for segments in sequences]
-    for rows in _passes(model, read):
-        inputs = _inputs(model, vocabulary, [read[row] for row in rows])
+    for rows, lengths, inputs in _passes(model, vocabulary, sequences):
         beside = None
         if numbers is not None:
             values = [numbers[row] for row in rows]
             beside = torch.tensor(values, dtype=torch.float64, device=inputs[0].device)
         capture = Capture(heads=(head,))
         of_pass = model.features(*inputs, capture=capture, numbers=beside).heads[head]
-        for row, output in zip(rows, of_pass.float().cpu(), strict=True):
-            outputs[row] = output[: len(read[row][0])] if per_token else output
+        for row, length, output in zip(rows, lengths, of_pass.float().cpu(), strict=True):
+            outputs[row] = output[:length] if per_token else output
     return outputs
 
 
@@ -92,16 +92,14 @@ def text_vectors(
     the mean of the word embeddings of its tokens without special ones.
     """
     vectors: list[Tensor] = [torch.empty(0)] * len(sequences)
-    read = [vocabulary.with_special(segments) for segments in sequences]
-    for rows in _passes(model, read):
-        ids, segments, padded = _inputs(model, vocabulary, [read[row] for row in rows])
+    for rows, lengths, (ids, segments, padded) in _passes(model, vocabulary, sequences):
         if pooling == STATIC:
             states = model.word_vectors(ids)
         else:
             states = model.encode(ids, segments, model.readable(padded)).last_hidden_state
         pooled = [
-            _pooled(tokens[: len(read[row][0])], pooling)
-            for row, tokens in zip(rows, states.float(), strict=True)
+            _pooled(tokens[:length], pooling)
+            for length, tokens in zip(lengths, states.float(), strict=True)
         ]
         for row, vector in zip(rows, torch.stack(pooled).cpu(), strict=True):  # one wait for all
             vectors[row] = vector
@@ -124,21 +122,24 @@ def early_outputs(
     See `Model.leave_early`. Logits are float32 on the CPU; layers count from 1.
     """
     outputs: list[tuple[Tensor, int]] = [(torch.empty(0), 0)] * len(sequences)
-    read = [vocabulary.with_special(segments) for segments in sequences]
-    for rows in _passes(model, read):
-        ids, segments, padded = _inputs(model, vocabulary, [read[row] for row in rows])
-        lengths = None if padded is None else padded.lengths
-        of_pass = model.leave_early(head, speed, ids, segments, lengths)
+    for rows, _, (ids, segments, padded) in _passes(model, vocabulary, sequences):
+        mask = None if padded is None else padded.lengths
+        of_pass = model.leave_early(head, speed, ids, segments, mask)
         logits, layers = of_pass.logits.float().cpu(), of_pass.layers.tolist()
         for row, of_row, layer in zip(rows, logits, layers, strict=True):
             outputs[row] = of_row, layer
     return outputs
 
 
-def _passes(model: Model, sequences: Sequence[_Sequence]) -> Iterator[list[int]]:
-    """The rows of each pass; the longest sequences come first."""
-    tokens = tokens_per_pass(next(model.parameters()).device)
-    return rows_by_length([len(ids) for ids, _ in sequences], tokens)
+def _passes(
+    model: Model, vocabulary: Vocabulary, sequences: Sequence[Segments]
+) -> Iterator[tuple[list[int], list[int], _Inputs]]:
+    """The rows of each pass, their lengths and inputs; the longest sequences come first."""
+    read = [vocabulary.with_special(segments) for segments in sequences]
+    lengths = [len(ids) for ids, _ in read]
+    for rows in rows_by_length(lengths, tokens_per_pass(next(model.parameters()).device)):
+        inputs = _inputs(model, vocabulary, [read[row] for row in rows])
+        yield rows, [lengths[row] for row in rows], inputs
 
 
 def tokens_per_pass(device: torch.device) -> int:
@@ -148,10 +149,7 @@ def tokens_per_pass(device: torch.device) -> int:
     return min(TOKENS_ON_GPU, TOKENS_PER_THREAD * torch.get_num_threads())
 
 
-def _inputs(
-    model: Model, vocabulary: Vocabulary, sequences: list[_Sequence]
-) -> tuple[Tensor, Tensor, Padded | None]:
-    """Token ids [B, L], segment ids [B, L], and the padding where lengths differ."""
+def _inputs(model: Model, vocabulary: Vocabulary, sequences: list[_Sequence]) -> _Inputs:
     lengths = np.array([len(sequence) for sequence, _ in sequences])
     ids = filled([sequence for sequence, _ in sequences], vocabulary.pad)
     second = np.zeros_like(ids)  # 1 in the second segment
