@@ -271,17 +271,11 @@ class _Queue:
 _encoder: Encoder | None = None  # set in worker processes
 
 
-def _start_worker(
-    tokenizer: tokenizers.Tokenizer,
-    vocabulary: Vocabulary,
-    reading: ReadOptions,
-    signs: bool,
-    also: Sequence[tokenizers.Tokenizer],
-) -> None:
+def _start_worker(*arguments: Any) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _encoder = Encoder(tokenizer, vocabulary, reading, signs, also)
+    _encoder = Encoder(*arguments)
 
 
 def _exit_with_parent() -> None:
