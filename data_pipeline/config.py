@@ -25,8 +25,8 @@ from configs.rules import (
 from configs.section import Refusal, Section, within
 from data_pipeline.masking.config import NEXT_TOKEN, UNITS, MaskingConfig
 from data_pipeline.packing.kinds import PACKINGS
-from data_pipeline.remote import is_store
-from data_pipeline.shards.sources import is_url, is_web
+from data_pipeline.remote import is_store, is_web
+from data_pipeline.shards.sources import is_url
 from data_pipeline.text.text_files import COMPRESSED
 
 LENGTHS = Range(8, 2**15)

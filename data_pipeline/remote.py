@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     import fsspec
 
 PIPE = "pipe:"
-WEB = ("http://", "https://")
 BUFFER_BYTES = 1 << 20
 
 
 def is_remote(path: str) -> bool:
     """Whether a name is a URL with ``://``, or a command whose output is read."""
     return path.startswith(PIPE) or re.match(r"[a-z][a-z0-9+]*://", path) is not None
+
+
+def is_web(path: str) -> bool:
+    """Whether a name is a URL of a web server."""
+    return path.startswith(("http://", "https://"))
 
 
 def is_store(path: str) -> bool:
@@ -48,7 +52,7 @@ def name_of(path: str) -> Path:
     """The path whose suffix tells the format: none of a command, and without a query of a URL."""
     if path.startswith(PIPE):
         return Path()
-    return Path(urlsplit(path).path if path.startswith(WEB) else path)
+    return Path(urlsplit(path).path if is_web(path) else path)
 
 
 @contextmanager
@@ -86,7 +90,7 @@ def open_remote(path: str, seeks: bool = False) -> BinaryIO:
 
             return io.BufferedReader(_Output(webdataset.gopen(path)), BUFFER_BYTES)
         system, name = file_system(path)
-        if seeks or not path.startswith(WEB):
+        if seeks or not is_web(path):
             return system.open(name, "rb")
         return io.BufferedReader(_Answer(system.open(name, "rb", block_size=0)), BUFFER_BYTES)
 
@@ -114,7 +118,7 @@ def find_remote(name: str) -> tuple[list[str], bool]:
         if not name.endswith("/") and system.isfile(path):
             return [name], False
         files, start = system.find(path), len(path)
-        if not files and path.startswith(WEB):  # `isfile` and `find` take any error for a no
+        if not files and is_web(path):  # `isfile` and `find` take any error for a no
             with suppress(FileNotFoundError):
                 system.cat_file(path, end=1)
         urls = [system.unstrip_protocol(file) for file in files if "/." not in f"/{file[start:]}"]

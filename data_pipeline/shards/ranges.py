@@ -18,7 +18,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.remote import is_store, read_range
+from data_pipeline.remote import is_store, is_web, read_range
 from data_pipeline.shards import sources
 
 PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # of a client's errors
@@ -40,7 +40,7 @@ def serves_ranges(address: str) -> bool:
     """Whether this is a file in a store, or on a web server that sends parts of it."""
     if is_store(address):
         return True
-    if not sources.is_web(address):
+    if not is_web(address):
         return False
     try:
         return len(_read(address, 0, 1)) == 1

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.errors import BadShard, DataError
-from data_pipeline.remote import is_store, open_remote
+from data_pipeline.remote import is_store, is_web, open_remote
 from data_pipeline.shards.index import shard_number
 from data_pipeline.shards.manifest import FileRecord, fault, sha256, unfinished_name
 
@@ -41,11 +41,6 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 def is_url(path: str) -> bool:
     """Whether a corpus path is a URL rather than a folder."""
     return re.match(r"[a-z][a-z0-9+.-]+:", path) is not None
-
-
-def is_web(path: str) -> bool:
-    """Whether a corpus path is a URL of a web server."""
-    return path.startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)
