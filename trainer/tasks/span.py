@@ -173,9 +173,8 @@ class Span(ScoredByReferences):
         return SpanTerm(self)
 
 
-def last_token(head: str) -> str:
-    """The target that holds the column of an answer's last token; its first has the head's name."""
-    return f"{head}_last"
+# The target that holds the column of an answer's last token; that of its first has the head's name.
+last_token = "{}_last".format
 
 
 def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
