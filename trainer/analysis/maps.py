@@ -138,7 +138,7 @@ def example_maps(model: Model, batch: MicroBatch, name: Callable[[int], str]) ->
 
 
 def attention_of_layers(model: Model, batch: MicroBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each layer's number, from 1, and its queries and keys [B, A, L, D]."""
+    """The number of each layer, from 1, and its queries and keys [B, A, L, D]."""
     numbers = tuple(range(1, model.config.layers + 1))
     capture = Capture(attention=numbers, last_hidden_state=True)
     attention = features_of(model, batch, capture).attention

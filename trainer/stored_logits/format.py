@@ -242,7 +242,7 @@ class StepLogits:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, by their names."""
+        """The tensors that there are, by their names."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
     @classmethod
