@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,11 +174,8 @@ PARTS = f"parts of {PART:,} examples"
 Row = Mapping[str, str]
 
 
-class Copies(Protocol):
-    """Makes the copies of examples."""
-
-    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
-        """Yield each row, then its copies; `first` is the number of the first row."""
+# Yields each row, then its copies; the number is that of the first row.
+Copies = Callable[[Sequence[Row], int], Iterator[Row]]
 
 
 class Method(Protocol):
@@ -232,7 +229,7 @@ def augment(job: JobConfig, method: Method, out: Path, device: torch.device) -> 
         for part, first in enumerate(tracked(parts, "augmenting", PARTS, len(parts))):
             if not table.has(part):
                 some = rows[first : first + PART]
-                table.write(part, copies.of_examples(some, first))
+                table.write(part, copies(some, first))
         return table.finish(len(parts)), len(rows)
 
 
@@ -280,7 +277,7 @@ class Perturbing:
         """The files and folders that `over` reads."""
         return [] if self.tagged is None else [self.tagged.path]
 
-    def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> _Copies:
+    def over(self, rows: Sequence[Row], texts: Sequence[str], device: torch.device) -> Copies:
         """The maker of the copies; learns to tag words, and counts those of all examples by tag."""
         file = self.tagged
         tags_of = (
@@ -297,21 +294,13 @@ class Perturbing:
             )
         tags = {field: tags_of(column) for field, column in words.items()}
         counted = (pair for field in texts for pair in tagged(words[field], tags[field]))
-        by_example = list(zip(*tags.values(), strict=True))
-        return _Copies(self.perturbation, texts, by_example, Lexicon(counted))
+        by_example, lexicon = list(zip(*tags.values(), strict=True)), Lexicon(counted)
 
+        def copies(rows: Sequence[Row], first: int) -> Iterator[Row]:
+            for number, row in enumerate(rows, first):
+                yield row
+                given = [row[field] for field in texts]
+                for copy in self.perturbation.copies_of(given, by_example[number], lexicon, number):
+                    yield {**row, **dict(zip(texts, copy, strict=True))}
 
-@dataclass(frozen=True)
-class _Copies:
-    perturbation: Perturbation
-    texts: Sequence[str]
-    tags: Sequence[Sequence[Sequence[str]]]  # of each example, and each of its texts
-    lexicon: Lexicon
-
-    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
-        """Yield each row, then its copies; `first` is the number of the first row."""
-        for number, row in enumerate(rows, first):
-            yield row
-            row_texts = [row[field] for field in self.texts]
-            copies = self.perturbation.copies_of(row_texts, self.tags[number], self.lexicon, number)
-            yield from ({**row, **dict(zip(self.texts, copy, strict=True))} for copy in copies)
+        return copies

@@ -214,8 +214,7 @@ class _Copies:
             settings.beside_original,
         )
 
-    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
-        """Yield each row, then its copies; `first` is the number of the first row."""
+    def __call__(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
         sentences = [
             Sentence.read(row[field], self._tokenizer) for row in rows for field in self._texts
         ]
