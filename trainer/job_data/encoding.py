@@ -229,16 +229,13 @@ def _digest(task: TaskConfig, path: Path) -> str:
 
 def _parts(job_task: TaskOfJob, files: Mapping[str, Path]) -> dict[str, tuple[TaskFile, Part]]:
     """The file of each split, and the part of it: without one for "val", some of "train"'s."""
-    fraction = None if "val" in files else job_task.data.validation_fraction
+    if "val" not in files:
+        train = job_task.task_file(files["train"], is_scored=False)
+        fraction = job_task.data.validation_fraction
+        return {split: (train, Part(split == "val", fraction)) for split in SPLITS}
     return {
-        split: (
-            job_task.task_file(
-                files[split if fraction is None else "train"],
-                is_scored=fraction is None and split == "val",
-            ),
-            Part(is_held_out=split == "val", fraction=fraction),
-        )
-        for split in (files if fraction is None else SPLITS)
+        split: (job_task.task_file(path, is_scored=split == "val"), Part(split == "val"))
+        for split, path in files.items()
     }
 
 

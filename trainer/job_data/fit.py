@@ -70,26 +70,26 @@ def require_pretrained(
     gone.
     """
     for key, learner in config.learners.items():
-        if key not in restored:
-            _require_vectors(section_of(key), learner)
-        if learner.init.tile is not None and key not in restored:
-            forms = [config.read_by(learner, corpus) for corpus in corpora.values()]
-            _require_smaller(section_of(key), learner.init.tile, learner.architecture, forms)
-        folder = learner.init.pretrained
-        if folder and key not in restored:
-            section = section_of(key)
-            if not Path(folder).is_dir():
-                raise TrainingError(
-                    f"{section}.init.pretrained: {folder}: no such folder; name the folder of a "
-                    "model: none is downloaded"
-                )
-            for corpus in corpora.values():
-                read = config.read_by(learner, corpus)
-                named = f"name the model's in {section}.tokenizer, or in data.tokenizer"
-                remedy = named if config.data.has_examples else BUILD_AGAIN
-                read.require_vocabulary(learner.model.vocab_size, Path(folder), remedy)
-            if not learner.init.random:
-                _require_same_architecture(section, learner.init, learner.architecture)
+        if key in restored:
+            continue
+        section, init = section_of(key), learner.init
+        _require_vectors(section, learner)
+        forms = [config.read_by(learner, corpus) for corpus in corpora.values()]
+        if init.tile is not None:
+            _require_smaller(section, init.tile, learner.architecture, forms)
+        if not init.pretrained:
+            continue
+        if not Path(init.pretrained).is_dir():
+            raise TrainingError(
+                f"{section}.init.pretrained: {init.pretrained}: no such folder; name the folder of "
+                "a model: none is downloaded"
+            )
+        named = f"name the model's in {section}.tokenizer, or in data.tokenizer"
+        remedy = named if config.data.has_examples else BUILD_AGAIN
+        for corpus in forms:
+            corpus.require_vocabulary(learner.model.vocab_size, Path(init.pretrained), remedy)
+        if not init.random:
+            _require_same_architecture(section, init, learner.architecture)
 
 
 def _require_vectors(section: str, learner: LearnerConfig) -> None:
