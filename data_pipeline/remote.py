@@ -92,7 +92,7 @@ def open_remote(path: str, seeks: bool = False) -> BinaryIO:
         system, name = file_system(path)
         if seeks or not is_web(path):
             return system.open(name, "rb")
-        return io.BufferedReader(_Answer(system.open(name, "rb", block_size=0)), BUFFER_BYTES)
+        return io.BufferedReader(system.open(name, "rb", block_size=0), BUFFER_BYTES)
 
 
 def size_of(path: str) -> int | None:
@@ -123,25 +123,6 @@ def find_remote(name: str) -> tuple[list[str], bool]:
                 system.cat_file(path, end=1)
         urls = [system.unstrip_protocol(file) for file in files if "/." not in f"/{file[start:]}"]
         return sorted(urls), bool(files)
-
-
-class _Answer(io.RawIOBase):
-    """The body of a web server's answer."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 class _Output(io.RawIOBase):
