@@ -1,9 +1,8 @@
 """ModernBERT (arXiv 2412.13663): rotary positions, gated units, pre-norm, local attention."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from model.config import EncoderConfig
 from model.errors import ModelError
@@ -142,12 +141,6 @@ def _rules(config: EncoderConfig) -> Rules:
     )
 
 
-def _to_ours(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return family.cut(state, _FUSED, _PARTS)
-
-
-def _to_theirs(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return family.join(state, _FUSED, _PARTS)
-
-
-MODERNBERT = Family("modernbert", _read, _write, _rules, _HEADS, _to_ours, _to_theirs)
+_cut = partial(family.cut, joined=_FUSED, parts=_PARTS)
+_join = partial(family.join, joined=_FUSED, parts=_PARTS)
+MODERNBERT = Family("modernbert", _read, _write, _rules, _HEADS, _cut, _join)
