@@ -29,14 +29,22 @@ class RankingMetric(GatheredMetric[ScoreInputs]):
     """
 
     dtype: ClassVar[torch.dtype] = torch.float32  # exact up to document 16,777,216
-    # The targets that hold the number of a query, or of a document; -100: the text is none.
-    query, document = staticmethod("{}_query".format), staticmethod("{}_document".format)
 
     def __init__(self, head: str, names: Sequence[str], references: Callable[[], Any]) -> None:
         """`references` gives those of `CollectionTask`."""
         require_packages(names)
         self.head, self.names, self.references = head, tuple(names), references
         self.columns = tuple(Column(f"{head}_{name}", name) for name in names)
+
+    @staticmethod
+    def query(head: str) -> str:
+        """The target that holds the number of a query; -100: the text is none."""
+        return f"{head}_query"
+
+    @staticmethod
+    def document(head: str) -> str:
+        """The target that holds the number of a document; -100: the text is none."""
+        return f"{head}_document"
 
     @torch.no_grad()
     def of_batch(self, outputs: ScoreInputs) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_pipeline import NO_LABEL
 from data_pipeline.task_files.questions import AnswerSpan
 from trainer.batches import MicroBatch
-from trainer.scoring.columns import NUMBER, Column
+from trainer.scoring.columns import NUMBER, SHARE, Column
 from trainer.scoring.metric import GatheredMetric
 from trainer.scoring.scores import ScoreInputs
 from trainer.scoring.task_scores import answer_scores
@@ -90,6 +90,7 @@ def _best_windows(rows: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
 
 
 ANSWER_SCORES = ("answer_f1", "exact_match")
+THRESHOLD = "null_threshold"
 
 
 RightAnswers = list[tuple[str, str, list[str]]]  # of each question: id, passage, right answers
@@ -104,12 +105,6 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     threshold, the one with the highest F1 on these examples is chosen.
     """
 
-    threshold = staticmethod("{}_null_threshold".format)  # its column
-    # The targets of a window: the number of its question in its file, and for each token of the
-    # passage its first character and the one after its last.
-    question = staticmethod("{}_question".format)
-    begins, ends = staticmethod("{}_begins".format), staticmethod("{}_ends".format)
-
     def __init__(
         self,
         head: str,
@@ -121,9 +116,29 @@ class SpanMetric(GatheredMetric[ScoreInputs]):
     ) -> None:
         self.head, self.names, self.answers = head, tuple(names), answers
         self.longest, self.unanswerable, self.known = longest, unanswerable, known
-        shown = [Column(f"{head}_{name}", name) for name in names]
+        shown = [Column(f"{head}_{name}", name, SHARE) for name in names]
         threshold = [Column(self.threshold(head), "threshold", NUMBER)] * unanswerable
         self.columns = (*shown, *threshold)
+
+    @staticmethod
+    def threshold(head: str) -> str:
+        """The column of the threshold."""
+        return f"{head}_{THRESHOLD}"
+
+    @staticmethod
+    def question(head: str) -> str:
+        """The target that holds the number of a window's question in its file."""
+        return f"{head}_question"
+
+    @staticmethod
+    def begins(head: str) -> str:
+        """The target that holds the first character of each token of the passage."""
+        return f"{head}_begins"
+
+    @staticmethod
+    def ends(head: str) -> str:
+        """The target that holds the character after the last of each token of the passage."""
+        return f"{head}_ends"
 
     @cached_property
     def questions(self) -> RightAnswers:

@@ -109,11 +109,14 @@ class PartAccuracy(ClassMetric):
     number: the bit of the part in the target `parts`, which says what parts an example is in.
     """
 
-    parts = staticmethod("{}_parts".format)
-
     def __init__(self, head: str, name: str, heading: str, number: int) -> None:
         super().__init__(head, [name])
         self.columns, self.bit = (Column(f"{head}_{name}", heading),), 1 << number
+
+    @staticmethod
+    def parts(head: str) -> str:
+        """The target that holds a bit for each part of the file that an example is in."""
+        return f"{head}_parts"
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         rows, labels = super().labelled(outputs), outputs.batch.row_labels(self.head)
@@ -134,7 +137,10 @@ class GroupRanking(MarginMetric):
     the relevant ones come last, so that the score depends neither on their order nor on the ranks.
     """
 
-    group = staticmethod("{}_group".format)  # the target that holds the number of a pair's group
+    @staticmethod
+    def group(head: str) -> str:
+        """The target that holds the number of a pair's group."""
+        return f"{head}_group"
 
     def labelled(self, outputs: ScoreInputs) -> Tensor:
         """[examples, 3]: the margin, the right label, and the group."""

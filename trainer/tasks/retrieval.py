@@ -142,9 +142,14 @@ class Retrieval(CollectionTask):
         return InBatchTerm(self) if self.in_batch else CandidatesTerm(self, self.temperature)
 
 
-# The targets that hold the numbers of an example's documents, and of all documents that are
-# relevant to its query.
-documents_of, relevant_of = "{}_documents".format, "{}_relevant".format
+def documents_of(head: str) -> str:
+    """The target that holds the numbers of an example's documents."""
+    return f"{head}_documents"
+
+
+def relevant_of(head: str) -> str:
+    """The target that holds the numbers of all documents that are relevant to its query."""
+    return f"{head}_relevant"
 
 
 def by_example(vectors: Tensor, batch: MicroBatch) -> Tensor:

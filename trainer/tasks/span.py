@@ -173,8 +173,9 @@ class Span(ScoredByReferences):
         return SpanTerm(self)
 
 
-# The target that holds the column of an answer's last token; that of its first has the head's name.
-last_token = "{}_last".format
+def last_token(head: str) -> str:
+    """The target that holds the column of an answer's last token; its first has the head's name."""
+    return f"{head}_last"
 
 
 def _over_tokens(logits: Tensor, batch: MicroBatch) -> Tensor:
