@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from model.model_config import REPEATS, WIDTH, Ability, ModelConfig, PaddingToke
 from model.parts import Table
 from model.precision import Dense
 from model.protocol import NOTHING, Capture, Encoded, Model, register
-
-if TYPE_CHECKING:
-    pass  # of Python 3.11 on
 
 
 class SegmentPairs(NamedTuple):
