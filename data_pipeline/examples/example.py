@@ -233,10 +233,8 @@ class Layout:
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Layout:
         """The reverse of `to_json`."""
-        segments, numbers = tuple(tree["segments"]), tuple(tree["numbers"])
-        columns = tuple(tree.get("columns", ()))
-        several = tree.get("tokenizers", 1)
-        return cls(segments, tree["targets"], numbers, tree.get("predicted"), columns, several)
+        lists = ("segments", "numbers", "columns")
+        return cls(**{**tree, **{name: tuple(tree.get(name, ())) for name in lists}})
 
 
 class Masks(Protocol):
