@@ -195,14 +195,14 @@ class Lanes:
         seed: int,
         sizes: BatchSizes,
         rows: NDArray[np.int64],
-        source: int = 0,
-        skip_bad_shards: bool = False,
-        copies: int = 0,
-        views: Mapping[str, OtherView] | None = None,
-        first_epoch: int = 0,
+        source: int,
+        skip_bad_shards: bool,
+        copies: int,
+        views: Mapping[str, OtherView],
+        first_epoch: int,
     ) -> None:
         """Pairs repeat after `copies` epochs; 0: never. `views` are by other tokenizers."""
-        self._views, self._source = views or {}, source
+        self._views, self._source = views, source
         self.counts = split.sequence_counts(rules)
         self.split, self._rules, self._seed = split, rules, seed
         self._rows, self._slots = rows, Slots(sizes, self.counts.total, first_epoch)

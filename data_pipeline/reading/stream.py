@@ -156,13 +156,11 @@ class BatchStream:
 
         Does not read token data. May run in another thread than `batch`.
         """
-        for first, following in itertools.pairwise([*self._starts, None]):
-            if following is not None and following <= step:
-                continue
-            phase = self._phase(first or 0)
-            begin, end = max(step, first or 0), following
-            steps = itertools.count(begin) if end is None else range(begin, end)
-            yield from _entered(phase, steps)
+        for first, end in zip(self._starts, [*self._starts[1:], None], strict=True):
+            begin = max(step, first)
+            if end is None or begin < end:
+                steps = itertools.count(begin) if end is None else range(begin, end)
+                yield from _entered(self._phase(first), steps)
 
     def _phase_of(self, step: int) -> _Phase:
         start = self._starts[bisect_right(self._starts, step) - 1]
