@@ -129,7 +129,7 @@ class Linear(DecayConfig):
     kind: Annotated[str, OneOf("linear"), KIND] = "linear"
 
     def shape(self, progress: Progress) -> float:
-        return FALLS["linear"](progress.done)
+        return 1 - progress.done
 
 
 @register_schedule
@@ -140,7 +140,7 @@ class Cosine(DecayConfig):
     kind: Annotated[str, OneOf("cosine"), KIND] = "cosine"
 
     def shape(self, progress: Progress) -> float:
-        return FALLS["cosine"](progress.done)
+        return (1 + math.cos(math.pi * progress.done)) / 2
 
 
 @register_schedule
@@ -224,7 +224,9 @@ class Points(DecayConfig):
         after = turns.segment(progress.step)
         if self.decay_shape == "linear" or after in (0, len(turns.steps)):
             return turns.at(progress.step)
-        around = slice(after - 1, after + 1)
-        (start, end), (high, low) = turns.steps[around], turns.values[around]
+        (start, end), (high, low) = (
+            turns.steps[after - 1 : after + 1],
+            turns.values[after - 1 : after + 1],
+        )
         passed = (progress.step - start) / (end - start)
         return low + (high - low) * FALLS[self.decay_shape](passed)
