@@ -90,7 +90,7 @@ def forward(teacher: Learner, students: list[Learner], batch: Batch) -> Features
 
 def learn(student: Learner, teacher_outputs: TeacherOutputs, batch: Batch) -> None:
     """A student's forward, backward and optimizer step, given its teacher's outputs."""
-    totals = StepSums.over_ranks(batch, student.objective.denominators, 0.0, student.device).totals
+    totals = StepSums.over_ranks(batch, student.counted, 0.0, student.device).totals
     micro_step = MicroStep(0, 0, is_last=True)
     sources = {TEACHER: teacher_outputs}
     student.accumulate(to_device(batch, student.device), totals, micro_step, sources)

@@ -76,7 +76,7 @@ def train_step(
     measured = [learner for learner in (teacher, *students) if learner.has_terms]
     in_use: set[InView] = set()
     for learner in measured:
-        in_use.update(learner.objective.denominators, *learner.coverage.values())
+        in_use.update(learner.counted, *learner.coverage.values())
     sums = StepSums.over_ranks(batch, in_use, seconds, teacher.device)
     rows = batch if learners else batch.rows(0, 0)  # a frozen teacher without students: no work
     _accumulate([teacher, *others], students, rows, step, sums.totals, masker)

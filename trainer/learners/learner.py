@@ -143,9 +143,14 @@ class Learner:
         self.counters = counters
 
     @cached_property
+    def counted(self) -> set[InView]:
+        """The counts that divide its terms, each with its view."""
+        return self.objective.denominators
+
+    @cached_property
     def coverage(self) -> dict[str, tuple[InView, InView]]:
         """Metrics of how much its terms compare across tokenizers; see `coverage`."""
-        return coverage(self.name, self.view, self.objective.denominators)
+        return coverage(self.name, self.view, self.counted)
 
     @torch.no_grad()
     def heads_ahead(
