@@ -24,7 +24,7 @@ from trainer.job_data.encoding import digest_of, files_of
 from trainer.job_data.examples import tasks_of
 
 SHARED = "shared"  # the file of what jobs have in common, before the name of their task
-_NEEDED = re.compile(r"\$runs/([\w-]+)-\$seed")  # the arm whose run another one begins with
+_NEEDED = re.compile(r"\$runs/([\w.-]+)-\$seed")  # the arm whose run another one begins with
 _PRETRAINED = re.compile(r"\$models/([\w./-]+)")
 _FILE = re.compile(r"\$runs/([\w.-]+\.[\w.]+)")
 

@@ -96,7 +96,7 @@ def sources(corpus, tmp_path_factory) -> Sources:
         tagged = "".join(f"{text.split()[1]} NN B-NP B-PER\nwas VB B-VP O\n\n" for text, _ in texts)
         (folder / "data/ner" / f"eng.{split}").write_text(tagged)
     of_family_long = ("family-1", "alone-1", "first-1", "distilled-1")
-    for run in (*of_family_long, "rtd", "demo"):
+    for run in (*of_family_long, "rtd", "demo", "mlm_30-1", "rtd_1-1"):
         (folder / run).mkdir()
         (folder / run / "exports").symlink_to(folder / "exports")
     (folder / "exports").mkdir()
