@@ -8,6 +8,7 @@ import io
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,8 +235,10 @@ def test_kill_9_at_any_time(tmp_path: Path, tokenizer_dir: Path) -> None:
             command(text, "killed", 1 + attempt % 2), env=environment, start_new_session=True
         )
         time.sleep(0.9 * start + work * (0.1 + 0.04 * (attempt % 7)))
-        if process.poll() is not None:
-            break
+        if process.poll() is not None:  # on a machine that has become less busy
+            assert process.returncode == 0
+            shutil.rmtree(tmp_path / "killed")
+            continue
         os.kill(process.pid, signal.SIGKILL)
         process.wait(60)
         wait_for_the_end(process.pid)
