@@ -1,10 +1,14 @@
-"""Atomic, fsynced writes of files."""
+"""Atomic, fsynced writes of files, and what is remembered of files that have not changed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -39,6 +43,27 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def while_unchanged(
+    read: Callable[Concatenate[Path, P], R],
+) -> Callable[Concatenate[Path, P], R]:
+    """A decorator: a file is read again only if its inode, size or times have changed.
+
+    The arguments must be hashable. Raises OSError where the file is missing.
+    """
+
+    @lru_cache(maxsize=4096)
+    def remembered(_: tuple[int, ...], path: Path, /, *rest: P.args, **options: P.kwargs) -> R:
+        return read(path, *rest, **options)
+
+    @wraps(read)
+    def reading(path: Path, /, *rest: P.args, **options: P.kwargs) -> R:
+        status = os.stat(path)
+        state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return remembered(state, path, *rest, **options)  # type: ignore[arg-type]
+
+    return reading
 
 
 def fsync(path: Path) -> None:

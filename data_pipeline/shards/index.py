@@ -20,16 +20,18 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.durable import while_unchanged
 from data_pipeline.errors import DataError
 from data_pipeline.shards.blocks import Block
 from data_pipeline.shards.manifest import CHUNK, unfinished_name
@@ -115,19 +117,16 @@ def keep_array(path: Path, origin: str, array: NDArray[Any]) -> None:
 def is_intact(path: Path, origin: str) -> bool:
     """Whether a cache file is undamaged and belongs to this name and origin."""
     try:
-        status = path.stat()
-        state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        return _remembered(path, origin, state)
+        return _ends_with_its_digest(path, origin)
     except OSError:
         return False
 
 
-@lru_cache(maxsize=256)
-def _remembered(path: Path, origin: str, state: tuple[int, ...]) -> bool:
-    """`is_intact`, remembered for as long as the file has this inode, size and times."""
-    size = state[1] - DIGEST_BYTES
+@while_unchanged
+def _ends_with_its_digest(path: Path, origin: str) -> bool:
     digest = _begun(path, origin)
     with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size - DIGEST_BYTES
         while size > 0 and (data := file.read(min(CHUNK, size))):
             digest.update(data)
             size -= len(data)

@@ -14,10 +14,10 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from configs.durable import while_unchanged
 from data_pipeline.errors import DataError
 
 MANIFEST, PART = "corpus.json", ".corpus.json.part"
@@ -112,6 +112,9 @@ def fault(path: Path, record: FileRecord, reads: bool = True) -> str | None:
     return None
 
 
+_remembered_fault = while_unchanged(fault)
+
+
 def verify(folder: Path, files: Mapping[str, FileRecord], up_to: float = SMALL) -> None:
     """Raise DataError for the first file that does not match its record.
 
@@ -122,17 +125,9 @@ def verify(folder: Path, files: Mapping[str, FileRecord], up_to: float = SMALL) 
         path = folder / name
         wrong = fault(path, record, reads=False)
         if wrong is None and record.bytes <= up_to:
-            status = os.stat(path)
-            state = status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-            wrong = _remembered_fault(path, record, state)
+            wrong = _remembered_fault(path, record)
         if wrong is not None:
             raise DataError(f"{path}: {wrong}; {REPAIR_ADVICE}")
-
-
-@lru_cache(maxsize=4096)
-def _remembered_fault(path: Path, record: FileRecord, state: tuple[int, ...]) -> str | None:
-    """`fault`, remembered for as long as the file has this inode and these times."""
-    return fault(path, record)
 
 
 def sha256(path: Path) -> str:

@@ -17,7 +17,6 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from configs.durable import fsync
+from configs.durable import fsync, while_unchanged
 from configs.errors import ConfigError
 from configs.rules import COUNT, INDEX
 from configs.section import Section
@@ -121,22 +120,14 @@ def is_regular(folder: Path, step: int) -> bool:
 def _trainer_file(folder: Path, step: int) -> _TrainerFile:
     """An empty one where it is damaged: the verification of the checkpoint reports the damage."""
     try:
-        status = os.stat(folder / step_name(step) / TRAINER)
-    except OSError:
+        return _read(folder / step_name(step) / TRAINER)
+    except (OSError, ConfigError):
         return _TrainerFile()
-    return _remembered(folder, step, (status.st_ino, status.st_mtime_ns, status.st_size))
 
 
-@lru_cache(maxsize=4096)
-def _remembered(folder: Path, step: int, state: tuple[int, ...]) -> _TrainerFile:
-    """`_trainer_file`, remembered for as long as it is the same file.
-
-    It holds all losses of a run, and every save asks about all checkpoints that are kept.
-    """
-    try:
-        return from_json(read_trainer_file(folder, step), _TrainerFile, TRAINER)
-    except ConfigError:
-        return _TrainerFile()
+@while_unchanged  # it holds all losses of a run, and every save asks about all checkpoints
+def _read(path: Path) -> _TrainerFile:
+    return from_json(read_json(path), _TrainerFile, TRAINER)
 
 
 def scores_by_step(folder: Path, steps: Sequence[int]) -> dict[int, dict[str, Any]]:

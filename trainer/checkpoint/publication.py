@@ -8,13 +8,12 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from configs.durable import fsync
+from configs.durable import fsync, while_unchanged
 from trainer.checkpoint.attempts import Attempt, published
 from trainer.checkpoint.carried import Carried
 from trainer.checkpoint.folder import (
@@ -309,19 +308,11 @@ def _superseded(store: Store, newest: int) -> list[int]:
 def _is_suspect(checkpoint: Path) -> bool:
     """Whether no run should roll back to a checkpoint; a damaged one counts as suspect."""
     try:
-        status = os.stat(checkpoint / MANIFEST)
-    except OSError:
+        return _says_suspect(checkpoint / MANIFEST)
+    except (OSError, CheckpointError):
         return True
-    return _was_suspect(checkpoint, (status.st_ino, status.st_mtime_ns, status.st_size))
 
 
-@lru_cache(maxsize=4096)
-def _was_suspect(checkpoint: Path, state: tuple[int, ...]) -> bool:
-    """`_is_suspect`, remembered for as long as the manifest is the same file.
-
-    At thousands of ranks it takes long to read, and every save asks about all that are kept.
-    """
-    try:
-        return bool(read_manifest(checkpoint).suspect)
-    except CheckpointError:
-        return True
+@while_unchanged  # it takes long to read at thousands of ranks, and every save asks about all
+def _says_suspect(manifest: Path) -> bool:
+    return bool(read_manifest(manifest.parent).suspect)
