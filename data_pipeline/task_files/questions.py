@@ -118,6 +118,8 @@ def _flat(record: Mapping[str, Any], where: str, labelled: bool) -> SpanQuestion
 
 
 def _question(record: Any, context: str, source: str, labelled: bool) -> SpanQuestion:
+    if isinstance(record, dict) and type(record.get("id")) is int:  # the row of a table
+        record = {**record, "id": str(record["id"])}
     name = text_in(record, "id", source)
     where = f"{source}: id {name}"
     question = text_in(record, "question", where)

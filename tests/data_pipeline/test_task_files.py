@@ -253,6 +253,12 @@ def test_squad_questions_with_and_without_answers(tmp_path: Path) -> None:
     assert [question.answers for question in read_squad(str(path), labelled=False)] == [(), ()]
 
 
+def test_squad_whose_ids_are_whole_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "squad.json"
+    path.write_text(spoilt(lambda p: [row.update(id=n) for n, row in enumerate(p["qas"])]))
+    assert [question.id for question in read_squad(str(path))] == ["0", "1"]
+
+
 def spoilt(change: Callable[[dict[str, Any]], object]) -> str:
     """SQUAD with a change to its paragraph."""
     document = json.loads(json.dumps(SQUAD))
