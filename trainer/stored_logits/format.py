@@ -97,7 +97,7 @@ class StoredConfig(Section):
         if not frozen:
             yield "", "is for a frozen teacher; set frozen: true, or remove it"
         if not teacher.mlm_head:
-            yield "", "the teacher has no masked-LM head"
+            yield "", "the teacher has no masked-LM head, whose predictions alone are stored"
         if self.samples is None and self.size(teacher.vocab_size) > teacher.vocab_size:
             yield "top_k", f"the vocabulary has {teacher.vocab_size} tokens; null stores all"
 
