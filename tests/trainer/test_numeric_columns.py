@@ -367,7 +367,7 @@ class Twice:
     def over(self, rows: object, texts: object, device: object) -> Twice:
         return self
 
-    def of_examples(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
+    def __call__(self, rows: Sequence[Row], first: int) -> Iterator[Row]:
         for row in rows:
             yield from (row, {**row, "text": "of"})
 
