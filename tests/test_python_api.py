@@ -212,6 +212,7 @@ def interrupt():
         time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGINT)  # not the processes of the job
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also of tests started without it
 threading.Thread(target=interrupt, daemon=True).start()
 try:
     tandem.train(sys.argv[1], "data.path=" + sys.argv[2], "steps=100000", "log.every=10", nproc=1)
